@@ -29,7 +29,6 @@ from typing import Any, Optional
 from absl import flags
 
 from data.datasets import named as datasets
-from experiments.command import checks as flag_checks
 from experiments.command import command_line
 from experiments.command import flags as experiment_flags
 from experiments.command import interrupts
@@ -126,7 +125,7 @@ def main(argv: list[str]) -> int:
     raise ValueError(f'Give at most one folder to audit, found {len(folders)}: {", ".join(folders)}.')
   path = folders[0] if folders else None
   own_flags = [argument for argument in rest if argument not in folders]
-  given = command_line.given_names([argv[0], *own_flags])
+  given = experiment_flags.names_in([argv[0], *own_flags])
   for name in given:
     if name in _REFUSED:
       raise ValueError(f'--{name}: an audit keeps no run, so this flag has no effect here. Leave it out.')
@@ -144,7 +143,8 @@ def main(argv: list[str]) -> int:
     if path is None:
       run = experiment_flags.checked(given)
     else:
-      run = flag_checks.checked(_run_of(path, {name: values[name].value for name in given}))
+      run = _run_of(path, {name: values[name].value for name in given})
+      run.check()
     if run.cohorts.are_secret:
       raise ValueError(
         '--cohort_seed=secret: canaries are scored by the rounds that they are in, so an audit needs public cohorts. '
@@ -185,8 +185,7 @@ def _measure(run) -> dict[str, Any]:
   lazy.load('experiments.running.setup')
   lazy.load('quap_tff.runtime.activation')  # With it, TFF leaves without a complaint, whatever happens.
   experiment = setup.from_run(run)
-  schedule = [experiment.cohorts.cohort(t) for t in range(1, experiment.run.last_round + 1)]
-  draws = _DRAWS.value
+  schedule, draws = experiment.schedule[: run.last_round], _DRAWS.value
   with runtime.activate(experiment.runtime):
     own_game = game.of_plan(experiment.plan, schedule, draws) if draws else None
     tests = record.number_of_tests(own_game is not None)
@@ -253,11 +252,8 @@ def _private_key(path) -> Optional[Any]:
 
 def _run_of(path: str, given: Mapping[str, Any]) -> run_lib.Run:
   """The run of a folder, with flags that may differ."""
-  kept = folder_files.read_json(path, run_folder.RUN)
-  try:
-    run = run_lib.Run.from_json(kept, path)
-  except (KeyError, TypeError, ValueError) as error:
-    raise ValueError(f'{run_folder.RUN} in {path} is damaged: {type(error).__name__}: {error}') from error
+  with folder_files.damage(f'{run_folder.RUN} in {path}'):
+    run = run_lib.Run.from_json(folder_files.read_json(path, run_folder.RUN), path)
   return run_lib.Run.from_flags({**run.flags, **given})
 
 

@@ -34,7 +34,6 @@ from quap_tff.common.lazy import tf
 
 # These load TensorFlow, so they wait until the flags are found right.
 evidence = lazy.module('experiments.running.evidence')
-certificate_folder = lazy.module('quap_tff.certificates.folders.folder')
 signatures = lazy.module('quap_tff.certificates.folders.signatures')
 results = lazy.module('experiments.running.results')
 run_directory = lazy.module('experiments.folders.directory')
@@ -52,19 +51,16 @@ def main(argv: list[str], callbacks: Sequence[Callable[[int, Any, Any], None]] =
 
       command_line.run(lambda argv: train.main(argv, [lambda round_num, metrics, state: tracker.log(metrics)]))
   """
-  values = experiment_flags.VALUES
-  rest = experiment_flags.parse(argv)
-  if values.help:
-    of_choices = experiment_flags.choices_help(command_line.given_names(argv))
-    print(of_choices or command_line.help_text(__doc__, values, experiment_flags.GROUPS))
+  given = experiment_flags.read(argv)
+  if experiment_flags.VALUES.help:
+    print(experiment_flags.help_text(given, __doc__))
     return 0
-  command_line.refuse_arguments(rest)
-  run = experiment_flags.checked(command_line.given_names(argv))
+  run = experiment_flags.checked(given)
   publication = run.publication
   if publication.signing_key is not None:
     signatures.read_private_key(publication.signing_key)
   if publication.output_dir is not None:
-    found = run_folder.check(publication.output_dir, run.identity(), _needs_same_code(run))
+    found = run_folder.check(publication.output_dir, run.identity(), run.needs_same_code)
     if found.finished is not None:
       return _was_finished(found.finished, publication.output_dir)
   # Imports and tracing make millions of objects that stay. Looking through them for garbage again and again would take
@@ -76,27 +72,17 @@ def main(argv: list[str], callbacks: Sequence[Callable[[int, Any, Any], None]] =
   interrupts.install()
   try:
     return _train(run, callbacks)
-  except KeyboardInterrupt:
-    return _interrupted()
   except (run_folder.RunDirectoryError, runtime.WorkerError, runtime.RuntimeStackError) as error:
     print(f'Error: {command_line.error_text(error)}', file=sys.stderr)
     return command_line.FAILED
-  except Exception:  # pylint: disable=broad-except
-    if not interrupts.is_on_its_way():
+  except (Exception, KeyboardInterrupt) as error:  # pylint: disable=broad-except
+    if not (isinstance(error, KeyboardInterrupt) or interrupts.is_on_its_way()):
       raise
-    return _interrupted()
+    print('\nInterrupted before a round was run.', file=sys.stderr)
+    return command_line.INTERRUPTED
   finally:
     gc.unfreeze()
     gc.enable()
-
-
-def _interrupted() -> int:
-  print('\nInterrupted before a round was run.', file=sys.stderr)
-  return command_line.INTERRUPTED
-
-
-def _needs_same_code(run) -> bool:
-  return run.method.gives_certificate and not run.publication.allow_code_change
 
 
 def _train(run, callbacks) -> int:
@@ -104,7 +90,7 @@ def _train(run, callbacks) -> int:
   with contextlib.ExitStack() as stack:
     progress.say(publication.progress, f'Reading {run.flags["dataset"]} …')
     experiment = setup.from_run(run, _show_reading if sys.stderr.isatty() else None)
-    evidence.check_before(experiment, run)
+    evidence.check_before(experiment)
     stack.enter_context(runtime.activate(experiment.runtime))
     progress.say(publication.progress, f'Building {experiment.model} and the round …')
     process = experiment.build_process()
@@ -118,85 +104,53 @@ def _train(run, callbacks) -> int:
         run.identity(),
         experiment.resolved,
         experiment.federation.digest(),
-        needs_same_code=_needs_same_code(run),
+        needs_same_code=run.needs_same_code,
         keeps_times=experiment.plan.client_metrics,
       )
       stack.callback(directory.close)
       if directory.finished is not None:  # By the same command, while this one read the data.
         return _was_finished(directory.finished, directory.path)
     experiment = experiment.kept_in(directory)
-    _announce(experiment, directory)
+    print(*_opening(experiment, directory), sep='\n', file=sys.stderr)
     result = training.train(experiment, process, directory, callbacks)
-    report = results.report(experiment, result)
-    summary = results.summary(experiment, result, report, directory)
-    if directory is not None:
-      summary = _keep(experiment, result, report, directory, summary)
-    _print_summary(experiment, result, report, summary)
+    outcome = results.Outcome(experiment, result, directory)
+    _print_summary(outcome, outcome.keep())
   return command_line.INTERRUPTED if result.interrupted else 0
 
 
-def _keep(experiment, result, report, directory, summary):
-  """Writes the results unless they are there already, and removes the checkpoints of a finished run."""
-  kept = directory.read_summary()
-  is_kept = kept is not None and kept.get('rounds') == result.round_num and not kept.get('interrupted')
-  needs_certificate = experiment.run.method.gives_certificate
-  is_uncertified = needs_certificate and not os.path.exists(directory.file(certificate_folder.CERTIFICATE))
-  if result.rounds_run or result.interrupted or not is_kept or is_uncertified:
-    results.write(experiment, result, report, directory, summary)
-  else:
-    state = 'was finished' if kept['finished'] else f'had come to round {kept["rounds"]}'
-    print(f'The run {state} already; nothing was trained or written.', file=sys.stderr)
-    summary = {**kept, 'output_dir': directory.path}
-  if summary['finished'] and not experiment.run.publication.keep_checkpoints:
-    directory.remove_checkpoints()
-  elif not result.interrupted:
-    why = '' if summary['finished'] else f', so that the run can go on to round {experiment.run.schedule.rounds}'
-    seeds = 'seeds of the noise and of the cohorts' if experiment.cohorts.secret else 'seed of the noise'
-    print(
-      f'{directory.file(run_folder.CHECKPOINTS)} was kept{why}. It holds the {seeds}: keep it as secret as the data.',
-      file=sys.stderr,
-    )
-  return summary
-
-
-def _announce(experiment, directory):
+def _opening(experiment, directory):
+  """What is said before the first round."""
+  run, federation = experiment.run, experiment.federation
   if directory is not None and not directory.is_new:
-    print(f'Continuing the run in {directory.path}.', file=sys.stderr)
-  federation = experiment.federation
+    yield f'Continuing the run in {directory.path}.'
   # How many examples clients have is a function of their data.
   counted = federation.num_examples if experiment.plan.client_metrics else None
   training_examples = f'{counted:,} training and ' if counted is not None else ''
-  print(
+  yield (
     f'{federation.name}: {federation.num_clients} clients ({federation.partition}), {training_examples}'
-    f'{len(federation.test):,} test examples; model {experiment.model}.',
-    file=sys.stderr,
+    f'{len(federation.test):,} test examples; model {experiment.model}.'
   )
-  if _emulates_bfloat16(experiment.run):
-    print(
+  if _emulates_bfloat16(run):
+    yield (
       'This CPU has no bfloat16 instructions, so bfloat16 is emulated, which takes many times as long as float32. '
-      '--compute_dtype=float32 is faster here.',
-      file=sys.stderr,
+      '--compute_dtype=float32 is faster here.'
     )
-  attacked = experiment.run.attack(federation.num_clients)
+  attacked = run.attack(federation.num_clients)
   if attacked is not None:
-    print(final_summary.malicious(attacked), file=sys.stderr)
-  for line in _sentences(experiment.plan.protection)[1]:
-    print(line, file=sys.stderr)
-  interpretation = experiment.run.method.interpretation
-  if interpretation:
-    print(interpretation, file=sys.stderr)
+    yield final_summary.malicious(attacked)
+  yield from _sentences(experiment.plan.protection)[1]
+  if run.method.interpretation:
+    yield run.method.interpretation
   if experiment.cohorts.secret:
-    print(
+    yield (
       'Cohorts secret: a round takes as long as its cohort is large. Keep this progress, and the times at which files '
-      'change, as secret as the cohorts.',
-      file=sys.stderr,
+      'change, as secret as the cohorts.'
     )
-  noise_seed = experiment.run.flags['noise_seed']
+  noise_seed = run.flags['noise_seed']
   if noise_seed is not None:
-    print(
+    yield (
       f'--noise_seed={noise_seed} makes the noise reproducible: anyone who knows the seed can subtract it. '
-      'For experiments only.',
-      file=sys.stderr,
+      'For experiments only.'
     )
 
 
@@ -207,8 +161,9 @@ def _emulates_bfloat16(run) -> bool:
   return run.local.compute_dtype == 'bfloat16' and is_here and processors.emulates_bfloat16()
 
 
-def _print_summary(experiment, result, report, summary):
-  covered, _ = _sentences(report.protection)
+def _print_summary(outcome, summary):
+  result, experiment = outcome.result, outcome.experiment
+  covered, _ = _sentences(outcome.report.protection)
   other_epsilon = final_summary.other_epsilon(experiment.run, experiment.plan, summary)
   print(f'\n{final_summary.text(summary, covered, result.rounds_run, result.seconds, other_epsilon)}')
   print(final_summary.line(summary), flush=True)

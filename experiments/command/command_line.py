@@ -220,24 +220,15 @@ def given_names(argv: Sequence[str]) -> list[str]:
 
 
 def error_text(error: BaseException) -> str:
-  """An error in words, with what to do where the disk is full."""
-  text = str(error)
-  if is_out_of_room(error):
-    text += '. Make room and give the same command again: everything that was kept before is still there.'
-  return text
-
-
-def is_out_of_room(error: BaseException) -> bool:
-  """Whether a disk, a quota or a limit on the size of files is why an operation failed."""
+  """An error in words, with what to do where a disk, a quota or a limit on the size of files is full."""
   cause: Optional[BaseException] = error
   while cause is not None:
-    if isinstance(cause, OSError) and cause.errno in _NO_ROOM:
-      return True
+    is_full = isinstance(cause, OSError) and cause.errno in _NO_ROOM
     # TensorFlow's file system has errors of its own.
-    if type(cause).__name__ == 'ResourceExhaustedError' or 'No space left on device' in str(cause):
-      return True
+    if is_full or type(cause).__name__ == 'ResourceExhaustedError' or 'No space left on device' in str(cause):
+      return f'{error}. Make room and give the same command again: everything that was kept before is still there.'
     cause = cause.__cause__
-  return False
+  return str(error)
 
 
 def run(main: Callable[[list[str]], int]) -> None:

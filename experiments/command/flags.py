@@ -4,14 +4,13 @@ A flag that takes a spec (`name` or `name:key=value,…`) lists its choices from
 Nothing here loads TensorFlow: `--help`, and most wrong flags, are answered at once.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 import contextlib
 import inspect
 from typing import Any, get_type_hints, Optional
 
 from absl import flags
 
-from experiments.command import checks as flag_checks
 from experiments.command import command_line
 from experiments.command import parts
 from experiments.command import run as run_lib
@@ -22,6 +21,10 @@ from quap_tff.common import registry
 
 VALUES = command_line.new_flags()
 
+# Flags that only one runtime uses, and takes in silence under the others.
+_OF_RUNTIME = {'num_threads': 'in_process', 'num_workers': 'workers', 'worker_timeout': 'workers'}
+# Flags about the files in --output_dir.
+_OF_FOLDER = ('checkpoint_every', 'keep_checkpoints', 'signing_key')
 # Parts whose flags --help shows together, under the first one's title.
 _MECHANISM = (parts.Mechanism, *methods.PARTS)
 
@@ -82,18 +85,89 @@ def _define_all() -> dict[str, list[str]]:
 GROUPS = _define_all()
 
 
-def choices_help(given: Sequence[str]) -> str:
-  """What the choices are that the named flags ask for, and what each of their parameters does; '' if there are none.
+def read(argv: Sequence[str]) -> list[str]:
+  """Sets the flags from `argv[1:]`, see `command_line.parse`. Returns the `names_in` it.
 
-  The words are those of the docstrings.
+  Raises:
+    ValueError: For an unknown flag, a value of the wrong type, or an argument that is not a flag.
+  """
+  arguments = command_line.parse(VALUES, argv)
+  if not VALUES.help:
+    command_line.refuse_arguments(arguments)
+  return names_in(argv)
+
+
+def names_in(argv: Sequence[str]) -> list[str]:
+  """The flags that `argv[1:]` itself sets, as opposed to those in flag files."""
+  return [_flag_of(name) for name in command_line.given_names(argv)]
+
+
+def _flag_of(name: str) -> str:
+  """The flag that `name` or `noname` sets."""
+  return name[2:] if name not in VALUES and name.startswith('no') else name
+
+
+def checked(given: Sequence[str] = ()) -> run_lib.Run:
+  """The run that the flags describe, after everything is checked that can be checked from the flags alone.
+
+  Args:
+    given: Names of flags that were given on the command line itself. Those that would have no effect are refused there.
+
+  Raises:
+    ValueError: For a flag that is wrong, alone or together with others. The message names it.
+  """
+  run = run_lib.Run.from_flags(VALUES)
+  run.check()
+  for name, reason in without_effect(run, given).items():
+    raise ValueError(f'--{name}: {reason}')
+  return run
+
+
+def without_effect(run: run_lib.Run, given: Sequence[str]) -> dict[str, str]:
+  """Those of the named flags that have no effect together with the others, and why, a sentence or two each."""
+  reasons = {name: _no_effect(run, name) for name in given}
+  return {name: reason for name, reason in reasons.items() if reason is not None}
+
+
+def _no_effect(run, name) -> Optional[str]:
+  """Why a flag that was given has no effect, or None."""
+  written, rounds = run.flags, run.schedule.rounds
+  if name in run_lib.unused_flags(run.method):
+    method = written['algorithm'].partition(':')[0]
+    return f'the method {method!r} does not use this flag. Leave it out, or choose another --algorithm.'
+  if name in _OF_RUNTIME and run.runtime.runtime != _OF_RUNTIME[name]:
+    return f'this flag is for --runtime={_OF_RUNTIME[name]} only, and this run uses {run.runtime.runtime!r}.'
+  if name in _OF_FOLDER and run.publication.output_dir is None:
+    return 'nothing is kept without a folder. Name one with --output_dir, or leave this flag out.'
+  if name == 'signing_key' and not run.method.gives_certificate:
+    return f'this flag signs a certificate, and {written["algorithm"]!r} gives none. Leave it out.'
+  if name == 'ema_weight' and written['participation_rate'] != 'ema':
+    return (
+      f'it is the weight for --participation_rate=ema, and this run uses {written["participation_rate"]!r}. Leave it '
+      'out, or choose that rate.'
+    )
+  if name == 'partition' and run.data.dataset.has_own_clients:
+    return f'the dataset {written["dataset"]!r} has clients of its own and is not shared out. Leave it out.'
+  if name == 'cohort_size' and run.cohorts.participation.ignores_cohort_size:
+    return f'participation model {written["participation"]!r} sets the size of its cohorts itself. Leave it out.'
+  if name == 'warmup_rounds' and written[name] >= rounds:
+    return f'must be less than --rounds={rounds}, found {written[name]}. Otherwise budgets never follow participation.'
+  if name == 'averaging' and getattr(run.publication.averaging, 'start', 1) > rounds:
+    return f'{written[name]} starts after round {rounds}, the last one: nothing would be averaged.'
+  return None
+
+
+def help_text(given: Iterable[str], doc: str) -> str:
+  """The answer to --help: the choices that the named flags ask for, and what each of their parameters does.
+
+  The words are those of the docstrings. If there are no such flags, it is a program's docstring, and all flags.
 
   Raises:
     ValueError: For an unknown choice.
   """
   lines: list[str] = []
-  for flag in dict.fromkeys(map(_flag_of, given)):
-    found = parts.FLAGS.get(flag)
-    choices = methods.METHODS if flag == 'algorithm' else found and found.choices
+  for flag in dict.fromkeys(given):
+    choices = parts.FLAGS[flag].choices if flag in parts.FLAGS else None
     for kind, name, choice in registry.chosen(flag, VALUES[flag].value, choices) if choices else ():
       title = f'{"--" if kind == flag else ""}{kind}={name}'
       doc = inspect.cleandoc(choice.__doc__ or '').partition('\nAttributes:\n')[0]
@@ -104,7 +178,7 @@ def choices_help(given: Sequence[str]) -> str:
         uses = methods.parse(VALUES[flag].value).flag_names()
         named = ' '.join(f'--{name}' for name in methods.FLAGS if name in uses)
         lines += [*command_line.filled(f'Flags that it uses, and that --help alone explains: {named}'), '']
-  return '\n'.join(lines).rstrip()
+  return '\n'.join(lines).rstrip() or command_line.help_text(doc, VALUES, GROUPS)
 
 
 def _parameters(choice: type[Any]) -> Iterator[tuple[str, str]]:
@@ -117,20 +191,11 @@ def _parameters(choice: type[Any]) -> Iterator[tuple[str, str]]:
     yield name, f'{helps.get(name, "").replace("`", "")}{choices} (default: {default})'
 
 
-def parse(argv: Sequence[str]) -> list[str]:
-  """Sets the flags from `argv[1:]`; see `command_line.parse`."""
-  return command_line.parse(VALUES, argv)
-
-
 @contextlib.contextmanager
 def parsed(arguments: Sequence[str]) -> Iterator[flags.FlagValues]:
-  """The flags as a command line with these arguments would set them. Afterwards they have their defaults again.
-
-  Raises:
-    ValueError: For an unknown flag, a value of the wrong type, or an argument that is not a flag.
-  """
+  """The flags as `read` sets them for these arguments. Afterwards they have their defaults again."""
   try:
-    command_line.refuse_arguments(parse(['train', *arguments]))
+    read(['train', *arguments])
     yield VALUES
   finally:
     for name in VALUES:
@@ -140,26 +205,6 @@ def parsed(arguments: Sequence[str]) -> Iterator[flags.FlagValues]:
 def all_values() -> dict[str, Any]:
   """Every flag of an experiment and its value, by name."""
   return {name: value for name, value in VALUES.flag_values_dict().items() if name not in ('help', 'h')}
-
-
-def run() -> run_lib.Run:
-  """The run that these flags describe."""
-  return run_lib.Run.from_flags(VALUES)
-
-
-def checked(given: Sequence[str] = ()) -> run_lib.Run:
-  """See `flag_checks.checked`."""
-  return flag_checks.checked(VALUES, [_flag_of(name) for name in given])
-
-
-def without_effect(given: Sequence[str]) -> dict[str, str]:
-  """`flag_checks.without_effect` of these flags."""
-  return flag_checks.without_effect(run(), [_flag_of(name) for name in given])
-
-
-def _flag_of(name: str) -> str:
-  """The flag that `name` or `noname` sets."""
-  return name[2:] if name not in VALUES and name.startswith('no') else name
 
 
 def without(arguments: Sequence[str], names: Collection[str]) -> list[str]:

@@ -21,7 +21,7 @@ from quap_tff.training import models
 from quap_tff.training import optimizers
 
 # Far above what a machine can do in months; a typing error should not plan for years.
-MOST_ROUNDS = 10**6
+_MOST_ROUNDS = 10**6
 _MOST_THREADS = 1024
 SECRET = 'secret'
 
@@ -105,6 +105,10 @@ class Cohorts:
   cohort_size: Optional[int] = flag()
   cohort_seed: Optional[str] = flag(words=(SECRET,), parse=_cohort_seed)
 
+  def __post_init__(self):
+    if self.cohort_size is not None:
+      checks.integer('cohort_size', self.cohort_size, at_least=1)
+
   @property
   def are_secret(self) -> bool:
     """Whether cohorts come from a secret seed."""
@@ -129,6 +133,14 @@ class Schedule:
   stop_at_accuracy: Optional[float] = flag(is_control=True)
   eval_every: int = flag(1, lower=1, is_control=True)
   seed: int = flag(42)
+
+  def __post_init__(self):
+    checks.integer('rounds', self.rounds, at_least=1, at_most=_MOST_ROUNDS)
+    if self.stop_after is not None:
+      checks.integer('stop_after', self.stop_after, at_least=1, at_most=self.rounds)
+    if self.stop_at_accuracy is not None:
+      checks.number('stop_at_accuracy', self.stop_at_accuracy, above=0, at_most=1)
+    checks.integer('seed', self.seed, at_least=0, at_most=2**63 - 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,6 +202,9 @@ class Publication:
   allow_code_change: bool = flag(False, is_control=True)
   progress: str = flag('auto', one_of=('auto', 'bar', 'lines', 'none'), is_control=True)
 
+  def __post_init__(self):
+    checks.number('shrinkage', self.shrinkage, above=0, at_most=1)
+
 
 @dataclasses.dataclass(frozen=True)
 class Runtime:
@@ -218,15 +233,8 @@ class Runtime:
   @property
   def config(self) -> runtime_config.RuntimeConfig:
     """The runtime's own configuration."""
-    return runtime_config.RuntimeConfig(
-      self.runtime,
-      self.device,
-      num_threads=self.num_threads,
-      num_workers=self.num_workers,
-      worker_addresses=self.worker_addresses,
-      worker_timeout=self.worker_timeout,
-      worker_credentials=self.worker_credentials,
-    )
+    fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+    return runtime_config.RuntimeConfig(fields.pop('runtime'), **fields)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -248,7 +256,7 @@ class Mechanism:
       noise=ar1 was the most accurate on MNIST, where 30 of 100 clients take part in each round.
   """
 
-  algorithm: str = flag('quap')
+  algorithm: Any = flag('quap', kind='algorithm', choices=methods.METHODS)
 
 
 PARTS = (Data, Cohorts, Schedule, Mechanism, *methods.PARTS, LocalTraining, Publication, Runtime)

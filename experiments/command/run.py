@@ -24,15 +24,24 @@ from data.features import extractor_copies
 from experiments.command import parts
 from quap_tff import methods
 from quap_tff import plans
+from quap_tff.common import checks
 from quap_tff.common import flag_fields
 from quap_tff.common import registry
 from quap_tff.mechanisms.parts import layers as layers_lib
 from quap_tff.mechanisms.parts import postprocessing
 from quap_tff.training import client_update
 from quap_tff.training import malicious as malicious_lib
+from quap_tff.training import models
 
 _DEFAULT_COHORT_SHARE, _DEFAULT_COHORT_LIMIT = 0.3, 30
 _COHORT_SEED_BITS = 256
+# How to test on others than the clients themselves.
+_OTHERS = {
+  'femnist': '--dataset=femnist:test_writers=0.1.',
+  'femnist_digits': '--dataset=femnist_digits:test_writers=0.1.',
+  'shakespeare': '--dataset=shakespeare:test_roles=0.1.',
+  'npz': 'a file without x_test, of whose clients a share only tests, or one whose x_test is of others.',
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,29 +73,33 @@ class Run:
     """The run that flags describe.
 
     Args:
-      values: The flags by name: a mapping, absl's `FlagValues`, or an object with attributes. Flags that are left out
-        have their defaults, which may be those of the method. A run is returned as it is.
+      values: The flags by name: a mapping, or absl's `FlagValues`. Flags that are left out have their defaults, which
+        may be those of the method.
 
     Raises:
       ValueError: For a value that a flag does not take. The message names the flag.
     """
-    if isinstance(values, cls):
-      return values
     if not isinstance(values, Mapping):
-      values = values.flag_values_dict() if hasattr(values, 'flag_values_dict') else vars(values)
+      values = values.flag_values_dict()
+    algorithm = parts.FLAGS['algorithm']
     try:
-      method = registry.parse_spec('algorithm', values.get('algorithm', parts.Mechanism.algorithm), methods.METHODS)
+      method = algorithm.value(values.get('algorithm', algorithm.default))
     except ValueError as error:
       raise ValueError(f'--algorithm: {error}') from error
     own = flag_fields.flags_of(method)
     defaults = {name: own.get(name, found).default for name, found in parts.FLAGS.items()}
     written = {name: default if values.get(name) is None else values[name] for name, default in defaults.items()}
     written['worker_addresses'] = list(written['worker_addresses'])
-    before, after = (parts.Data, parts.Cohorts, parts.Schedule), (parts.LocalTraining, parts.Publication, parts.Runtime)
-    decoded: list[Any] = [
-      flag_fields.decoded(one, written) for one in (*(p() for p in before), method, *(p() for p in after))
-    ]
-    return cls(*(*decoded, written))
+    return cls(
+      data=flag_fields.decoded(parts.Data(), written),
+      cohorts=flag_fields.decoded(parts.Cohorts(), written),
+      schedule=flag_fields.decoded(parts.Schedule(), written),
+      method=flag_fields.decoded(method, written),
+      local=flag_fields.decoded(parts.LocalTraining(), written),
+      publication=flag_fields.decoded(parts.Publication(), written),
+      runtime=flag_fields.decoded(parts.Runtime(), written),
+      flags=written,
+    )
 
   @classmethod
   def from_json(cls, run_json: Mapping[str, Any], folder: Optional[str] = None) -> Run:
@@ -123,7 +136,7 @@ class Run:
     values = {**self.flags, **self._portable()}
     # Sums are merged worker by worker: their number, not where they are, is part of the result.
     values['num_workers'] = len(self.runtime.worker_addresses) or self.runtime.num_workers
-    unused = self.unused()
+    unused = unused_flags(self.method)
     return {name: value for name, value in values.items() if not parts.FLAGS[name].is_control and name not in unused}
 
   def _portable(self) -> dict[str, str]:
@@ -133,14 +146,28 @@ class Run:
       'features': extractor_copies.portable(self.flags['features']),
     }
 
-  def unused(self) -> frozenset[str]:
-    """The flags of mechanisms that this method does not have."""
-    return unused_flags(self.method)
-
   @property
-  def name(self) -> str:
-    """The method's name."""
-    return self.flags['algorithm'].partition(':')[0]
+  def needs_same_code(self) -> bool:
+    """Whether the run may not be continued by other code than ran its latest round."""
+    return self.method.gives_certificate and not self.publication.allow_code_change
+
+  def check(self) -> None:
+    """Refuses flags that are wrong, alone or together with others, as far as the flags alone tell.
+
+    Values refuse what is wrong with them when they are made. So they are made here, before anything is loaded.
+
+    Raises:
+      ValueError: The message names the flag.
+    """
+    _check_data(self)
+    _check_mechanism(self)
+    if self.cohorts.are_secret:
+      _check_secret_cohorts(self)
+    _check_runtime(self)
+    asked, default = self.data.num_clients, self.data.dataset.default_num_clients
+    num_clients = default if asked is None else asked
+    if num_clients is not None:  # Otherwise one has to read the data to know it.
+      self.method.check_cohorts(self.setting(num_clients, self.participation(num_clients)))
 
   @property
   def last_round(self) -> int:
@@ -202,14 +229,13 @@ class Run:
 
   def setting(self, num_clients: int, participation: Any = None, **options: Any) -> methods.Setting:
     """The facts about the run that its method uses. `options` are those of the plan."""
-    seed = self.schedule.seed
     return methods.Setting(
       num_clients=num_clients,
       rounds=self.schedule.rounds,
-      seed=seed,
+      seed=self.schedule.seed,
       participation=participation,
       has_dropout=self.cohorts.dropout != dropouts.NoDropout(),
-      order=lambda: rng.generator(seed, 'own_budgets').permutation(num_clients),
+      order=lambda: rng.generator(self.schedule.seed, 'own_budgets').permutation(num_clients),
       averaging=self.publication.averaging,
       client_optimizer=self.local.client_optimizer,
       mean_epochs=self.local.local_epochs.mean,
@@ -272,3 +298,102 @@ def unused_flags(method: methods.Method) -> frozenset[str]:
   """The flags of mechanisms that a method does not have, except those whose defaults ask for nothing."""
   theirs = {name for name, found in methods.FLAGS.items() if not found.is_neutral}
   return frozenset(theirs) - method.flag_names()
+
+
+def _check_data(run):
+  dataset, model, features = run.data.dataset, run.local.model, run.data.features
+  name = run.flags['dataset'].partition(':')[0]
+  if model != 'auto' and dataset.is_sequences != (model in models.OF_SEQUENCES):
+    kinds = {True: 'sequences of tokens', False: 'arrays of numbers'}
+    fitting = sorted(one for one in models.MODELS if (one in models.OF_SEQUENCES) == dataset.is_sequences)
+    raise ValueError(
+      f'--model={model} does not take the examples of dataset {name!r}, which are {kinds[dataset.is_sequences]}. '
+      f'Choose one that does: {", ".join(fitting)}.'
+    )
+  if dataset.image_shape is not None and not features.needs_files:
+    try:
+      features.check(dataset.image_shape)
+    except ValueError as error:
+      raise ValueError(f'--features: {error}') from error
+  if dataset.tests_clients and run.method.gives_certificate:
+    raise ValueError(
+      f'--algorithm={run.flags["algorithm"]}: models for dataset {name!r} are tested on examples of the clients '
+      'themselves. So test figures are exact functions of clients\' data, and no certificate covers them. Test on '
+      f'others instead: {_OTHERS.get(name, "choose another dataset.")}'
+    )
+
+
+def _check_mechanism(run):
+  written, method = run.flags, run.method
+  if run.publication.averaging == postprocessing.Planned() and not method.plans_averaging:
+    raise ValueError(
+      f'--averaging=planned: only certified runs choose the average together with the noise, and '
+      f'{written["algorithm"]!r} is not certified. Choose an average yourself: --averaging=tail:start=….'
+    )
+  uses = method.flag_names()
+  if 'epsilon' in uses and method.adds_noise:
+    checks.number('epsilon', written['epsilon'], at_least=1e-6)
+  # They are decoded for every method, so that a wrong spec is found.
+  sparsity, aggregator = (methods.FLAGS[name].value(written[name]) for name in ('sparsity', 'aggregator'))
+  if sparsity.is_sparse and 'sparsity' not in uses:
+    raise ValueError(
+      f'--sparsity={written["sparsity"]}: --algorithm={written["algorithm"]} cannot update a part of the weights only. '
+      'Use --sparsity=none, or a method that can: quap and its variants, certified, local_dp.'
+    )
+  run.client_work()
+  method.configure(run.setting(1))  # For any population.
+  if aggregator.needs_each_update and 'aggregator' not in uses:
+    raise ValueError(
+      f'--aggregator={written["aggregator"]}: algorithm {written["algorithm"]!r} adds up the updates, and its account '
+      'is about that sum. One client can move a median or a trimmed mean much further than a mean, so no certificate '
+      'and no formal figure would hold. Use --aggregator=mean, or another --algorithm (quap, fedavg, fixed_dp).'
+    )
+
+
+def _check_secret_cohorts(run):
+  """Refuses secret cohorts where something that is public says who comes, or where the account has no use for them."""
+  written, method, refused = run.flags, run.method, f'--cohort_seed={parts.SECRET}'
+  if method.gives_certificate:
+    raise ValueError(
+      f'{refused}: a certificate rests on public cohorts, and its verification draws them again. Leave this flag out, '
+      'or use --algorithm=tff_dp_fedavg.'
+    )
+  if not (method.divides_by_planned_cohort and method.adds_noise):
+    reason = (
+      'divides sums by the number of clients that came, which reveals something about who came'
+      if method.adds_noise
+      else 'adds no noise that could hide who came'
+    )
+    raise ValueError(f'{refused}: --algorithm={written["algorithm"]} {reason}. Use --algorithm=tff_dp_fedavg.')
+  if run.cohorts.dropout != dropouts.NoDropout():
+    raise ValueError(
+      f'{refused}: who drops out follows from --seed, which is public, and says who did not come. Use --dropout=none, '
+      f'found {written["dropout"]}.'
+    )
+  # The kind of draw is the same for any population.
+  if run.participation(run.cohorts.cohort_size or 1).sampling != 'bernoulli':
+    raise ValueError(
+      f'{refused} is for clients that come by independent coins: --participation=bernoulli, beta_bernoulli or '
+      f'extreme_imbalance, found {written["participation"]}.'
+    )
+  if run.publication.client_metrics:
+    raise ValueError(
+      f'{refused}: client metrics are exact, and they reveal who came. Leave --client_metrics out; they are withheld.'
+    )
+  if run.data.dataset.tests_clients:
+    raise ValueError(
+      f'{refused}: models for this dataset are tested on examples of the clients themselves, and exact figures reveal '
+      f'who came. Test on others: {_OTHERS.get(written["dataset"].partition(":")[0], "choose another dataset.")}'
+    )
+
+
+def _check_runtime(run):
+  setting = run.setting(1)
+  if run.runtime.config.kind == 'workers' and not run.method.aggregates_once(setting):
+    found = f'--runtime=workers can aggregate only once a round, and --algorithm={run.flags["algorithm"]} aggregates'
+    if 'clip' not in run.method.flag_names() or not run.method.configure(setting).clip.uses_current_norms:
+      raise ValueError(f'{found} twice, whatever --clip is. Use --runtime=in_process or --runtime=native.')
+    raise ValueError(
+      f"{found} twice with --clip={run.flags['clip']}: a round's norms decide on its own clipping norm. Use "
+      '--clip=quantile_ema:timing=previous,initial_clip=1, fixed or private_quantile, or --runtime=in_process.'
+    )

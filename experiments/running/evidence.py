@@ -5,10 +5,13 @@ summary.json must say what the ledger says. This module does not import TensorFl
 The folder may come from anybody.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator, Mapping
 import datetime
+import json
 import math
-from typing import Any, Optional
+from typing import Any, Optional, TYPE_CHECKING
 
 import numpy as np
 
@@ -16,7 +19,6 @@ from experiments.command import parts as run_parts
 from experiments.command import run as run_lib
 from experiments.folders import folder as run_folder
 from experiments.running import final_summary
-from quap_tff import accounting
 from quap_tff import plans
 from quap_tff.certificates import certificate as certificates
 from quap_tff.certificates.folders import about as abouts
@@ -25,8 +27,10 @@ from quap_tff.certificates.folders import folder as folders
 from quap_tff.certificates.folders import folder_files
 from quap_tff.certificates.folders import run_files
 from quap_tff.certificates.folders.folder_files import FolderError
-from quap_tff.common import registry
 from quap_tff.mechanisms.parts import participation as participations
+
+if TYPE_CHECKING:
+  from experiments.running import setup  # It loads TensorFlow.
 
 # Tolerances between float32 figures of TensorFlow and of NumPy. A standard deviation of equal rates is nearly 0.
 _RELATIVE, _ABSOLUTE = 1e-5, 1e-6
@@ -74,41 +78,31 @@ def about(
   )
 
 
-def check_before(experiment: Any, run: run_lib.Run) -> None:
+def check_before(experiment: setup.Experiment) -> None:
   """Asks before the first round whether the run could get a certificate: nobody should train in vain.
 
   The planned rounds are taken for those that were run. A problem that this finds would come up after training, too.
 
   Args:
-    experiment: The `setup.Experiment`. One of a method that gives no certificate is not looked at.
-    run: Its configuration.
+    experiment: The run. One of a method that gives no certificate is not looked at.
 
   Raises:
     ValueError: With every reason why the run could get no certificate, if there is one.
   """
+  run, plan = experiment.run, experiment.plan
   if not run.method.gives_certificate:
     return
-  plan, ledger = experiment.plan, planned_ledger(experiment.plan)
-  reasons = evidence.ledger_problems(plan, ledger)
+  ledger = plan.planned_ledger(plan.expected)
   try:
     stated = about(run, plan, experiment.resolved, tests=0, test_accuracy=None, date=datetime.date.today())
-    reasons += certificates.refusals(plan, ledger, stated)
+    reasons = certificates.refusals(plan, ledger, stated)
   except ValueError as error:
-    reasons.append(str(error))
+    reasons = [str(error)]
   if reasons:
     raise ValueError(
       f'No certificate could be issued for this run, so it was not begun. {" ".join(reasons)} Change these flags, or '
       'mark the run as a rehearsal: --algorithm=certified:certificate=false.'
     )
-
-
-def planned_ledger(plan: plans.Plan) -> accounting.RunLedger:
-  """The ledger of the planned rounds. Its clipping norms are the first."""
-  config, ledger = plan.config, plan.new_ledger()
-  clip = float(np.float32(config.clip.initial_norm))
-  for cohort, planned in zip(plan.expected, plan.planned):
-    ledger.append(accounting.RoundRecord(*config.cost(cohort, planned.weights.astype(np.float64), clip)))
-  return ledger
 
 
 def check(content: folders.Content) -> list[str]:
@@ -160,24 +154,12 @@ def _mechanism_problems(content, files, plan, run) -> list[str]:
       date=datetime.date.fromisoformat(files.summary['date']),
       stretches=run_files.stretches(files.run, content.ledger.num_rounds),
     )
-  kept, by_flags = _value(content.plan, content.about), _value(plan, expected)
+  kept = folder_files.read_json(content.path, folders.MECHANISM)
+  by_flags = json.loads(folders.mechanism_text(plan, content.leaving, expected, content.made_by, content.code))
   found = [f'{folders.MECHANISM}, by the flags: {one}' for one in certificates.differences(kept, by_flags)]
-  for name in ('schedule', 'attendance'):
-    pair = [getattr(one, name) for one in (content.plan, plan)]
-    if not _are_same(*pair):
-      found.append(f'{folders.SCHEDULE} is not the schedule that the flags give.')
-      break
+  if not (_are_same(content.plan.schedule, plan.schedule) and _are_same(content.plan.attendance, plan.attendance)):
+    found.append(f'{folders.SCHEDULE} is not the schedule that the flags give.')
   return found
-
-
-def _value(plan, stated) -> dict[str, Any]:
-  return {
-    'mechanism': registry.value_of(plan.config),
-    'sparsity': [repr(plan.sparsity), plan.sparsity_seed],
-    'colluders': list(plan.colluders),
-    'model': repr(plan.model),
-    'issuer': stated.as_dict(),
-  }
 
 
 def _are_same(one, other) -> bool:

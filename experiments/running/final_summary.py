@@ -155,7 +155,8 @@ def text(
   paragraphs += _what_is_kept(summary)
   if summary.get('diverged'):  # Earlier versions do not say it.
     paragraphs.append(_DIVERGED)
-  paragraphs.append(f'Test accuracy {summary["test_accuracy"]:.2%}{_loss(summary)}.')
+  loss = '' if summary['test_loss'] is None else f', loss {progress.short(summary["test_loss"], 4)}'
+  paragraphs.append(f'Test accuracy {summary["test_accuracy"]:.2%}{loss}.')
   paragraphs += [guarantee(summary), *_reading(summary)]
   rows = []
   for paragraph in paragraphs:
@@ -267,7 +268,3 @@ def _what_is_kept(summary) -> list[str]:
   # A run of one round has no plot.
   plot = f', {run_folder.PLOT}' if os.path.isfile(os.path.join(folder, run_folder.PLOT)) else ''
   return [f'Model{plot} and all figures ({run_folder.SUMMARY}): {folder}']
-
-
-def _loss(summary) -> str:
-  return '' if summary['test_loss'] is None else f', loss {progress.short(summary["test_loss"], 4)}'

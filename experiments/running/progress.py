@@ -90,10 +90,9 @@ class Progress:
 class _Shown(Progress):
   """Facts that both displays show: a legend, the latest test with its round, and the time that is left."""
 
-  def __init__(self, first_round, last_round, epsilon=None):
-    super().__init__(first_round, last_round, epsilon)
-    self._accuracy, self._tested_round = None, None
-    self._first_ended: Optional[float] = None
+  _accuracy: Optional[float] = None
+  _tested_round: Optional[int] = None
+  _first_ended: Optional[float] = None
 
   def _left(self, round_num: int) -> Optional[str]:
     """The time left after a round, from the rounds after the first, which is longer: it traces and compiles."""
@@ -162,9 +161,7 @@ class Bar(_Shown):
 class Lines(_Shown):
   """A line now and then."""
 
-  def __init__(self, first_round, last_round, epsilon=None):
-    super().__init__(first_round, last_round, epsilon)
-    self._last_line = time.monotonic()
+  _last_line = 0.0
 
   def update(self, round_num, row) -> None:
     now = time.monotonic()

@@ -2,7 +2,10 @@
 
 from collections.abc import Sequence
 import csv
+import dataclasses
+import functools
 import math
+import os
 import sys
 from typing import Any, Optional
 
@@ -33,95 +36,145 @@ _PREDICTION_BATCH = 512
 _MOST_ACCOUNTS = 40
 
 
-def report(experiment: setup.Experiment, result: training.Result) -> plans.Report:
-  """What may be said about a run: of one that ended before its last planned round, the bound of its plan."""
-  is_stopped = result.round_num < experiment.run.schedule.rounds
-  return experiment.plan.report(result.ledger, experiment.schedule if is_stopped else None)
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+  """What came out of a run, and what may be said about it.
 
+  Attributes:
+    experiment: The run.
+    result: How far it has come.
+    directory: Its folder; None keeps nothing.
+  """
 
-def summary(
-  experiment: setup.Experiment,
-  result: training.Result,
-  report: plans.Report,
-  directory: Optional[run_directory.RunDirectory],
-) -> dict[str, Any]:
-  """What the last line of standard output holds."""
-  return final_summary.make(
-    experiment.run,
-    experiment.federation.num_clients,
-    report,
-    rounds=result.round_num,
-    test=result.test,
-    diverged=final_summary.has_diverged(
-      [*result.weights.trainable, *result.weights.non_trainable], result.test['loss']
-    ),
-    date=result.date,
-    interrupted=result.interrupted,
-    seconds=result.seconds,
-    output_dir=directory.path if directory is not None else None,
-    share_of_ceiling=experiment.plan.share_of_ceiling if experiment.plan.mechanism.facts.is_certified else None,
-  )
+  experiment: setup.Experiment
+  result: training.Result
+  directory: Optional[run_directory.RunDirectory]
 
+  @functools.cached_property
+  def report(self) -> plans.Report:
+    """What may be said about the run: of one that ended before its last planned round, the bound of its plan."""
+    is_stopped = self.result.round_num < self.experiment.run.schedule.rounds
+    return self.experiment.plan.report(self.result.ledger, self.experiment.schedule if is_stopped else None)
 
-def write(
-  experiment: setup.Experiment,
-  result: training.Result,
-  report: plans.Report,
-  directory: run_directory.RunDirectory,
-  its_summary: dict[str, Any],
-) -> None:
-  """Writes everything into the run's folder, the summary after the files that it speaks of, the certificate last."""
-  run, federation = experiment.run, experiment.federation
-  model = models.build_keras_model(
-    experiment.model, federation.input_shape, federation.num_classes, run.local.compute_dtype
-  )
-  result.weights.assign_weights_to(model)
-  with directory.replacing(run_folder.MODEL) as path:
-    saving.save_model(saving.with_stock_layers(model), path)
-  extractor_copies.keep_copy(run.flags['features'], directory.path)
-  if not experiment.cohorts.secret and not run.method.gives_certificate:  # Both say who came.
-    with directory.replacing(run_folder.LEDGER) as path:
-      files.write(path, files.npz(result.ledger.state_dict()))
-    with directory.replacing(run_folder.CLIENTS) as path:
-      _write_clients(path, experiment, result, report, model)
-  metrics = plots.read_metrics(directory.file(run_folder.METRICS)) if result.round_num else {}
-  if metrics and run.method.gives_certificate:
-    metrics[plots.SPENT] = spent_by_round(result.ledger, run.flags['delta'])
-  if plots.panels_of(metrics):
-    with directory.replacing(run_folder.PLOT) as path:
-      plots.plot_run(
-        metrics,
-        path,
-        f'{federation.name}, {federation.num_clients} clients, {run.flags["algorithm"]}, {result.round_num} rounds',
+  @functools.cached_property
+  def summary(self) -> dict[str, Any]:
+    """What summary.json and the last line of standard output hold."""
+    experiment, result, weights = self.experiment, self.result, self.result.weights
+    return final_summary.make(
+      experiment.run,
+      experiment.federation.num_clients,
+      self.report,
+      rounds=result.round_num,
+      test=result.test,
+      diverged=final_summary.has_diverged([*weights.trainable, *weights.non_trainable], result.test['loss']),
+      date=result.date,
+      interrupted=result.interrupted,
+      seconds=result.seconds,
+      output_dir=self.directory.path if self.directory is not None else None,
+      share_of_ceiling=experiment.plan.share_of_ceiling if experiment.plan.mechanism.facts.is_certified else None,
+    )
+
+  def keep(self) -> dict[str, Any]:
+    """Writes everything, unless it is there already, and removes the checkpoints of a finished run.
+
+    Returns:
+      The summary, or the one that was there.
+    """
+    run, result, directory, summary = self.experiment.run, self.result, self.directory, self.summary
+    if directory is None:
+      return summary
+    kept = directory.read_summary() or {}
+    is_kept = kept.get('rounds') == result.round_num and not kept.get('interrupted')
+    has_certificate = os.path.exists(directory.file(certificate_folders.CERTIFICATE))
+    if result.rounds_run or result.interrupted or not is_kept or run.method.gives_certificate and not has_certificate:
+      self._write(directory)
+    else:
+      state = 'was finished' if kept['finished'] else f'had come to round {kept["rounds"]}'
+      print(f'The run {state} already; nothing was trained or written.', file=sys.stderr)
+      summary = {**kept, 'output_dir': directory.path}
+    if summary['finished'] and not run.publication.keep_checkpoints:
+      directory.remove_checkpoints()
+    elif not result.interrupted:
+      why = '' if summary['finished'] else f', so that the run can go on to round {run.schedule.rounds}'
+      seeds = 'seeds of the noise and of the cohorts' if self.experiment.cohorts.secret else 'seed of the noise'
+      print(
+        f'{directory.file(run_folder.CHECKPOINTS)} was kept{why}. It holds the {seeds}: keep it as secret as the data.',
+        file=sys.stderr,
       )
-  if not run.method.gives_certificate:
-    directory.write_summary(its_summary)
-    return
-  # A folder that is made to be handed out does not say where it lay.
-  directory.write_summary({**its_summary, 'output_dir': None})
-  tested = np.isfinite(metrics.get('test_accuracy', np.zeros(0)))
-  _write_certified(experiment, result, directory, its_summary, int(tested.sum()))
-  if result.interrupted:
-    verifying.remove(directory.path)
-  else:
-    verifying.issue(directory.path, run.publication.signing_key, evidence.check)
-    print(f'Certified: python -m experiments.verify {directory.path} checks it.', file=sys.stderr)
+    return summary
 
+  def _write(self, directory):
+    """Writes the summary after the files that it speaks of, and the certificate last."""
+    experiment, result = self.experiment, self.result
+    run, federation = experiment.run, experiment.federation
+    model = models.build_keras_model(
+      experiment.model, federation.input_shape, federation.num_classes, run.local.compute_dtype
+    )
+    result.weights.assign_weights_to(model)
+    with directory.replacing(run_folder.MODEL) as path:
+      saving.save_model(saving.with_stock_layers(model), path)
+    extractor_copies.keep_copy(run.flags['features'], directory.path)
+    if not experiment.cohorts.secret and not run.method.gives_certificate:  # Both say who came.
+      with directory.replacing(run_folder.LEDGER) as path:
+        files.write(path, files.npz(result.ledger.state_dict()))
+      with directory.replacing(run_folder.CLIENTS) as path:
+        self._write_clients(path, model)
+    metrics = plots.read_metrics(directory.file(run_folder.METRICS)) if result.round_num else {}
+    if metrics and run.method.gives_certificate:
+      metrics[plots.SPENT] = spent_by_round(result.ledger, run.flags['delta'])
+    if plots.panels_of(metrics):
+      with directory.replacing(run_folder.PLOT) as path:
+        plots.plot_run(
+          metrics,
+          path,
+          f'{federation.name}, {federation.num_clients} clients, {run.flags["algorithm"]}, {result.round_num} rounds',
+        )
+    if not run.method.gives_certificate:
+      directory.write_summary(self.summary)
+      return
+    # A folder that is made to be handed out does not say where it lay.
+    directory.write_summary({**self.summary, 'output_dir': None})
+    tested = np.isfinite(metrics.get('test_accuracy', np.zeros(0)))
+    run_json = files.read_json(directory.file(run_folder.RUN))
+    stated = evidence.about(
+      run,
+      experiment.plan,
+      run_json['resolved'],
+      tests=int(tested.sum()),
+      test_accuracy=self.summary['test_accuracy'],
+      date=result.date,
+      stretches=run_files.stretches(run_json, result.round_num),
+    )
+    with directory.writing():
+      certificate_folders.write_files(directory.path, experiment.plan, result.ledger, stated, certificate_folders.TRAIN)
+    if result.interrupted:
+      verifying.remove(directory.path)
+    else:
+      verifying.issue(directory.path, run.publication.signing_key, evidence.check)
+      print(f'Certified: python -m experiments.verify {directory.path} checks it.', file=sys.stderr)
 
-def _write_certified(experiment, result, directory, its_summary, tests):
-  """The files that every certified run has, whichever program made it."""
-  run_json = files.read_json(directory.file(run_folder.RUN))
-  stated = evidence.about(
-    experiment.run,
-    experiment.plan,
-    run_json['resolved'],
-    tests=tests,
-    test_accuracy=its_summary['test_accuracy'],
-    date=result.date,
-    stretches=run_files.stretches(run_json, result.round_num),
-  )
-  with directory.writing():
-    certificate_folders.write_files(directory.path, experiment.plan, result.ledger, stated, certificate_folders.TRAIN)
+  def _write_clients(self, path, model):
+    """One row for each client that the ledger lists. Without client metrics, nothing in it follows from their data."""
+    ledger, clients, report = self.result.ledger, self.experiment.federation.clients, self.report
+    logs_clients, formal, listed = self.experiment.plan.client_metrics, report.formal, ledger.listed
+    # No cell where a round without noise leaves a client without a finite ε.
+    cells = lambda values: ['' if math.isinf(epsilon) else epsilon for epsilon in values[listed]]
+    columns = {'client': listed}
+    if logs_clients:
+      columns['examples'] = [len(clients[client]) for client in listed]
+    columns['rounds'] = ledger.rounds[listed]
+    if report.nominal_epsilon is not None:
+      columns.update(nominal_epsilon=report.nominal_epsilon[listed], nominal_delta=report.nominal_delta[listed])
+    if formal.epsilon is not None:
+      columns['formal_epsilon'] = cells(formal.epsilon)
+    if formal.reading is not None:
+      columns['formal_epsilon_reading'] = cells(formal.reading.epsilon)
+    if logs_clients:
+      columns['test_accuracy'] = client_accuracies(self.experiment, model, listed)
+    with open(path, 'w', newline='', encoding='utf-8') as f:
+      writer = csv.writer(f)
+      writer.writerow(columns)
+      writer.writerows(zip(*columns.values()))
 
 
 def spent_by_round(ledger: accounting.RunLedger, delta: float) -> np.ndarray:
@@ -132,42 +185,13 @@ def spent_by_round(ledger: accounting.RunLedger, delta: float) -> np.ndarray:
   return found
 
 
-def _write_clients(path, experiment, result, report, model):
-  """One row for each client that the ledger lists.
-
-  Without client metrics, what follows from clients' data is left out.
-  """
-  ledger, clients = result.ledger, experiment.federation.clients
-  rounds, listed = ledger.rounds, ledger.listed
-  columns = {'client': listed, 'rounds': rounds[listed]}
-  if experiment.plan.client_metrics:
-    columns = {'client': listed, 'examples': [len(clients[client]) for client in listed], 'rounds': rounds[listed]}
-  if report.nominal_epsilon is not None:
-    columns.update(nominal_epsilon=report.nominal_epsilon[listed], nominal_delta=report.nominal_delta[listed])
-  formal = report.formal
-  # No cell where a round without noise leaves a client without a finite ε.
-  cells = lambda values: ['' if math.isinf(epsilon) else epsilon for epsilon in values[listed]]
-  if formal.epsilon is not None:
-    columns['formal_epsilon'] = cells(formal.epsilon)
-  if formal.reading is not None:
-    columns['formal_epsilon_reading'] = cells(formal.reading.epsilon)
-  if experiment.plan.client_metrics:
-    columns['test_accuracy'] = client_accuracies(experiment, model, listed)
-  with open(path, 'w', newline='', encoding='utf-8') as f:
-    writer = csv.writer(f)
-    writer.writerow(columns)
-    writer.writerows(zip(*columns.values()))
-
-
-def client_accuracies(
-  experiment: setup.Experiment, model: tf.keras.Model, listed: Optional[Sequence[int]] = None
-) -> np.ndarray:
+def client_accuracies(experiment: setup.Experiment, model: tf.keras.Model, listed: Sequence[int]) -> np.ndarray:
   """The model's accuracy on the test set re-weighted to each client's own mix of labels.
 
   Args:
     experiment: Holds clients and test set.
     model: The model.
-    listed: The K clients that are asked about; None for all.
+    listed: The K clients that are asked about.
 
   Returns:
     float64[K]:
@@ -175,7 +199,6 @@ def client_accuracies(
     those of classes that are not in the test set left out; NaN for a client that has no others.
   """
   federation = experiment.federation
-  listed = range(federation.num_clients) if listed is None else listed
   test, classes = federation.test, federation.num_classes
   has_label = test.y >= 0
   hits = np.concatenate(

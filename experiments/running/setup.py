@@ -15,7 +15,6 @@ import tensorflow_federated as tff
 
 import data
 from data import cohorts
-from experiments.command import checks as flag_checks
 from experiments.command import run as run_lib
 from quap_tff import plans
 from quap_tff import runtime
@@ -95,20 +94,20 @@ class Experiment:
       'model': self.model,
       'input_shape': list(federation.input_shape),
       'num_classes': federation.num_classes,
-      'layers': [
-        {'name': layer.name, 'indices': list(layer.indices), 'is_dense': layer.is_dense} for layer in shape.layers
-      ],
+      'layers': [layer._asdict() for layer in shape.layers],
       'shapes': [list(one) for one in shape.shapes],
     }
 
 
-def from_flags(values: Any, progress: Optional[Callable[[int, int], None]] = None) -> Experiment:
+def from_flags(values: Any) -> Experiment:
   """The experiment that flags describe; see `from_run`."""
-  return from_run(flag_checks.checked(values), progress)
+  run = run_lib.Run.from_flags(values)
+  run.check()
+  return from_run(run)
 
 
 def from_run(run: run_lib.Run, progress: Optional[Callable[[int, int], None]] = None) -> Experiment:
-  """Builds the experiment that a run describes. `flag_checks.checked` must have accepted it.
+  """Builds the experiment that a run describes. `Run.check` must have accepted it.
 
   Args:
     run: The run.

@@ -157,7 +157,8 @@ class _Rounds:
   def __init__(self, experiment, process, directory):
     self._experiment, self._process, self._directory = experiment, process, directory
     self._schedule = experiment.run.schedule
-    self._evaluate, self._test_set = experiment.build_evaluation(), experiment.federation.test
+    evaluate, test = experiment.build_evaluation(), experiment.federation.test
+    self._tested = lambda weights: evaluate(weights, test.x, test.y)
     self.done, self.row, self.ledger, self.began = 0, {}, experiment.plan.new_ledger(), 0.0
     self.state = process.initialize()
     self._average = experiment.averaging.initial(process.get_model_weights(self.state).trainable)
@@ -175,10 +176,11 @@ class _Rounds:
       self.save()
       return
     self.done, self.state, records = kept
+    of = lambda group: {name[len(group) :]: value for name, value in records.items() if name.startswith(group)}
     try:
-      self.ledger.load_state_dict(_with_prefix('ledger', records))
-      self._average = postprocessing.restored(self._average, _with_prefix('average', records))
-      self.row = _from_bytes(records['row/json'])
+      self.ledger.load_state_dict(of('ledger/'))
+      self._average = postprocessing.restored(self._average, of('average/'))
+      self.row = json.loads(np.asarray(records['row/json'], np.uint8).tobytes())
     except ValueError as error:
       path = self._directory.path
       raise run_folder.RunDirectoryError(f'The checkpoint in {path} does not fit: {error}') from error
@@ -188,7 +190,9 @@ class _Rounds:
 
   def _records(self):
     # The round's row, too: of a run that was cut off between checkpoint and log it would be lost.
-    return _prefixed(ledger=self.ledger.state_dict(), average=self._average, row={'json': _as_bytes(self.row)})
+    row = np.frombuffer(json.dumps(self.row).encode(), np.uint8)
+    groups = {'ledger': self.ledger.state_dict(), 'average': self._average, 'row': {'json': row}}
+    return {f'{group}/{name}': value for group, values in groups.items() for name, value in values.items()}
 
   def save(self):
     """Writes a checkpoint, if anything is kept."""
@@ -197,16 +201,21 @@ class _Rounds:
 
   def published(self) -> Any:
     """The published weights after the rounds done."""
-    return _published(self._experiment, self._process.get_model_weights(self.state), self._average)
+    return self._of_average(self._process.get_model_weights(self.state), self._average)
+
+  def _of_average(self, weights, average):
+    """The weights that are published after a round: `weights` are those of the round, and `average` its average."""
+    trainable = self._experiment.averaging.value(average, weights.trainable)
+    shrinkage = self._experiment.run.publication.shrinkage
+    if shrinkage != 1:
+      trainable = postprocessing.shrunk(trainable, shrinkage)
+    return tff.learning.models.ModelWeights(trainable=trainable, non_trainable=weights.non_trainable)
 
   def current_test(self) -> dict[str, float]:
     """The test of the published weights."""
     if self._tested_round != self.done:
       self._test, self._tested_round = self._tested(self.published()), self.done
     return self._test
-
-  def _tested(self, weights):
-    return self._evaluate(weights, self._test_set.x, self._test_set.y)
 
   def is_finished(self) -> bool:
     """Whether no round is left to run."""
@@ -229,7 +238,7 @@ class _Rounds:
     weights = self._process.get_model_weights(output.state)
     average = experiment.averaging.update(self._average, weights.trainable)
     is_tested = round_num % self._schedule.eval_every == 0 or round_num == experiment.run.last_round
-    test = self._tested(_published(experiment, weights, average)) if is_tested else None
+    test = self._tested(self._of_average(weights, average)) if is_tested else None
     # The round counts as done or not at all.
     with interrupts.held_back():
       self.ledger.append(record)
@@ -269,30 +278,6 @@ def _secret_of_keys(experiment, directory) -> bytes:
   if seed is not None:
     return hashlib.sha256(b'public %d' % seed).digest()
   return directory.secret('client_keys') if directory is not None else secrets.token_bytes(32)
-
-
-def _published(experiment: setup.Experiment, weights: Any, average: postprocessing.State) -> Any:
-  """The weights that are tested and published, of `tff.learning.models.ModelWeights` after a round."""
-  trainable = experiment.averaging.value(average, weights.trainable)
-  if experiment.run.publication.shrinkage != 1:
-    trainable = postprocessing.shrunk(trainable, experiment.run.publication.shrinkage)
-  return tff.learning.models.ModelWeights(trainable=trainable, non_trainable=weights.non_trainable)
-
-
-def _prefixed(**groups: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-  return {f'{group}/{name}': value for group, values in groups.items() for name, value in values.items()}
-
-
-def _as_bytes(row: Mapping[str, Any]) -> np.ndarray:
-  return np.frombuffer(json.dumps(dict(row)).encode(), np.uint8)
-
-
-def _from_bytes(kept: np.ndarray) -> dict[str, Any]:
-  return json.loads(np.asarray(kept, np.uint8).tobytes())
-
-
-def _with_prefix(group: str, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-  return {name[len(group) + 1 :]: value for name, value in values.items() if name.startswith(f'{group}/')}
 
 
 def _row(

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, Optional
 
 import pandas as pd
 
-from experiments.command import command_line
 from experiments.command import flags as experiment_flags
+from experiments.command import run as run_lib
 from experiments.folders import folder as run_folder
 from experiments.sweeps import grid as grid_lib
 from quap_tff.common import files
@@ -69,7 +69,7 @@ def base_values(base: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
   with experiment_flags.parsed(base) as values:
     if values.output_dir is not None:
       raise ValueError('--output_dir belongs to the sweep. Give it before the --, and each run gets a folder in it.')
-    return experiment_flags.run().identity(), experiment_flags.all_values()
+    return run_lib.Run.from_flags(values).identity(), experiment_flags.all_values()
 
 
 def runs_of(output_dir: str, base: Sequence[str], grids: Sequence[Sequence[str]]) -> list[list[Run]]:
@@ -124,12 +124,12 @@ def _run(output_dir, base, combination):
   arguments = grid_lib.arguments(base, combination) + [f'--{grid_lib.OWN_FLAG}={path}']
   with experiment_flags.parsed(arguments):
     settings = experiment_flags.checked()
-    without_effect = experiment_flags.without_effect(command_line.given_names(['', *arguments]))
+    without_effect = experiment_flags.without_effect(settings, experiment_flags.names_in(['', *arguments]))
     every_value = experiment_flags.all_values()
   del every_value[grid_lib.OWN_FLAG]
   arguments = experiment_flags.without(arguments, without_effect)
-  with experiment_flags.parsed(arguments):  # The run's folder has the defaults of the flags that were left out.
-    identity = experiment_flags.run().identity()
+  with experiment_flags.parsed(arguments) as values:  # The run's folder has the defaults of the flags left out.
+    identity = run_lib.Run.from_flags(values).identity()
   run_folder.check(path, identity)
   stop_at_accuracy = settings.schedule.stop_at_accuracy
   run = Run(name, path, arguments, identity, settings.last_round, stop_at_accuracy, settings.runtime.num_threads)

@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 import stat
+import types
 
 import numpy as np
 import pytest
@@ -13,7 +14,6 @@ from experiments import predict
 from experiments import pretrain
 from experiments import verify
 from experiments.command import command_line
-from experiments.command import run as run_lib
 from experiments.folders import directory as run_directory
 from experiments.running import evidence
 from experiments.running import setup
@@ -35,8 +35,7 @@ def _run(output_dir, *arguments):
 
 
 def _experiment(*arguments):
-  with harness.parsed(*harness.TINY, *arguments) as values:
-    return setup.from_flags(values)
+  return harness.experiment(*harness.TINY, *arguments)
 
 
 def _spent(output_dir):
@@ -100,8 +99,8 @@ class TestRun:
     assert 0 < harness.summary(path)['share_of_ceiling'] <= 1
     assert set(harness.table(path / 'clients.csv')[0]) == {'client', 'rounds', 'formal_epsilon'}
     # What was computed before the first round is what the rounds then cost.
-    with harness.parsed(*harness.TINY, *arguments) as values:
-      planned = evidence.planned_ledger(setup.from_flags(values).plan)
+    plan = _experiment(*arguments).plan
+    planned = plan.planned_ledger(plan.expected)
     np.testing.assert_allclose(accounting.total_mu(planned).whole, accounting.total_mu(ledger).whole, rtol=1e-5)
     np.testing.assert_array_equal(planned.rounds, ledger.rounds)
     if spec.startswith('safari'):
@@ -112,7 +111,7 @@ class TestRun:
   @pytest.mark.parametrize('weights', ['spend_evenly', 'scale,own=0.5/2/0.5/4', 'worst_case'])
   def test_a_plan_spends_what_it_may(self, weights):
     plan = _experiment(f'--algorithm=certified:weights={weights}').plan
-    ledger = evidence.planned_ledger(plan)
+    ledger = plan.planned_ledger(plan.expected)
     assert not certificate_evidence.ledger_problems(plan, ledger)
     assert 3.5 < tradeoff.epsilon_of(accounting.total_mu(ledger).whole, _DELTA).max() <= 4
 
@@ -216,13 +215,11 @@ class TestRefusals:
 
   def test_every_reason_is_given(self, monkeypatch):
     monkeypatch.setattr(certificates, 'refusals', lambda *_: ['One.', 'Another.'])
-    with harness.parsed(*harness.TINY, '--algorithm=certified') as values:
-      with pytest.raises(ValueError, match='not begun. One. Another. Change'):
-        evidence.check_before(setup.from_flags(values), run_lib.Run.from_flags(values))
+    with pytest.raises(ValueError, match='not begun. One. Another. Change'):
+      evidence.check_before(_experiment('--algorithm=certified'))
 
   def test_other_methods_are_not_asked(self):
-    with harness.parsed(*harness.TINY) as values:
-      evidence.check_before(None, run_lib.Run.from_flags(values))
+    evidence.check_before(types.SimpleNamespace(run=harness.run(*harness.TINY), plan=None))
 
   @pytest.mark.parametrize('content, words', [(None, 'cannot be read'), (b'no key', 'must hold a PEM key')])
   def test_bad_keys_are_refused_before_training(self, content, words, tmp_path, capsys):

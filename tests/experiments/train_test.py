@@ -11,10 +11,11 @@ import pytest
 from experiments.running import final_summary
 from experiments.running import setup
 from quap_tff import accounting
+from quap_tff import plans
 from quap_tff.common import processors
 from tests.experiments import harness
 
-# The wrong flag(s), and what the error must say. Tests of mechanisms, of data and of flag_checks have more values.
+# The wrong flag(s), and what the error must say. Tests of mechanisms, of data and of `Run.check` have more values.
 BAD_FLAGS = [
   (['--dataset=digit'], ["Unknown dataset 'digit'", "'digits'"]),
   (['--model=digits_cn'], ["Unknown model 'digits_cn'", "'digits_cnn'"]),
@@ -211,7 +212,12 @@ class TestFinishedRun:
     assert out.splitlines()[-1] == final_summary.line({**harness.summary(output_dir), 'output_dir': str(output_dir)})
     # To ask for the lock opens its file.
     after = {**harness.files(output_dir), '.lock': before['.lock']}
-    assert after == before and 'summary.json' in before
+    assert after == before and 'summary.json' in before and not (output_dir / 'checkpoints').exists()
+    # And a third time, before data are read.
+    monkeypatch.setattr(setup, 'from_run', lambda *_: pytest.fail('Data are read.'))
+    before = harness.files(output_dir)
+    assert _run(output_dir, *arguments) == 0
+    assert 'finished already' in capsys.readouterr().err and harness.files(output_dir) == before
 
   def test_another_process_at_work_keeps_it(self, output_dir, capsys):
     assert _run(output_dir, '--stop_after=1') == 0
@@ -253,14 +259,6 @@ class TestWithoutCheckpoints:
     err = capsys.readouterr().err
     assert 'its checkpoints are gone' in err and 'second model of the same clients' in err and 'Traceback' not in err
     assert harness.files(output_dir) == before
-
-  def test_a_finished_run_is_left_as_it_is(self, output_dir, capsys):
-    arguments = ['--algorithm=certified']
-    assert _run(output_dir, *arguments) == 0
-    before = harness.files(output_dir)
-    assert not (output_dir / 'checkpoints').exists()
-    assert _run(output_dir, *arguments) == 0
-    assert 'finished already' in capsys.readouterr().err and harness.files(output_dir) == before
 
   def test_a_run_that_was_killed_before_its_first_checkpoint_starts_anew(self, output_dir, capsys):
     assert _run(output_dir, '--stop_after=1') == 0
@@ -489,3 +487,14 @@ class TestStops:
     assert _run(output_dir, '--stop_at_accuracy=0.001', '--eval_every=3') == 0
     assert harness.last_line(capsys.readouterr().out)['rounds'] == 3
     assert [row['test_accuracy'] == '' for row in harness.rows(output_dir)] == [True, True, False]
+
+
+@pytest.mark.slow
+def test_runs_of_one_process_share_what_they_build(monkeypatch, tmp_path):
+  """If they did not, nothing else would fail, only take twice as long."""
+  built, build_process = [], plans.Plan.build_process
+  monkeypatch.setattr(plans.Plan, 'build_process', lambda *given: built.append(given) or build_process(*given))
+  for seed, folder, count in ((75, 'one', 1), (75, 'other', 1), (76, 'third', 2)):
+    arguments = ['--algorithm=fedavg', '--rounds=1', f'--seed={seed}', f'--output_dir={tmp_path / folder}']
+    assert harness.main(*harness.TINY, *arguments) == 0
+    assert len(built) == count

@@ -311,7 +311,7 @@ _CONTRADICTIONS = {
       ('model', 'mlp', 'issuer.model'),
       ('data_commitment', '0' * 64, 'issuer.data_commitment'),
       ('test_is_of_clients', True, 'summary.json: formal'),
-      ('shapes', [[10, 64], [10]], 'model'),
+      ('shapes', [[10, 64], [10]], 'by the flags: shapes'),
     )
   },
   'another method': (_flag('algorithm', 'quap'), 'a run of --algorithm=quap has no certificate'),

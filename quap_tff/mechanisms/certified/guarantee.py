@@ -291,8 +291,9 @@ class Guarantee(mechanism.Mechanism):
     return self.cost(cohort, np.asarray(state.weights)[cohort].astype(np.float64), float(metrics['clipping_norm']))
 
   def planned(self, cohorts: Sequence[np.ndarray]) -> list[mechanism.Spent]:
+    clip = float(np.float32(self.clip.initial_norm))  # As the rounds measure it.
     rounds = zip(cohorts, self.simulated(cohorts))
-    return [self.cost(cohort, one.weights.astype(np.float64), self.clip.initial_norm) for cohort, one in rounds]
+    return [self.cost(cohort, one.weights.astype(np.float64), clip) for cohort, one in rounds]
 
   def cost(self, cohort: np.ndarray, weights: np.ndarray, clipping_norm: float) -> mechanism.Spent:
     """The cost of a round with these weights w_i(t), float64[M].

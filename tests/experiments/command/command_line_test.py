@@ -15,7 +15,6 @@ import pytest
 from experiments.command import command_line
 from experiments.command import flags as experiment_flags
 from experiments.command import parts as run_parts
-from quap_tff import methods
 from quap_tff.common import registry
 from tests.experiments import harness
 
@@ -79,11 +78,7 @@ def _choices(registry_of, flag, prefix=''):
         yield from _choices(field.metadata[registry.CHOICES], flag, f'{spec}:{key}=')
 
 
-_CHOICES = [
-  found
-  for flag, one in run_parts.FLAGS.items()
-  for found in _choices(methods.METHODS if flag == 'algorithm' else one.choices or {}, flag)
-]
+_CHOICES = [found for flag, one in run_parts.FLAGS.items() for found in _choices(one.choices or {}, flag)]
 
 
 class TestChoices:
@@ -93,7 +88,7 @@ class TestChoices:
   def test_each_parameter_is_explained(self, argument, choice):
     flag, _, spec = argument[2:].partition('=')
     with harness.parsed(argument):
-      lines = experiment_flags.choices_help([flag]).splitlines()
+      lines = experiment_flags.help_text([flag], '').splitlines()
     inner = re.search(r':(\w+)=(\w+)$', spec)
     begin = lines.index(f'{inner[1]}={inner[2]}' if inner else f'--{flag}={spec}')
     assert all(len(line) <= 80 for line in lines) and lines[begin + 2]

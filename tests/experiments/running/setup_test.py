@@ -56,8 +56,8 @@ class TestFromFlags:
 
   def test_progress_is_reported_for_every_client(self):
     seen = []
-    with harness.parsed('--dataset=digits', '--num_clients=4') as values:
-      setup.from_flags(values, lambda *progress: seen.append(progress))
+    run = harness.run('--dataset=digits', '--num_clients=4')
+    setup.from_run(run, lambda *progress: seen.append(progress))
     assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
   @pytest.mark.parametrize('clip', ['quantile_ema:timing=previous,initial_clip=1', 'fixed', 'private_quantile'])
@@ -67,8 +67,7 @@ class TestFromFlags:
 
 class TestIdentity:
   def _identity(self, *arguments):
-    with harness.parsed(*arguments):
-      return experiment_flags.run().identity()
+    return harness.run(*arguments).identity()
 
   @pytest.mark.parametrize(
     'argument',
@@ -151,13 +150,12 @@ class TestRun:
 def test_a_dataset_of_one_s_own(tmp_path):
   path = tmp_path / 'mine.npz'
   np.savez(path, x=np.ones((40, 3)), y=np.arange(40) % 2, client=np.repeat(np.arange(10), 4))
-  with harness.parsed(f'--dataset=npz:path={path}', '--cohort_size=4') as values:
-    experiment = setup.from_flags(values)
-    # Shapes that no other dataset has get a model that takes any.
-    assert (experiment.model, experiment.federation.num_clients) == ('mlp', 8)
-    assert experiment.resolved['partition'] == 'natural' and not experiment.resolved['test_is_of_clients']
-    # A run's folder may be handed out: it names the file, and not its place.
-    assert experiment_flags.run().identity()['dataset'].startswith('npz:path=mine.npz,')
-    assert experiment_flags.run().recorded()['dataset'] == f'npz:path={path}'
-  with harness.parsed(f'--dataset=npz:path={path}', '--algorithm=certified:clip=0.5', '--warmup_rounds=0'):
-    assert experiment_flags.run().recorded()['dataset'].startswith('npz:path=mine.npz,')
+  experiment = harness.experiment(f'--dataset=npz:path={path}', '--cohort_size=4')
+  # Shapes that no other dataset has get a model that takes any.
+  assert (experiment.model, experiment.federation.num_clients) == ('mlp', 8)
+  assert experiment.resolved['partition'] == 'natural' and not experiment.resolved['test_is_of_clients']
+  # A run's folder may be handed out: it names the file, and not its place.
+  assert experiment.run.identity()['dataset'].startswith('npz:path=mine.npz,')
+  assert experiment.run.recorded()['dataset'] == f'npz:path={path}'
+  run = harness.run(f'--dataset=npz:path={path}', '--algorithm=certified:clip=0.5', '--warmup_rounds=0')
+  assert run.recorded()['dataset'].startswith('npz:path=mine.npz,')

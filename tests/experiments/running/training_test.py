@@ -7,11 +7,9 @@ import signal
 import numpy as np
 import pytest
 
-from experiments.command import flags as experiment_flags
 from experiments.command import interrupts
 from experiments.command import run as run_lib
 from experiments.folders import directory as run_directory
-from experiments.running import setup
 from experiments.running import training
 from quap_tff import runtime
 from tests.experiments import harness
@@ -39,11 +37,9 @@ class Killed(BaseException):
 @pytest.fixture(scope='module')
 def active():
   """One experiment and its process for all tests here, the runtime active: to trace it takes longest."""
-  with harness.parsed(*FLAGS) as values:
-    experiment = setup.from_flags(values)
-    identity = experiment_flags.run().identity()
+  experiment = harness.experiment(*FLAGS)
   with runtime.activate(experiment.runtime):
-    yield experiment, experiment.build_process(), identity
+    yield experiment, experiment.build_process(), experiment.run.identity()
 
 
 @contextlib.contextmanager
@@ -54,13 +50,16 @@ def _directory(path, identity):
 
 
 class _Process:
-  """The process, with `before` and `after` called around round n of this process's life."""
+  """The process from one given state, with `before` and `after` called around round n of this process's life."""
 
-  def __init__(self, process, before=lambda n: None, after=lambda n: None):
-    self._process, self._before, self._after, self._calls = process, before, after, 0
+  def __init__(self, process, state, before=lambda n: None, after=lambda n: None):
+    self._process, self._state, self._before, self._after, self._calls = process, state, before, after, 0
 
   def __getattr__(self, name):
     return getattr(self._process, name)
+
+  def initialize(self):
+    return self._state
 
   def next(self, state, data):
     self._calls += 1
@@ -89,25 +88,12 @@ def first_state(active):
   return active[1].initialize()
 
 
-class _Same:
-  """The process from one given state."""
-
-  def __init__(self, process, state):
-    self._process, self._state = process, state
-
-  def __getattr__(self, name):
-    return getattr(self._process, name)
-
-  def initialize(self):
-    return self._state
-
-
 @pytest.fixture(scope='module')
 def uninterrupted(active, first_state, tmp_path_factory):
   experiment, process, identity = active
   path = tmp_path_factory.mktemp('runs') / 'uninterrupted'
   with _directory(path, identity) as directory:
-    result = training.train(experiment, _Same(process, first_state), directory)
+    result = training.train(experiment, _Process(process, first_state), directory)
   return result, harness.rows(path)
 
 
@@ -123,7 +109,7 @@ def run(active, first_state, tmp_path):
       for name, replacement in (('log', log), ('save', save)):
         if replacement is not None:
           setattr(directory, name, replacement(getattr(directory, name)))
-      observed = _Process(_Same(process, first_state), before, after)
+      observed = _Process(process, first_state, before, after)
       own = run_lib.Run.from_flags({**experiment.run.flags, **flags})
       return training.train(dataclasses.replace(experiment, run=own), observed, directory, callbacks)
 
@@ -159,7 +145,7 @@ class TestUninterrupted:
 
   def test_without_a_folder_the_same_comes_out(self, uninterrupted, active, first_state):
     experiment, process, _ = active
-    result = training.train(experiment, _Same(process, first_state))
+    result = training.train(experiment, _Process(process, first_state))
     assert _weights_equal(result.weights, uninterrupted[0].weights)
 
   def test_no_progress_no_output(self, run, capsys):

@@ -80,6 +80,11 @@ class TestCohorts:
   def test_a_buffer_that_fills_at_the_end(self):
     harness.check('--algorithm=fedbuff:buffer=30', '--rounds=10', '--num_clients=10', '--cohort_size=3', '--noise=none')
 
+  def test_how_many_clients_there_are_is_not_guessed(self):
+    arguments = ['--participation=separated:min_separation=3', '--cohort_size=3']
+    assert 'needs at least 9 clients' in harness.refusal('--num_clients=8', *arguments)
+    harness.check('--dataset=femnist', *arguments)
+
   def test_more_clusters_than_clients(self):
     assert 'at most 10 clusters' in harness.refusal('--algorithm=fedapca:clusters=100', '--num_clients=10')
     harness.check('--algorithm=fedapca:clusters=10', '--num_clients=10')
