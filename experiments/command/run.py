@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 import dataclasses
+import functools
 import secrets
 from typing import Any, Optional
 
@@ -27,6 +28,7 @@ from quap_tff import plans
 from quap_tff.common import checks
 from quap_tff.common import flag_fields
 from quap_tff.common import registry
+from quap_tff.mechanisms import facts as facts_lib
 from quap_tff.mechanisms.parts import layers as layers_lib
 from quap_tff.mechanisms.parts import postprocessing
 from quap_tff.training import client_update
@@ -174,10 +176,16 @@ class Run:
     """The round after which the run ends, at most T."""
     return self.schedule.rounds if self.schedule.stop_after is None else self.schedule.stop_after
 
+  @functools.cached_property
+  def facts(self) -> facts_lib.Facts:
+    """The facts about the mechanism, as far as they are the same for any population."""
+    return self.method.configure(self.setting(1)).facts
+
   @property
   def logs_client_metrics(self) -> bool:
     """Whether exact functions of clients' data are kept."""
-    asked, withheld = self.publication.client_metrics, self.method.withholds_client_metrics or self.cohorts.are_secret
+    withheld = self.facts.is_certified or self.facts.trust != 'server' or self.cohorts.are_secret
+    asked = self.publication.client_metrics
     return asked if asked is not None else not withheld
 
   def participation(self, num_clients: int, cohort_seed: Optional[int] = None) -> ParticipationModel:
@@ -196,7 +204,10 @@ class Run:
     dropout = dropouts.make(self.cohorts.dropout, num_clients, seed)
     model = cohorts.make(self.cohorts.participation, num_clients, cohort_size, seed, dropout, cohort_seed)
     if dropout is not None:
-      model = dropouts.WithDropout(model, dropout, self.method.charges_absent)
+      # A trusted server's noise was chosen for the planned cohorts, and the certificate speaks of them: a client that
+      # is drawn and drops out is charged as if it had come. A client that holds noise takes it away.
+      charges_absent = self.facts.is_certified and self.facts.trust == 'server'
+      model = dropouts.WithDropout(model, dropout, charges_absent)
     share = self.method.client_round_share
     return model if share == 1 else dropouts.WithServerRounds(model, share)
 
@@ -274,7 +285,7 @@ class Run:
 
   def averaging(self, plan: plans.Plan) -> postprocessing.Averaging:
     """The average that is published. Some plans choose it together with their noise."""
-    return plan.averaging if self.method.plans_averaging else self.publication.averaging
+    return plan.averaging if plan.averaging is not None else self.publication.averaging
 
   def post_processing(self, plan: plans.Plan) -> str:
     """How the noised weights are processed before they are published, in sentences."""
@@ -325,11 +336,6 @@ def _check_data(run):
 
 def _check_mechanism(run):
   written, method = run.flags, run.method
-  if run.publication.averaging == postprocessing.Planned() and not method.plans_averaging:
-    raise ValueError(
-      f'--averaging=planned: only certified runs choose the average together with the noise, and '
-      f'{written["algorithm"]!r} is not certified. Choose an average yourself: --averaging=tail:start=….'
-    )
   uses = method.flag_names()
   if 'epsilon' in uses and method.adds_noise:
     checks.number('epsilon', written['epsilon'], at_least=1e-6)
@@ -341,7 +347,12 @@ def _check_mechanism(run):
       'Use --sparsity=none, or a method that can: quap and its variants, certified, local_dp.'
     )
   run.client_work()
-  method.configure(run.setting(1))  # For any population.
+  is_certified = run.facts.is_certified  # Whatever the mechanism refuses for any population, it refuses here.
+  if run.publication.averaging == postprocessing.Planned() and not is_certified:
+    raise ValueError(
+      f'--averaging=planned: only certified runs choose the average together with the noise, and '
+      f'{written["algorithm"]!r} is not certified. Choose an average yourself: --averaging=tail:start=….'
+    )
   if aggregator.needs_each_update and 'aggregator' not in uses:
     raise ValueError(
       f'--aggregator={written["aggregator"]}: algorithm {written["algorithm"]!r} adds up the updates, and its account '
@@ -391,7 +402,7 @@ def _check_runtime(run):
   setting = run.setting(1)
   if run.runtime.config.kind == 'workers' and not run.method.aggregates_once(setting):
     found = f'--runtime=workers can aggregate only once a round, and --algorithm={run.flags["algorithm"]} aggregates'
-    if 'clip' not in run.method.flag_names() or not run.method.configure(setting).clip.uses_current_norms:
+    if 'clip' not in run.method.flag_names() or not run.method.configure(setting).core.clip.uses_current_norms:
       raise ValueError(f'{found} twice, whatever --clip is. Use --runtime=in_process or --runtime=native.')
     raise ValueError(
       f"{found} twice with --clip={run.flags['clip']}: a round's norms decide on its own clipping norm. Use "

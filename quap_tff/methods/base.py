@@ -101,11 +101,8 @@ class Method(abc.ABC):
   """A choice of --algorithm with its parameters.
 
   Attributes:
-    withholds_client_metrics: Whether exact functions of clients' data are kept only if the user asks for that.
     gives_certificate: Whether a run ends with a certificate. Then nothing exact about clients' data may be released,
       not even a figure on held-out examples of the clients themselves.
-    charges_absent: Whether a client that is drawn and drops out is charged as if it had come. Its update is zero then.
-    plans_averaging: Whether the published average can be chosen together with the noise.
     divides_by_planned_cohort: Whether sums are divided by a number of clients that is planned, whatever clients come.
     adds_noise: Whether the method adds noise, so that a budget is spent.
     client_round_share: The share of the rounds that are rounds of clients. In the others the server trains.
@@ -114,9 +111,6 @@ class Method(abc.ABC):
       there is nothing to say. A plan that says so itself needs no such sentence.
   """
 
-  withholds_client_metrics: ClassVar[bool] = False
-  charges_absent: ClassVar[bool] = False
-  plans_averaging: ClassVar[bool] = False
   divides_by_planned_cohort: ClassVar[bool] = False
   interpretation: ClassVar[str] = ''
   # Where a method has no such field.

@@ -84,8 +84,6 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
       --client_metrics may be given, which no certificate covers.
   """
 
-  withholds_client_metrics = True
-  plans_averaging = True
   divides_by_planned_cohort = True
 
   weights: weight_rules.WeightRule = flag_fields.parameter('weight rule', WEIGHTS, 'participation')
@@ -130,12 +128,6 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
   def holds_noise(self) -> bool:
     """Whether clients hold the noise."""
     return self.trust == 'secure_sum'
-
-  @property
-  def charges_absent(self) -> bool:  # type: ignore[override]
-    # A trusted server's noise was chosen for the planned cohorts, and the certificate speaks of them. A client that
-    # holds noise and does not send takes it away.
-    return not self.holds_noise
 
   def _check_held(self):
     if not isinstance(self.noise, (correlations.Held, correlations.Independent)):

@@ -198,8 +198,6 @@ class LocalDp(parts.Shape, parts.Sparse, parts.ServerOptimizer, parts.Calibrated
       ε_base for everyone.
   """
 
-  withholds_client_metrics = True
-
   clip: float = 1.0
   budget: str = 'participation'
 

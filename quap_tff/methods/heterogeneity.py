@@ -59,11 +59,8 @@ class _Extended(checks.Checked, base_lib.Method):
 
   base: base_lib.Method = flag_fields.parameter('base', BASES, 'fedavg')
 
-  charges_absent = _of_base('charges_absent')
-  withholds_client_metrics = _of_base('withholds_client_metrics')
   adds_noise = _of_base('adds_noise')
   gives_certificate = _of_base('gives_certificate')
-  plans_averaging = _of_base('plans_averaging')
   server_optimizer = _of_base('server_optimizer')
 
   def __post_init__(self):
