@@ -43,7 +43,7 @@ def load(
     partition: How the examples of a dataset without clients of its own are divided, see `PARTITIONS`. Other datasets
       ignore it. `Federation.partition` says which was the case.
     seed: Seed of the partition and of the choice among natural clients; non-negative.
-    features: A feature map for the examples, see `data.features.maps.FEATURES`; computed once and kept on disk.
+    features: A feature map for the examples, see `data.features.FEATURES`; computed once and kept on disk.
     auxiliary: The share of examples that the server has, in [0, 1), drawn by the seed: of the pool, before it is
       divided; or, as whole clients of a dataset that has its own, of the number of clients asked for. The people
       of these examples are not clients.
@@ -57,9 +57,9 @@ def load(
     ValueError: For an unknown name, a value out of range, more clients than there are examples or writers, or a share
       of auxiliary examples that leaves too few of them.
   """
+  from data import datasets as datasets_lib  # pylint: disable=g-import-not-at-top
+  from data import features as features_lib  # pylint: disable=g-import-not-at-top
   from data.datasets import base  # pylint: disable=g-import-not-at-top
-  from data.datasets import named as datasets_lib  # pylint: disable=g-import-not-at-top
-  from data.features import maps as features_lib  # pylint: disable=g-import-not-at-top
   from quap_tff.common import checks  # pylint: disable=g-import-not-at-top
   from quap_tff.common import registry  # pylint: disable=g-import-not-at-top
 
@@ -81,4 +81,4 @@ def load(
       auxiliary=auxiliary,
     )
   )
-  return features_lib.of_federation(features, federation, progress=progress)
+  return features_lib.of_federation(features, federation, progress)

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 import dataclasses
 import functools
 import hashlib
-from typing import Callable, Optional
+from typing import Callable, Optional, TypeVar
 
 import numpy as np
 
 from quap_tff.common import checks
+
+_T = TypeVar('_T')
 
 # The label of a place in a sequence after which nothing follows. Losses and accuracies leave it out.
 NO_LABEL = -1
@@ -74,8 +76,24 @@ def together(parts: Sequence[Examples]) -> Examples:
   return Examples(*(np.concatenate([getattr(part, name) for part in parts]) for name in ('x', 'y')))
 
 
-class OnDemand(Sequence[Examples]):
-  """Clients whose examples are read or made each time they are asked for. None are kept.
+class _Numbered(Sequence[_T]):
+  """One value for each of N clients, made each time it is asked for. None are kept."""
+
+  def __init__(self, count: int, make: Callable[[int], _T]):
+    self._count, self._make = checks.integer('clients', count, at_least=1), make
+
+  def __len__(self) -> int:
+    return self._count
+
+  def __getitem__(self, index: int) -> _T:  # type: ignore[override]  # It has no slices.
+    # A sequence ends with an IndexError, or a loop over it would never end.
+    if not 0 <= index < self._count:
+      raise IndexError(f'Clients are numbered from 0 to {self._count - 1}, found {index}.')
+    return self._make(int(index))
+
+
+class OnDemand(_Numbered[Examples]):
+  """Clients whose examples are read or made each time they are asked for.
 
   Args:
     count: N.
@@ -84,41 +102,26 @@ class OnDemand(Sequence[Examples]):
   """
 
   def __init__(self, count: int, read: Callable[[int], Examples], digest: bytes):
-    self._count, self._read, self.digest = checks.integer('clients', count, at_least=1), read, digest
-
-  def __len__(self) -> int:
-    return self._count
-
-  def __getitem__(self, index: int) -> Examples:  # type: ignore[override]  # It has no slices.
-    # A sequence ends with an IndexError, or a loop over it would never end.
-    if not 0 <= index < self._count:
-      raise IndexError(f'Clients are numbered from 0 to {self._count - 1}, found {index}.')
-    return self._read(int(index))
+    super().__init__(count, read)
+    self.digest = digest
 
   def checked(self, check: Callable[[int, Examples], None]) -> 'OnDemand':
     """The same clients, each checked as it is read."""
 
     def read(index):
-      examples = self._read(index)
+      examples = self._make(index)
       check(index, examples)
       return examples
 
     return OnDemand(self._count, read, self.digest)
 
 
-class NumberedIds(Sequence[str]):
-  """The ids of N clients without names, such as `client_0012`. They are made when they are asked for."""
+class NumberedIds(_Numbered[str]):
+  """The ids of N clients without names, such as `client_0012`."""
 
   def __init__(self, count: int):
-    self._count, self._digits = count, len(str(count - 1))
-
-  def __len__(self) -> int:
-    return self._count
-
-  def __getitem__(self, index: int) -> str:  # type: ignore[override]  # It has no slices.
-    if not 0 <= index < self._count:
-      raise IndexError(f'Clients are numbered from 0 to {self._count - 1}, found {index}.')
-    return f'client_{index:0{self._digits}d}'
+    digits = len(str(count - 1))
+    super().__init__(count, lambda index: f'client_{index:0{digits}d}')
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -28,6 +28,16 @@ class DataFileError(ValueError):
   """A data file is missing, damaged or the wrong one. Says which file, what was expected and found, and what to do."""
 
 
+def wrong(source: str, expected: str, found: str) -> DataFileError:
+  """The error of a source whose content is another than the expected one."""
+  return DataFileError(f'{source}: expected {expected}, found {found}.')
+
+
+def described(array: np.ndarray) -> str:
+  """The type and shape of an array, for an error message."""
+  return f'{array.dtype}{list(array.shape)}'
+
+
 def check_is_file(path: str, expected: str) -> None:
   """Raises `DataFileError` with `expected`, a clause, unless the path is a file or a link to one. Opens nothing."""
   try:

@@ -206,7 +206,7 @@ def main(argv: list[str]) -> int:
   try:
     summary = _run(settings)
   except Exception as error:  # pylint: disable=broad-except
-    if not interrupts.is_on_its_way():
+    if not interrupts.is_interrupt(error):
       raise
     del error
     return _interrupted()

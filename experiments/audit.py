@@ -28,7 +28,7 @@ from typing import Any, Optional
 
 from absl import flags
 
-from data.datasets import named as datasets
+from data import datasets
 from experiments.command import command_line
 from experiments.command import flags as experiment_flags
 from experiments.command import interrupts
@@ -153,7 +153,7 @@ def main(argv: list[str]) -> int:
     try:
       measured = _measure(run)
     except Exception as error:  # pylint: disable=broad-except
-      if interrupts.is_on_its_way():
+      if interrupts.is_interrupt(error):
         raise KeyboardInterrupt from None  # TensorFlow has made another error of it.
       if not isinstance(error, runtime.RuntimeStackError):
         raise
@@ -171,7 +171,6 @@ def main(argv: list[str]) -> int:
 
 
 def _check_own():
-  """Checks the audit's own flags, before anything that takes time."""
   for flag in (_CANARIES, _UNSEEN, _REPEATS):
     checks.integer(f'--{flag.name}', flag.value, at_least=1)
   checks.number('--confidence', _CONFIDENCE.value, at_least=0.5, below=1)

@@ -35,10 +35,10 @@ import zipfile
 from absl import flags
 import numpy as np
 
-from data import feature_store
-from data.datasets import named as datasets
-from data.features import extractor_copies
-from data.features import maps as features_lib
+from data import datasets
+from data import features as features_lib
+from data.features import maps
+from data.features import store
 from experiments.command import command_line
 from experiments.folders import folder as run_folder
 from quap_tff.certificates.folders import folder_files
@@ -83,7 +83,7 @@ class Predictor:
 
   image_shape: tuple[int, ...]
   white: float
-  features: features_lib.Features
+  features: maps.Features
   model: Any
   warnings: tuple[str, ...] = ()
 
@@ -133,8 +133,8 @@ class Predictor:
     return np.divide(images, np.float32(largest), dtype=np.float32)
 
   def _probabilities(self, x):
-    if not isinstance(self.features, features_lib.NoFeatures):
-      x = feature_store.uncached(self.features, x)
+    if not isinstance(self.features, maps.NoFeatures):
+      x = store.uncached(self.features, x)
     return tf.nn.softmax(self.model.predict(x, batch_size=512, verbose=0)).numpy()
 
 
@@ -166,7 +166,7 @@ def load(path: str, extractor: Optional[str] = None) -> Predictor:
   try:
     identity, resolved = run['identity'], run['resolved']
     dataset = registry.parse_spec('dataset', identity['dataset'], datasets.DATASETS)
-    features = features_lib.parse(extractor_copies.located(identity['features'], path))
+    features = features_lib.parse(features_lib.located(identity['features'], path))
     public_data = resolved['public_data']
   except (KeyError, TypeError, ValueError) as error:
     raise ValueError(f'{os.path.join(path, run_folder.RUN)} is damaged: {type(error).__name__}: {error}') from None
@@ -244,7 +244,7 @@ def _read_picture(path, channels):
 
 
 def _other_features(features, spec, public_data) -> str:
-  if isinstance(features, features_lib.Pretrained) and features.card()['sha256'] not in public_data:
+  if isinstance(features, maps.Pretrained) and features.card()['sha256'] not in public_data:
     return (
       f'The extractor in {features.path} is not the one that this run was trained with. Give the folder of the right '
       f'one as --extractor. The run says: {public_data}'
@@ -258,7 +258,7 @@ def _other_features(features, spec, public_data) -> str:
 def _with_extractor(features, extractor):
   if extractor is None:
     return features
-  if not isinstance(features, features_lib.Pretrained):
+  if not isinstance(features, maps.Pretrained):
     raise ValueError('--extractor is for runs with --features=pretrained, and this run has none. Leave it out.')
   return dataclasses.replace(features, path=extractor)
 

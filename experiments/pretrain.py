@@ -25,7 +25,7 @@ from typing import Any, Callable
 from absl import flags
 import numpy as np
 
-from data.features import maps as features
+from data.features import maps
 from data.features import public_images
 from experiments.command import command_line
 from experiments.command import interrupts
@@ -213,11 +213,11 @@ def _whitening(hidden, power):
 def write(output: str, extractor: tf.keras.Model, card: dict[str, Any]) -> dict[str, Any]:
   """Writes the folder whole. Returns the card with the extractor's SHA-256."""
   with files.new_folder(os.path.abspath(output)) as folder:
-    path = os.path.join(folder, features.EXTRACTOR)
+    path = os.path.join(folder, maps.EXTRACTOR)
     saving.save_model(extractor, path)
     with open(path, 'rb') as f:
       card = {**card, 'sha256': hashlib.sha256(f.read()).hexdigest()}
-    files.write_json(os.path.join(folder, features.CARD), card)
+    files.write_json(os.path.join(folder, maps.CARD), card)
   return card
 
 

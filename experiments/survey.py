@@ -15,8 +15,8 @@ from absl import flags
 import numpy as np
 
 from data import cohorts
+from data import datasets
 from data import partition
-from data.datasets import named as datasets
 from experiments.command import command_line
 from quap_tff.common import checks
 from quap_tff.common import lazy

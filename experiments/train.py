@@ -76,7 +76,7 @@ def main(argv: list[str], callbacks: Sequence[Callable[[int, Any, Any], None]] =
     print(f'Error: {command_line.error_text(error)}', file=sys.stderr)
     return command_line.FAILED
   except (Exception, KeyboardInterrupt) as error:  # pylint: disable=broad-except
-    if not (isinstance(error, KeyboardInterrupt) or interrupts.is_on_its_way()):
+    if not interrupts.is_interrupt(error):
       raise
     print('\nInterrupted before a round was run.', file=sys.stderr)
     return command_line.INTERRUPTED
@@ -114,7 +114,8 @@ def _train(run, callbacks) -> int:
     print(*_opening(experiment, directory), sep='\n', file=sys.stderr)
     result = training.train(experiment, process, directory, callbacks)
     outcome = results.Outcome(experiment, result, directory)
-    _print_summary(outcome, outcome.keep())
+    summary = outcome.keep()
+    _print_summary(outcome, summary)
   return command_line.INTERRUPTED if result.interrupted else 0
 
 

@@ -6,8 +6,8 @@ import re
 import pytest
 
 from data import cohorts
-from data.datasets import named as datasets
-from data.features import maps as features
+from data import datasets
+from data import features
 from experiments import report
 from experiments.command import run as run_lib
 from quap_tff import methods

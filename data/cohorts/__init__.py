@@ -6,9 +6,9 @@ population and gives the model (`ParticipationModel`) that draws cohorts. `base.
 
 The amplification that a sampler earns is stated here, next to the draw, so that an accountant cannot assume more:
 
-| `sampling`   | the draw                                                             | amplification by sampling     |
+| `Sampler`    | the draw                                                             | amplification by sampling     |
 | ------------ | -------------------------------------------------------------------- | ----------------------------- |
-| `bernoulli`  | each client by its own coin of known rate, independent over rounds   | Poisson, at `inclusion_rates` |
+| `bernoulli`  | each client by its own coin of known rate, independent over rounds   | Poisson, at its `rates`       |
 | `fixed_size` | a uniformly random set of M clients, independent over rounds         | without replacement, at M/N   |
 | `none`       | all else: unequal weights at a fixed size, availability, everyone    | none                          |
 
@@ -18,8 +18,7 @@ nothing. `cohort_seed` is a seed of their own, and independent coins from it are
 
 from typing import Any, Optional
 
-from data.cohorts import chains
-from data.cohorts import learned
+from data.cohorts import stateful
 from data.cohorts import static
 from data.cohorts.base import ParticipationChoice
 from data.cohorts.base import ParticipationModel
@@ -36,10 +35,10 @@ PARTICIPATION_MODELS: dict[str, type[ParticipationChoice]] = {
   'extreme_imbalance': static.ExtremeImbalance,
   'hybrid': static.Hybrid,
   'hybrid_reference': static.HybridReference,
-  'markov': chains.Markov,
-  'flpadpm': learned.FlPadpm,
-  'client_selection': learned.ClientSelection,
-  'energy': chains.Energy,
+  'markov': stateful.Markov,
+  'flpadpm': stateful.FlPadpm,
+  'client_selection': stateful.ClientSelection,
+  'energy': stateful.Energy,
 }
 
 

@@ -19,6 +19,7 @@ LARGE_POPULATION = 100_000
 # Weighted draws do so for cohorts of at most this part of the population.
 _FEW = 20
 _MOST_BATCHES = 20
+_BY_WEIGHT = samplers.Sampler(reason='no amplification is proven for cohorts drawn by weight or availability')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,13 +75,10 @@ class ParticipationModel:
 
   Attributes:
     population: The clients that it draws from.
-    sampling: `bernoulli`, `fixed_size` or `none`, see the table in `data.cohorts`.
-    inclusion_rates: float64[N] where `sampling` is `bernoulli`, else `None`.
-    no_amplification: Where `sampling` is `none`, the reason why nothing is amplified, a clause.
+    sampler: The draw, for an account; see the table in `data.cohorts`.
     mean_cohort_size: The expected number of clients in a cohort, `None` if there is no simple one.
     min_separation: b, where two rounds of a client are promised to be at least b apart and no cohort is empty, so that
       a client is in at most ⌈T/b⌉ of T rounds; `None` if nothing is promised.
-    secret: Whether the cohorts follow from a secret seed, and from nothing else but public rates.
     has_dropout: Whether clients that are drawn may drop out.
     mean_dropout: The share of the clients that are drawn and expected to drop out.
   """
@@ -93,17 +91,18 @@ class ParticipationModel:
     population: Population,
     draw: Callable[[int], np.ndarray],
     *,
-    sampling: str = 'none',
-    inclusion_rates: Optional[np.ndarray] = None,
+    sampler: samplers.Sampler = _BY_WEIGHT,
     mean_cohort_size: Optional[float] = None,
-    no_amplification: str = 'no amplification is proven for cohorts drawn by weight or availability',
     min_separation: Optional[int] = None,
-    secret: bool = False,
   ):
     """`draw` gives distinct client ids in any order, a function of the population and the round number alone."""
-    self.population, self._draw, self.sampling = population, draw, sampling
-    self.inclusion_rates, self.mean_cohort_size = inclusion_rates, mean_cohort_size
-    self.no_amplification, self.min_separation, self.secret = no_amplification, min_separation, secret
+    self.population, self._draw, self.sampler = population, draw, sampler
+    self.mean_cohort_size, self.min_separation = mean_cohort_size, min_separation
+
+  @property
+  def secret(self) -> bool:
+    """Whether the cohorts follow from a secret seed, and from nothing else but public rates."""
+    return self.sampler.secret
 
   def cohort(self, round_num: int) -> np.ndarray:
     """The clients of round `round_num`, counted from 1: sorted, distinct int64 indices; possibly none."""
@@ -118,17 +117,6 @@ class ParticipationModel:
     """The clients that were drawn for round `round_num` and whose updates never arrive, sorted int64 indices."""
     del round_num
     return np.zeros([0], np.int64)
-
-  @property
-  def sampler(self) -> samplers.Sampler:
-    """The draw, for an account."""
-    return samplers.Sampler(
-      kind=self.sampling,
-      rates=self.inclusion_rates,
-      cohort_size=self.population.cohort_size if self.sampling == 'fixed_size' else None,
-      secret=self.secret,
-      reason=self.no_amplification,
-    )
 
 
 class ParticipationChoice(checks.Checked, abc.ABC):
@@ -164,10 +152,8 @@ def independent(population: Population, rates: np.ndarray) -> ParticipationModel
   return ParticipationModel(
     population,
     draw,
-    sampling='bernoulli',
-    inclusion_rates=rates,
+    sampler=samplers.Sampler('bernoulli', rates=rates, secret=population.cohort_seed is not None),
     mean_cohort_size=float(rates.sum()),
-    secret=population.cohort_seed is not None,
   )
 
 
@@ -176,60 +162,26 @@ def fixed_size(population: Population) -> ParticipationModel:
   total, size = population.num_clients, population.required_cohort_size()
   # Without a shuffle numpy's cost grows with the cohort, not with the population.
   draw = lambda round_num: population.round_rng(round_num).choice(total, size, replace=False, shuffle=False)
-  return ParticipationModel(population, draw, sampling='fixed_size', mean_cohort_size=float(size))
+  sampler = samplers.Sampler('fixed_size', cohort_size=size)
+  return ParticipationModel(population, draw, sampler=sampler, mean_cohort_size=float(size))
 
 
-def weighted(population: Population, weights: Callable[[int], np.ndarray]) -> ParticipationModel:
+def weighted(population: Population, *weights: np.ndarray) -> ParticipationModel:
   """`cohort_size` clients, one after the other without replacement, with probability in proportion to their weights.
 
-  Args:
-    population: The clients.
-    weights: From the round number to float64[N] weights, at least 0. Rounds of equal weights share one array.
+  The weights, float64[N] and at least 0, are those of round 1, round 2, …, and then of round 1 again.
   """
   size = population.required_cohort_size()
-  known: list[tuple[np.ndarray, np.ndarray]] = []
+  are_few = population.num_clients >= LARGE_POPULATION and size <= population.num_clients // _FEW
+  cumulative = [np.cumsum(one) for one in weights if are_few]
 
   def draw(round_num):
-    rng, chosen = population.round_rng(round_num), weights(round_num)
-    if population.num_clients < LARGE_POPULATION or size > population.num_clients // _FEW:
-      return weighted_without_replacement(rng, chosen, size)
-    # The sums of the last two arrays are kept.
-    if not any(chosen is array for array, _ in known):
-      known[:] = [*known[-1:], (chosen, np.cumsum(chosen))]
-    cumulative = next(sums for array, sums in known if array is chosen)
-    return few_weighted_without_replacement(rng, chosen, cumulative, size)
+    rng, index = population.round_rng(round_num), (round_num - 1) % len(weights)
+    if are_few:
+      return few_weighted_without_replacement(rng, weights[index], cumulative[index], size)
+    return weighted_without_replacement(rng, weights[index], size)
 
   return ParticipationModel(population, draw, mean_cohort_size=float(size))
-
-
-class Chain:
-  """A state for each round that follows from the one before: `step(round_num, state)`, with state None for round 1.
-
-  The last state is kept. A call for an earlier round starts again, so `step` must be a pure function.
-  """
-
-  def __init__(self, step: Callable[[int, Any], Any]):
-    self._step, self._round_num, self._state = step, 0, None
-
-  def at(self, round_num: int) -> Any:
-    """The state in round `round_num`, counted from 1."""
-    if round_num < self._round_num:
-      self._round_num, self._state = 0, None
-    while self._round_num < round_num:
-      self._round_num += 1
-      self._state = self._step(self._round_num, self._state)
-    return self._state
-
-
-def switched(coins: np.ndarray, before: Optional[np.ndarray], on: float, off: float) -> np.ndarray:
-  """bool[N], the next state of two-state chains; without a state before, one drawn from the stationary state.
-
-  Args:
-    coins: float64[N], uniform in [0, 1).
-    before: bool[N] or None.
-    on, off: The probabilities of a change from False to True, and from True to False.
-  """
-  return coins < on / (on + off) if before is None else np.where(before, coins >= off, coins < on)
 
 
 def few_weighted_without_replacement(

@@ -20,8 +20,10 @@ import numpy as np
 
 from data import rng as rng_lib
 from data.cohorts import base
+from data.cohorts import stateful
 from quap_tff.common import checks
 from quap_tff.common import registry
+from quap_tff.common.numbers import samplers
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -104,10 +106,10 @@ class Markov(DropoutChoice):
   def over(self, num_clients: int, seed: int) -> DropoutModel:
     def step(round_num, failing):
       coins = rng_lib.generator(seed, 'dropout', round_num).random(num_clients)
-      return base.switched(coins, failing, self.fail, self.recover)
+      return stateful.switched(coins, failing, self.fail, self.recover)
 
     stationary = self.fail / (self.fail + self.recover)
-    return DropoutModel(np.full(num_clients, stationary), base.Chain(step).at, is_independent=False)
+    return DropoutModel(np.full(num_clients, stationary), stateful.Chain(step).at, is_independent=False)
 
 
 DROPOUTS: dict[str, type[DropoutChoice]] = {'none': NoDropout, 'bernoulli': Bernoulli, 'beta': Beta, 'markov': Markov}
@@ -132,30 +134,19 @@ class WithDropout(base.ParticipationModel):
     self._drawn, self._dropout, mean = drawn, dropout, drawn.mean_cohort_size
     self.mean_dropout = float(dropout.rates.mean())
     if charges_absent:
+      sampler = dataclasses.replace(drawn.sampler, secret=False)
       super().__init__(
-        drawn.population,
-        drawn.cohort,
-        sampling=drawn.sampling,
-        inclusion_rates=drawn.inclusion_rates,
-        mean_cohort_size=mean,
-        no_amplification=drawn.no_amplification,
-        min_separation=drawn.min_separation,
+        drawn.population, drawn.cohort, sampler=sampler, mean_cohort_size=mean, min_separation=drawn.min_separation
       )
       return
-    rates = None
-    if drawn.inclusion_rates is not None and dropout.is_independent:
-      rates = drawn.inclusion_rates * (1 - dropout.rates)
+    sampler = samplers.Sampler(reason='no amplification is proven for cohorts from which clients drop out')
+    if drawn.sampler.rates is not None and dropout.is_independent:
+      sampler = samplers.Sampler('bernoulli', rates=drawn.sampler.rates * (1 - dropout.rates))
     super().__init__(
       drawn.population,
       lambda round_num: np.setdiff1d(drawn.cohort(round_num), self.absent(round_num), assume_unique=True),
-      sampling='none' if rates is None else 'bernoulli',
-      inclusion_rates=rates,
+      sampler=sampler,
       mean_cohort_size=None if mean is None else mean * float(1 - dropout.rates.mean()),
-      no_amplification=(
-        'no amplification is proven for cohorts from which clients drop out'
-        if rates is None
-        else drawn.no_amplification
-      ),
     )
 
   def absent(self, round_num: int) -> np.ndarray:
@@ -173,8 +164,10 @@ class WithServerRounds(base.ParticipationModel):
     super().__init__(
       drawn.population,
       lambda round_num: drawn.cohort(round_num) if self._is_of_clients(round_num) else np.zeros([0], np.int64),
+      sampler=samplers.Sampler(
+        reason='no amplification is proven where one coin for all clients decides who takes part'
+      ),
       mean_cohort_size=drawn.mean_cohort_size,
-      no_amplification='no amplification is proven where one coin for all clients decides who takes part',
     )
     self._drawn, self._q, self.has_dropout = drawn, q, drawn.has_dropout
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from data.cohorts import base
 from quap_tff.common import checks
+from quap_tff.common.numbers import samplers
 
 # A parameter of a Beta distribution. Smaller ones give weights that float64 rounds to exactly 0 or 1.
 _shape = functools.partial(checks.number_field, at_least=0.01, at_most=1e6)
@@ -56,8 +57,8 @@ class Separated(base.ParticipationChoice):
     return base.ParticipationModel(
       population,
       draw,
+      sampler=samplers.Sampler(reason='amplification of cohorts that keep a separation is not counted here'),
       mean_cohort_size=float(size),
-      no_amplification='amplification of cohorts that keep a separation is not counted here',
       min_separation=apart,
     )
 
@@ -72,8 +73,8 @@ class Full(base.ParticipationChoice):
     return base.ParticipationModel(
       population,
       lambda round_num: np.arange(population.num_clients),
+      sampler=samplers.Sampler(reason='everyone takes part in every round'),
       mean_cohort_size=float(population.num_clients),
-      no_amplification='everyone takes part in every round',
     )
 
 
@@ -105,8 +106,7 @@ class Beta(base.ParticipationChoice):
   b: float = _shape('beta b', 5.0)
 
   def over(self, population: base.Population) -> base.ParticipationModel:
-    weights = population.beta_weights(self.a, self.b)
-    return base.weighted(population, lambda round_num: weights)
+    return base.weighted(population, population.beta_weights(self.a, self.b))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,8 +183,7 @@ class Hybrid(base.ParticipationChoice):
     return odd, odd * np.exp(-self.id_decay * np.arange(population.num_clients))
 
   def over(self, population: base.Population) -> base.ParticipationModel:
-    odd, even = self.weights(population)
-    return base.weighted(population, lambda round_num: odd if round_num % 2 else even)
+    return base.weighted(population, *self.weights(population))
 
 
 @dataclasses.dataclass(frozen=True)

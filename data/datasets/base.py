@@ -137,28 +137,22 @@ class Pool:
   white: float
   num_classes: int
 
-  def train(self, rows: np.ndarray) -> federation.Examples:
-    """The training examples at `rows`. Only these are converted, so that the pool is never copied as float32."""
-    return self._examples(self.train_x[rows], self.train_y[rows])
-
-  def test(self) -> federation.Examples:
-    """The test set."""
-    return self._examples(self.test_x, self.test_y)
-
   def _examples(self, x, y):
     return federation.Examples(np.divide(x, np.float32(self.white), dtype=np.float32), y.astype(np.int32))
 
   def _federation(self, request, rows, client_ids, helpers, **facts) -> federation.Federation:
+    # Only the rows of one client at a time are converted, so that the pool is never copied as float32.
+    train = lambda own: self._examples(self.train_x[own], self.train_y[own])
     clients = []
     for own in rows:
-      clients.append(self.train(own))
+      clients.append(train(own))
       request.progress(len(clients), len(rows))
     return federation.Federation(
       num_classes=self.num_classes,
       client_ids=client_ids,
-      clients=tuple(clients),
-      test=self.test(),
-      auxiliary=self.train(helpers) if len(helpers) else None,
+      clients=clients,
+      test=self._examples(self.test_x, self.test_y),
+      auxiliary=train(helpers) if len(helpers) else None,
       **{'name': request.name, **facts},
     )
 

@@ -2,16 +2,20 @@
 
 TFF's loader finds or downloads the file and names the clients. A client's examples are read by `tff_files.Split`.
 TensorFlow is loaded when the first of them is read, not when their flags are.
+
+Text becomes sequences of tokens, each with the tokens that follow. Token 0 is padding. Then come the known characters
+or words, one token for all others, and the marks of a text's start and end, as in TFF's baselines.
 """
 
 from __future__ import annotations
 
-import collections
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 import dataclasses
 import functools
 import hashlib
+import itertools
 import os
+import string
 from typing import Any, Callable, ClassVar, Optional
 
 import numpy as np
@@ -19,13 +23,21 @@ import numpy as np
 from data import federation
 from data import reading
 from data.datasets import base
-from data.datasets import sequences
 from data.datasets import tff_files
 from quap_tff.common import checks
 from quap_tff.common.lazy import tf
 from quap_tff.common.lazy import tff
 
 WORD_COUNTS = 'stackoverflow.word_count'
+
+PADDING = 0
+# The characters of TFF's baseline (its order is another, which does not matter).
+CHARACTERS = string.digits + string.ascii_letters + ' !"#$%&\'()*,-./:;?@[]_\n\r'
+_SPECIAL = 4  # Padding, an unknown character or word, start, end.
+CHARACTER_TOKENS = len(CHARACTERS) + _SPECIAL
+_UNKNOWN, _START, _END = (len(CHARACTERS) + i for i in (1, 2, 3))
+_TOKEN_OF_BYTE = np.full(256, _UNKNOWN, np.int32)
+_TOKEN_OF_BYTE[np.frombuffer(CHARACTERS.encode(), np.uint8)] = np.arange(1, len(CHARACTERS) + 1)
 
 
 class _TffDataset(base.Dataset):
@@ -75,6 +87,15 @@ def _test_clients(train: Any, test: Any, division: base.Division) -> list[tuple[
   return [(0, whose), held_back] if division.testers else [held_back]
 
 
+def _test_facts(division: base.Division, examples: str, others: str, held_back: str) -> dict[str, Any]:
+  """The fields of a federation that say whose `examples` the test set of `_test_clients` holds."""
+  if division.testers:
+    whose = f'{examples} of {len(division.testers):,} other {others}, who take part in no round.'
+  else:
+    whose = f'{held_back} that the clients themselves hold back from training.'
+  return {'test_set': whose, 'test_is_of_clients': not division.testers}
+
+
 @dataclasses.dataclass(frozen=True)
 class Femnist(_TffDataset):
   """Federated EMNIST with its writers as clients, 62 classes: digits, upper and lower case; float32[28, 28, 1].
@@ -105,34 +126,28 @@ class Femnist(_TffDataset):
   def load(self, request: base.Request) -> federation.Federation:
     path, (train, test) = self._open(request, 'emnist_all.sqlite', self.only_digits)
     division = base.divide_clients(request, train.client_ids, self.test_writers)
-    tested = _test_clients(train, test, division)
-    total = sum(map(len, (division.clients, division.helpers, *(ids for _, ids in tested))))
-    done = 0
-
-    def read(split, ids):
-      nonlocal done
-      found = []
-      for client_id in ids:
-        found.append(splits[split].read([client_id]))
-        request.progress(done := done + 1, total)
-      return found
-
     features = {'pixels': tf.io.FixedLenFeature([28, 28], tf.float32), 'label': tf.io.FixedLenFeature([], tf.int64)}
     splits = [tff_files.Split(path, name, features) for name in self.splits]
-    clients = tuple(self._examples(path, [one]) for one in read(0, division.clients))
-    tests = self._examples(path, [one for split, ids in tested for one in read(split, ids)])
-    others = len(division.testers)
+    tested = _test_clients(train, test, division)
+    total = sum(map(len, (division.clients, division.helpers, *(ids for _, ids in tested))))
+    done = itertools.count(1)
+
+    def read(split, ids):
+      for client_id in ids:
+        yield splits[split].read([client_id])
+        request.progress(next(done), total)
+
+    clients = [self._examples(path, [part]) for part in read(0, division.clients)]
+    tests = self._examples(path, [part for split, ids in tested for part in read(split, ids)])
+    examples = f'{len(tests):,} examples'
     return federation.Federation(
       name=request.name,
       num_classes=self.num_classes,
       client_ids=division.clients,
       clients=clients,
       test=tests,
-      auxiliary=self._examples(path, read(0, division.helpers)) if division.helpers else None,
-      test_set=f'{len(tests):,} examples of {others:,} other writers, who take part in no round.'
-      if others
-      else f'{len(tests):,} examples that the clients themselves hold back from training.',
-      test_is_of_clients=not others,
+      auxiliary=self._examples(path, list(read(0, division.helpers))) if division.helpers else None,
+      **_test_facts(division, examples, 'writers', held_back=examples),
     )
 
   def _examples(self, path: str, parts: Sequence[dict[str, np.ndarray]]) -> federation.Examples:
@@ -140,7 +155,7 @@ class Femnist(_TffDataset):
     y = np.concatenate([np.zeros([0], np.int64), *(part['label'] for part in parts)])
     # NaN also fails this comparison.
     if len(x) and not (x.min() >= 0 and x.max() <= 1):
-      raise reading.DataFileError(f'{path}: expected pixels in [0, 1], found {x.min()} to {x.max()}.')
+      raise reading.wrong(path, 'pixels in [0, 1]', f'{x.min()} to {x.max()}')
     if not self.published_polarity:
       np.subtract(np.float32(1), x, out=x)
     return federation.Examples(x[..., None], y.astype(np.int32))
@@ -177,7 +192,7 @@ class Cifar100(_TffDataset):
       image = raw['image']
       # Such as in another file, or in another version of this one.
       if image.size and not (image.min() >= 0 and image.max() <= 255):
-        raise reading.DataFileError(f'{path}: expected pixels from 0 to 255, found {image.min()} to {image.max()}.')
+        raise reading.wrong(path, 'pixels from 0 to 255', f'{image.min()} to {image.max()}')
       return federation.Examples(np.divide(image, np.float32(255), dtype=np.float32), raw['label'].astype(np.int32))
 
     division = base.divide_clients(request, train.client_ids)
@@ -221,21 +236,18 @@ class Shakespeare(_TffDataset):
     path, (train, test) = self._open(request, 'shakespeare.sqlite')
     features = {'snippets': tf.io.FixedLenFeature([], tf.string)}
     splits = [tff_files.Split(path, name, features) for name in self.splits]
-    examples = lambda split, ids: sequences.of_speeches(splits[split].read(ids)['snippets'], self.length)
+    examples = lambda split, ids: of_speeches(splits[split].read(ids)['snippets'], self.length)
     division = base.divide_clients(request, train.client_ids, self.test_roles)
     tested = federation.together([examples(split, ids) for split, ids in _test_clients(train, test, division)])
-    others = len(division.testers)
+    sequences = f'{len(tested):,} sequences'
     return _on_demand(
       request,
       division,
       functools.partial(examples, 0),
       tff_files.digest(path, division.clients),
-      num_classes=sequences.CHARACTER_TOKENS,
+      num_classes=CHARACTER_TOKENS,
       test=tested,
-      test_set=f'{len(tested):,} sequences of {others:,} other roles, who take part in no round.'
-      if others
-      else f'{len(tested):,} sequences of speeches that the clients themselves hold back from training.',
-      test_is_of_clients=not others,
+      **_test_facts(division, sequences, 'roles', held_back=f'{sequences} of speeches'),
     )
 
 
@@ -266,10 +278,10 @@ class StackOverflowWords(_TffDataset):
 
   def load(self, request: base.Request) -> federation.Federation:
     path, (train, held_out, _) = self._open(request, 'stackoverflow.sqlite')
-    vocabulary = sequences.Vocabulary(_words(self.words, request.data_dir))
+    vocabulary = Vocabulary(_words(self.words, request.data_dir))
     features = {'tokens': tf.io.FixedLenFeature([], tf.string)}
     split = tff_files.Split(path, 'train', features, self.sentences)
-    encode = lambda sentences: sequences.of_sentences(sentences, vocabulary, self.length)
+    encode = lambda sentences: of_sentences(sentences, vocabulary, self.length)
     division = base.divide_clients(request, train.client_ids)
     tested = self._test_sentences(path, features, held_out.client_ids, request.seed)
     return _on_demand(
@@ -305,7 +317,7 @@ def _words(count: int, data_dir: Optional[str]) -> Sequence[str]:
   path = os.path.join(data_dir, WORD_COUNTS)
   expected = f'expected the list of words that TFF publishes: a word and its count on each of at least {count} lines'
   reading.check_is_file(path, f'{expected}. It is in stackoverflow.word_count.tar.bz2')
-  words = collections.OrderedDict()
+  words: dict[str, int] = {}
   try:
     with open(path, encoding='utf-8') as f:
       for line in f:
@@ -328,3 +340,61 @@ def _digest_of_large(path: str, ids: Sequence[str]) -> bytes:
     found.update(f.read(1 << 20))
   found.update('\0'.join(ids).encode())
   return found.digest()
+
+
+def of_speeches(speeches: Iterable[bytes], length: int) -> federation.Examples:
+  """Speeches as sequences of characters; each speech starts and ends with a mark, and begins a new sequence.
+
+  Args:
+    speeches: Texts of one byte a character.
+    length: Characters in a sequence.
+
+  Returns:
+    x and y int32[n, length]. A sequence takes length + 1 characters, as in TFF's baseline: the last one is only a
+    label.
+  """
+  rows = []
+  for speech in speeches:
+    tokens = np.concatenate([[_START], _TOKEN_OF_BYTE[np.frombuffer(speech, np.uint8)], [_END]])
+    padded = np.full(-(-len(tokens) // (length + 1)) * (length + 1), PADDING, np.int32)
+    padded[: len(tokens)] = tokens
+    rows.append(padded.reshape(-1, length + 1))
+  return _labelled(np.concatenate(rows) if rows else np.zeros([0, length + 1], np.int32))
+
+
+class Vocabulary:
+  """Words and their tokens. Args: the words, most frequent first."""
+
+  def __init__(self, words: Sequence[str]):
+    self._tokens = {word.encode(): token for token, word in enumerate(words, 1)}
+    self._unknown = len(words) + 1
+    self.start, self.end, self.num_tokens = len(words) + 2, len(words) + 3, len(words) + _SPECIAL
+
+  def tokens(self, words: Sequence[bytes]) -> Sequence[int]:
+    """The token of each word."""
+    return [self._tokens.get(word, self._unknown) for word in words]
+
+
+def of_sentences(sentences: Sequence[bytes], vocabulary: Vocabulary, length: int) -> federation.Examples:
+  """Sentences as sequences of words, one for each sentence: cut after `length` words, or ended and filled up.
+
+  Args:
+    sentences: Words with a space between them.
+    vocabulary: The known words.
+    length: Words in a sequence.
+
+  Returns:
+    x and y int32[n, length].
+  """
+  rows = np.full([len(sentences), length + 1], PADDING, np.int32)
+  for row, sentence in zip(rows, sentences):
+    tokens = [vocabulary.start, *vocabulary.tokens(sentence.split()), vocabulary.end][: length + 1]
+    row[: len(tokens)] = tokens
+  return _labelled(rows)
+
+
+def _labelled(rows: np.ndarray) -> federation.Examples:
+  labels = rows[:, 1:]
+  return federation.Examples(
+    np.ascontiguousarray(rows[:, :-1]), np.where(labels == PADDING, federation.NO_LABEL, labels).astype(np.int32)
+  )

@@ -99,17 +99,21 @@ class Npz(base.Dataset):
     if 'x_test' in arrays:
       test_x, test_y, test_white = _examples(path, arrays, 'x_test', 'y_test')
       if test_x.shape[1:] != x.shape[1:] or test_white != white:
-        raise _error(path, f'x_test to be like x, {_described(arrays["x"])}', _described(arrays['x_test']))
+        raise reading.wrong(
+          path, f'x_test to be like x, {reading.described(arrays["x"])}', reading.described(arrays['x_test'])
+        )
       whose = 'of the clients themselves' if self.test_of_clients else 'taken to be of nobody who takes part in a round'
       facts['test_set'] = f'{len(test_y):,} examples from x_test of the file, {whose}.'
       facts['test_is_of_clients'] = self.test_of_clients
     elif self.test_of_clients:
-      raise _error(path, 'x_test and y_test, because of test_of_clients=True', 'neither. Leave test_of_clients out')
+      raise reading.wrong(
+        path, 'x_test and y_test, because of test_of_clients=True', 'neither. Leave test_of_clients out'
+      )
     elif owners is None:
       order = rng_lib.generator(request.seed, 'test_split').permutation(len(y))
       held = math.ceil(self.test_share * len(y))
       if held == len(y):
-        raise _error(path, 'examples for training and for the test', f'{len(y)} in all and no x_test')
+        raise reading.wrong(path, 'examples for training and for the test', f'{len(y)} in all and no x_test')
       (test_x, test_y), (x, y) = ((x[rows], y[rows]) for rows in (np.sort(order[:held]), np.sort(order[held:])))
     else:
       test_x, test_y = x[:0], y[:0]
@@ -123,14 +127,14 @@ class Npz(base.Dataset):
     with np.load(path, allow_pickle=False) as kept:
       unknown = sorted(set(kept.files) - set(arrays))
     if unknown:
-      raise _error(path, f'arrays named {", ".join((*_REQUIRED, *_OPTIONAL))}', f'{", ".join(unknown)}, too')
+      raise reading.wrong(path, f'arrays named {", ".join((*_REQUIRED, *_OPTIONAL))}', f'{", ".join(unknown)}, too')
     if ('x_test' in arrays) != ('y_test' in arrays):
-      raise _error(path, 'x_test and y_test, or neither', 'one of them')
+      raise reading.wrong(path, 'x_test and y_test, or neither', 'one of them')
 
   def _check_left(self, path, clients):
     held = math.ceil(self.test_share * clients)
     if clients - held < 2:
-      raise _error(
+      raise reading.wrong(
         path,
         'two clients or more besides those that only test',
         f'{clients} in all, of which test_share={self.test_share:g} takes {held}. Give x_test and y_test, or another '
@@ -142,24 +146,20 @@ class Npz(base.Dataset):
     found = 1 + int(max(known[-1], test_y.max(initial=0)))
     if not self.classes and len(known) < found:
       few = ', '.join(map(str, known[:_MOST_LABELS])) + (', …' if len(known) > _MOST_LABELS else '')
-      raise _error(
+      raise reading.wrong(
         path,
         f'examples in y of each label from 0 to {found - 1}',
         f'{len(known)} labels: {few}. Number the labels from 0, or give classes={found} if that is right',
       )
     if self.classes and found > self.classes:
-      raise _error(path, f'labels in [0, {self.classes}), as classes={self.classes} says', f'the label {found - 1}')
+      raise reading.wrong(
+        path, f'labels in [0, {self.classes}), as classes={self.classes} says', f'the label {found - 1}'
+      )
     if len(test_y) and not np.isin(test_y, known).any():
-      raise _error(path, 'labels in y_test that are in y, too', 'none. A model would be right about no test example')
+      raise reading.wrong(
+        path, 'labels in y_test that are in y, too', 'none. A model would be right about no test example'
+      )
     return self.classes or found
-
-
-def _error(path: str, expected: str, found: str) -> reading.DataFileError:
-  return reading.DataFileError(f'{path}: expected {expected}, found {found}.')
-
-
-def _described(array: np.ndarray) -> str:
-  return f'{array.dtype}{list(array.shape)}'
 
 
 def _examples(path: str, arrays: dict[str, Any], x_name: str, y_name: str) -> tuple[np.ndarray, np.ndarray, float]:
@@ -170,17 +170,17 @@ def _examples(path: str, arrays: dict[str, Any], x_name: str, y_name: str) -> tu
     kinds = (
       'images [n, height, width] or [n, height, width, channels], uint8 or floats in [0, 1], or float vectors [n, d]'
     )
-    raise _error(path, f'{x_name} to be {kinds}', _described(x))
+    raise reading.wrong(path, f'{x_name} to be {kinds}', reading.described(x))
   lowest, highest = x.min(), x.max()
   # NaN fails the comparisons, too.
   if not (lowest >= -_LARGEST and highest <= _LARGEST):
-    raise _error(
+    raise reading.wrong(
       path,
       f'the numbers in {x_name} to be finite and of at most {_LARGEST:,.0f} in size',
       f'values from {lowest:g} to {highest:g}. Scale them first, each feature to about 1',
     )
   if x.ndim > 2 and not is_uint8 and not (lowest >= 0 and highest <= 1):
-    raise _error(
+    raise reading.wrong(
       path, f'floats in {x_name} to be pixels in [0, 1]', f'values from {lowest:g} to {highest:g}. Scale them first'
     )
   return x[..., None] if x.ndim == 3 else x, _integers(path, y_name, y, len(x)), 255.0 if is_uint8 else 1.0
@@ -188,7 +188,7 @@ def _examples(path: str, arrays: dict[str, Any], x_name: str, y_name: str) -> tu
 
 def _integers(path: str, name: str, values: np.ndarray, count: int, lowest: Optional[int] = 0) -> np.ndarray:
   if values.dtype.kind not in 'iu' or values.shape not in ((count,), (count, 1)):
-    raise _error(path, f'{name} to be {count} integers, one for each example', _described(values))
+    raise reading.wrong(path, f'{name} to be {count} integers, one for each example', reading.described(values))
   if lowest is not None and (values.min() < lowest or values.max() >= np.iinfo(np.int32).max):
-    raise _error(path, f'labels of {name} from 0', f'{values.min()} to {values.max()}')
+    raise reading.wrong(path, f'labels of {name} from 0', f'{values.min()} to {values.max()}')
   return values.reshape(-1)

@@ -1,22 +1,19 @@
-"""A dataset of any number of clients that are made when they are asked for, to measure how runs scale.
-
-    x_k = u_k/‖u_k‖,   u_k = z_k + spread·m_i,   y_k = argmax_c (x_k·w_c), in a share `noise` of examples a random class
-
-z_k, m_i and the public w_c are standard normal vectors; m_i is client i's own and makes clients differ. Everything of
-client i follows from (seed, i), so no client depends on another, and a million of them take no memory.
-"""
+"""Datasets that the program makes, nobody's data: drawings to choose constants on, and any number of clients."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import math
+from typing import Optional
 
 import numpy as np
 
 from data import federation
 from data import rng as rng_lib
 from data.datasets import base
+from data.features import characters
+from data.features import leaves
 from quap_tff.common import checks
 
 DEFAULT_NUM_CLIENTS = 1000
@@ -24,10 +21,78 @@ TEST_EXAMPLES = 2000
 
 
 @dataclasses.dataclass(frozen=True)
+class Glyphs(base.PooledDataset):
+  """Drawings of random glyphs by the program: nobody's data. Clipping norms and learning rates can be chosen on them.
+
+  18,000 training and 3,000 test images by default, float32[28, 28, 1], 1.0 = ink. `experiments.pretrain` learns from
+  other glyphs.
+
+  Attributes:
+    classes: Number of glyphs, which are the labels.
+    copies: Drawings of each, a seventh of them for the test.
+    alphabet: Seed of the glyphs and of their drawings. It is not the run's, so that runs of all seeds share them.
+  """
+
+  image_shape = (28, 28, 1)
+
+  classes: int = checks.integer_field('classes', 10, at_least=2)
+  copies: int = checks.integer_field('copies', 2100, at_least=7)
+  alphabet: int = checks.integer_field('alphabet', 0, at_least=0)
+
+  def read(self, data_dir: Optional[str]) -> base.Pool:
+    del data_dir
+    rng = rng_lib.generator(self.alphabet, 'glyphs')
+    x, y = characters.draw(characters.random_glyphs(self.classes, rng), self.copies, self.image_shape[0], rng)
+    return _a_seventh_tests(x[..., np.newaxis], y, self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Things(base.PooledDataset):
+  """Drawings of random things by the program: nobody's data. They are to photographs as `Glyphs` are to digits.
+
+  18,000 training and 3,000 test images by default, float32[32, 32, 3], RGB. `--features=drawn` learns from other
+  things. See `data.features.leaves`.
+
+  Attributes:
+    classes: Number of labels.
+    looks: Number of things that share a label, as many kinds of birds are birds. With one, a linear head finds it easy.
+    copies: Drawings of each label, a seventh of them for the test.
+    kinds: Seed of the things and of their drawings. It is not the run's, so that runs of all seeds share them.
+  """
+
+  image_shape = (32, 32, 3)
+
+  classes: int = checks.integer_field('classes', 10, at_least=2)
+  looks: int = checks.integer_field('looks', 3, at_least=1)
+  copies: int = checks.integer_field('copies', 2100, at_least=7)
+  kinds: int = checks.integer_field('kinds', 0, at_least=0)
+
+  def read(self, data_dir: Optional[str]) -> base.Pool:
+    del data_dir
+    rng = rng_lib.generator(self.kinds, 'things')
+    things = leaves.things(self.classes * self.looks, rng)
+    shown = np.arange(self.classes * self.copies) % len(things)
+    x, y = leaves.views(things, shown, self.image_shape[:2], rng), shown % self.classes
+    return _a_seventh_tests(x, y, self)
+
+
+def _a_seventh_tests(x, y, drawn) -> base.Pool:
+  """A pool of drawings; they come in rounds over the labels, so that each label has the same share of both parts."""
+  test = drawn.classes * (drawn.copies // 7)
+  return base.Pool(x[test:], y[test:], x[:test], y[:test], white=drawn.white, num_classes=drawn.classes)
+
+
+@dataclasses.dataclass(frozen=True)
 class Synthetic(base.Dataset):
   """Clients that the program makes when they take part, 1,000 by default and any number by --num_clients.
 
   float32[features] of unit norm. No data are read. Each test example is by a person of its own, who is not a client.
+
+      x_k = u_k/‖u_k‖,   u_k = z_k + spread·m_i,   y_k = argmax_c (x_k·w_c)
+
+  In a share `noise` of the examples, y_k is a random class. z_k, m_i and the public w_c are standard normal vectors;
+  m_i is client i's own and makes clients differ. Everything of client i follows from (seed, i), so no client depends on
+  another, and a million of them take no memory.
 
   Attributes:
     features: Numbers in an example.

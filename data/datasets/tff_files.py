@@ -165,7 +165,6 @@ class Split:
       reading.DataFileError: If the file is damaged, or its examples have other features.
     """
     query = f'SELECT serialized_example_proto FROM examples WHERE client_id = ? AND split_name = ?{self._limit}'
-    expected = f'expected examples with {self._described} in split {self._name!r}'
     try:
       if not hasattr(self._of_thread, 'connection'):
         self._of_thread.connection = _connect(self._path)
@@ -176,13 +175,12 @@ class Split:
         parsed = tf.io.parse_example(tf.constant(protos, tf.string, [len(protos)]), self._features)
       return {name: value.numpy() for name, value in parsed.items()}
     except (sqlite3.Error, tf.errors.OpError) as e:
-      found = getattr(e, 'message', e)
-      raise reading.DataFileError(f'{self._path} is damaged or the wrong file: {expected}, found {found}') from e
-
-  @property
-  def _described(self):
-    one = lambda name, f: f'{name} {f.dtype.name}{list(f.shape) if f.shape else ""}'
-    return ' and '.join(one(*item) for item in self._features.items())
+      one = lambda name, f: f'{name} {f.dtype.name}{list(f.shape) if f.shape else ""}'
+      expected = ' and '.join(one(*item) for item in self._features.items())
+      raise reading.DataFileError(
+        f'{self._path} is damaged or the wrong file: expected examples with {expected} in split {self._name!r}, found '
+        f'{getattr(e, "message", e)}'
+      ) from e
 
 
 def digest(path: str, names: Sequence[str] = ()) -> bytes:

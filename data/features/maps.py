@@ -1,4 +1,4 @@
-"""Fixed features in place of examples, by name. A new kind is a class, here or in a file of its own, and a line below.
+"""Maps from examples to features: none, scattering, and a network that was learned from public images.
 
 A feature map is a fixed function of one example. It is applied to each example by itself and takes no statistics over
 examples: a client's features are a function of that client's data alone. A guarantee for updates made of features
@@ -12,15 +12,12 @@ import dataclasses
 import functools
 import hashlib
 import os
-from typing import Any, Callable, ClassVar, Optional
+from typing import Any, ClassVar, Optional
 
 import numpy as np
 
-from data import feature_store
-from data import federation as federation_lib
 from data import reading
-from data.features.drawing import drawings
-from data.features.drawing import drawn
+from data.features import drawings
 from quap_tff.common import checks
 from quap_tff.common import files
 from quap_tff.common import lazy
@@ -56,7 +53,7 @@ class Features(checks.Checked, abc.ABC):
     """Everything that the features depend on apart from the example: parameters, versions, the hash of a model."""
 
   @abc.abstractmethod
-  def extractor(self, input_shape: tuple[int, ...]) -> Callable[[np.ndarray], np.ndarray]:
+  def extractor(self, input_shape: tuple[int, ...]) -> drawings.Extractor:
     """Returns the function float32[b, *input_shape] -> float32[b, d], rows of unit norm. Several threads may call it.
 
     Features that are zero, those of a blank image, stay zero.
@@ -77,7 +74,7 @@ class NoFeatures(Features):
   def fingerprint(self) -> str:
     return 'none'
 
-  def extractor(self, input_shape: tuple[int, ...]) -> Callable[[np.ndarray], np.ndarray]:
+  def extractor(self, input_shape: tuple[int, ...]) -> drawings.Extractor:
     del input_shape
     return lambda x: x
 
@@ -124,7 +121,7 @@ class Scattering(Features):
     # Glyphs of any size show whether the program draws the same.
     return f'{found} glyphs={hashlib.sha256(drawings.random_glyphs((8, 8, 1)).tobytes()).hexdigest()}'
 
-  def extractor(self, input_shape: tuple[int, ...]) -> Callable[[np.ndarray], np.ndarray]:
+  def extractor(self, input_shape: tuple[int, ...]) -> drawings.Extractor:
     transform = kymatio_numpy.ScatteringNumPy2D(
       J=self.scales, shape=input_shape[:2], L=self.angles, max_order=self.order
     )
@@ -141,18 +138,15 @@ class Scattering(Features):
 class Learned(Features):
   """A map that was learned from public images. It may be centred and reduced by its features of drawings.
 
-  Those are of no client. See `data.features.drawing.drawings` for the equation.
+  Those are of no client. See `data.features.drawings` for the equation.
   """
-
-  size: Optional[int]
-  centred: bool
 
   @abc.abstractmethod
   def learned(self) -> tuple[str, str]:
     """Everything that the map itself depends on, for a fingerprint, and sentences on it for a certificate."""
 
   @abc.abstractmethod
-  def map(self, input_shape: tuple[int, ...]) -> Callable[[np.ndarray], np.ndarray]:
+  def map(self, input_shape: tuple[int, ...]) -> drawings.Extractor:
     """The map itself, as `extractor` returns it."""
 
   @abc.abstractmethod
@@ -163,7 +157,7 @@ class Learned(Features):
     found = self.statistics()
     return self.learned()[0] + (f' drawings {found.digest()}' if found else '')
 
-  def extractor(self, input_shape: tuple[int, ...]) -> Callable[[np.ndarray], np.ndarray]:
+  def extractor(self, input_shape: tuple[int, ...]) -> drawings.Extractor:
     extract, found = self.map(input_shape), self.statistics()
     return extract if found is None else lambda x: unit_rows(found.applied(extract(x)))
 
@@ -251,7 +245,7 @@ class Pretrained(Learned):
     shape = tuple(self._model().input_shape[1:])
     return drawings.statistics(lambda: self.map(shape), self.learned()[0], shape, self.size, self.centred)
 
-  def map(self, input_shape: tuple[int, ...]) -> Callable[[np.ndarray], np.ndarray]:
+  def map(self, input_shape: tuple[int, ...]) -> drawings.Extractor:
     del input_shape
     model = self._model()
 
@@ -273,121 +267,6 @@ def _loaded(path: str, sha256: str) -> Any:
     return tf.keras.models.load_model(os.path.join(path, EXTRACTOR), compile=False)
   except (OSError, ValueError, TypeError, KeyError) as e:
     raise reading.DataFileError(f'The extractor in {path} cannot be read: {type(e).__name__}: {e}') from e
-
-
-@dataclasses.dataclass(frozen=True)
-class Drawn(Learned):
-  """Features of colour images, learned from the drawings of `data.features.drawing.drawn`.
-
-  The learned arrays follow from the parameters, take minutes to compute, and are kept in the folder of features.
-
-  Attributes:
-    size: Number of features.
-    filters: Number of filters of each scale, each a patch of a drawing.
-    kinds: Number of drawn things that the features are to tell apart.
-    views: Drawings of each.
-    seed: Of the drawings.
-    centred: Whether the mean of the features of other drawings is taken off, see `data.features.drawing.drawings`.
-  """
-
-  size: int = checks.integer_field('drawn size', 256, at_least=1)
-  filters: int = checks.integer_field('drawn filters', 400, at_least=1)
-  kinds: int = checks.integer_field('drawn kinds', 2000, at_least=2)
-  views: int = checks.integer_field('drawn views', 12, at_least=2)
-  seed: int = checks.integer_field('drawn seed', 0, at_least=0)
-  centred: bool = False
-
-  def __post_init__(self):
-    super().__post_init__()
-    if self.size >= self.kinds:
-      raise ValueError(
-        f'drawn features tell kinds={self.kinds} things apart, which takes fewer directions than that: found '
-        f'size={self.size}. Use a smaller size, or more kinds.'
-      )
-    if self.size > drawn.NUMBERS_A_FILTER * self.filters:
-      raise ValueError(
-        f'drawn filters={self.filters} give {drawn.NUMBERS_A_FILTER * self.filters} numbers, found '
-        f'size={self.size}. Use a smaller size, or more filters.'
-      )
-
-  def check(self, input_shape: tuple[int, ...]) -> None:
-    if len(input_shape) != 3 or input_shape[2] != 3 or min(input_shape[:2]) < drawn.SMALLEST_SIDE:
-      raise ValueError(
-        f'Drawn features need colour images [height, width, 3] of at least {drawn.SMALLEST_SIDE} pixels a side, but '
-        f'examples have the shape {tuple(input_shape)}.'
-      )
-
-  def learned(self) -> tuple[str, str]:
-    digest = drawn.digest(self._arrays())
-    return (
-      f'drawn {digest} numpy={np.__version__} tensorflow={tf.__version__}',
-      f'Learned on {drawn.SCENES:,} drawings of random leaves and {self.kinds * self.views:,} of {self.kinds:,} '
-      f"random things: a program's output, no data. Filters and directions of SHA-256 {digest}.",
-    )
-
-  def map(self, input_shape: tuple[int, ...]) -> Callable[[np.ndarray], np.ndarray]:
-    extract = drawn.extractor(self._arrays(), (input_shape[0], input_shape[1]))
-    return lambda x: unit_rows(extract(x))
-
-  def statistics(self) -> Optional[drawings.Statistics]:
-    shape = (*drawn.SIZE, 3)  # Whatever the size of the images: the mean is a part of the map.
-    found = lambda: drawings.statistics(lambda: self.map(shape), self.learned()[0], shape, None, True)
-    return found() if self.centred else None
-
-  def _arrays(self):
-    return drawn.kept(drawn.Recipe(self.size, self.filters, self.kinds, self.views, self.seed))
-
-
-FEATURES: dict[str, type[Features]] = {
-  'none': NoFeatures,
-  'scattering': Scattering,
-  'pretrained': Pretrained,
-  'drawn': Drawn,
-}
-
-
-def parse(spec: str) -> Features:
-  """The features that `spec` names, e.g. `scattering:scales=2`."""
-  return registry.parse_spec('features', spec, FEATURES)
-
-
-def of_federation(
-  spec: str,
-  federation: federation_lib.Federation,
-  *,
-  folder: Optional[str] = None,
-  progress: Callable[[int, int], None] = lambda done, total: None,
-) -> federation_lib.Federation:
-  """The federation with features float32[d] of unit norm in place of its examples; labels and clients are the same.
-
-  Args:
-    spec: A key of `FEATURES` with parameters.
-    federation: Clients' examples and the test set.
-    folder: The folder of kept features; `None`: `feature_store.default_folder()`.
-    progress: Called with (done, total) as examples' features are computed.
-
-  Raises:
-    DataFileError: (a `ValueError`) For an extractor that is missing, damaged or another.
-    ValueError: For an unknown spec, or features that examples of this shape do not have.
-  """
-  features = parse(spec)
-  if isinstance(features, NoFeatures):
-    return federation
-  features.check(federation.input_shape)
-  # Features are computed once, so all of them are in memory, whether the examples were or not.
-  auxiliary = () if federation.auxiliary is None else (federation.auxiliary,)
-  everyone = (*federation.clients, federation.test, *auxiliary)
-  rows = feature_store.compute(features, [examples.x for examples in everyone], folder, progress)
-  found = [federation_lib.Examples(x, examples.y) for x, examples in zip(rows, everyone)]
-  count = federation.num_clients
-  return dataclasses.replace(
-    federation,
-    clients=tuple(found[:count]),
-    test=found[count],
-    auxiliary=found[-1] if auxiliary else None,
-    features=registry.format_spec(spec.partition(':')[0], features),
-    public_data=features.public_data(),
-  )
 
 
 def unit_rows(x: np.ndarray) -> np.ndarray:

@@ -8,8 +8,7 @@ from typing import Optional
 import numpy as np
 
 from data import reading
-from data.features.drawing import characters
-from data.features.drawing import latin
+from data.features import characters
 from quap_tff.common import checks
 
 EMNIST_FILENAME = 'emnist_byclass_test.npz'
@@ -63,15 +62,12 @@ class EmnistLetters(Source):
     file = reading.read_npz(path, ['x', 'y'], 'EMNIST ByClass images')
     x, y = file['x'], file['y']
     if x.dtype != np.uint8 or x.shape[1:] != (_SIDE, _SIDE) or y.shape != x.shape[:1] or y.dtype.kind not in 'iu':
-      raise reading.DataFileError(
-        f'{path}: expected x uint8[n, {_SIDE}, {_SIDE}] and y, n integers, found x {x.dtype}{list(x.shape)} and y '
-        f'{y.dtype}{list(y.shape)}.'
-      )
+      found = f'x {reading.described(x)} and y {reading.described(y)}'
+      raise reading.wrong(path, f'x uint8[n, {_SIDE}, {_SIDE}] and y, n integers', found)
     letters = y >= _DIGITS
     if not letters.any() or y.min() < 0 or y.max() >= _CHARACTERS:
-      raise reading.DataFileError(
-        f'{path}: expected labels in [0, {_CHARACTERS}), letters from {_DIGITS} on, found {sorted(set(y.tolist()))}.'
-      )
+      expected = f'labels in [0, {_CHARACTERS}), letters from {_DIGITS} on'
+      raise reading.wrong(path, expected, str(sorted(set(y.tolist()))))
     merged = np.arange(_CHARACTERS)
     for letter in _MERGED:
       upper = _DIGITS + ord(letter) - ord('A')
@@ -88,7 +84,7 @@ class EmnistLetters(Source):
 
 @dataclasses.dataclass(frozen=True)
 class Glyphs(Source):
-  """Random glyphs, and digits and Latin letters, as `data.features.drawing` draws them.
+  """Random glyphs, and digits and Latin letters, as `data.features.characters` draws them.
 
   Attributes:
     classes: Number of random glyphs.
@@ -103,12 +99,12 @@ class Glyphs(Source):
   def read(self, data_dir: Optional[str], seed: int) -> PublicImages:
     del data_dir
     rng = np.random.default_rng(seed)
-    glyphs = characters.alphabet(self.classes, rng)
+    glyphs = characters.random_characters(self.classes, rng)
     x, y = characters.draw(glyphs, self.copies, _SIDE, rng)
     if not self.latin:
       description = f"Learned on {len(x):,} drawings of {len(glyphs):,} random glyphs: a program's output, no data."
       return PublicImages(x, y, len(glyphs), description)
-    shapes = latin.alphabet()
+    shapes = characters.latin()
     more, labels = characters.draw(shapes, max(1, len(x) // len(shapes)), _SIDE, rng)
     return PublicImages(
       x=np.concatenate([x, more]),

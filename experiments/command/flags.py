@@ -21,7 +21,7 @@ from quap_tff.common import registry
 
 VALUES = command_line.new_flags()
 
-# Flags that only one runtime uses, and takes in silence under the others.
+# Flags that only one runtime uses, and that nothing else refuses under the others.
 _OF_RUNTIME = {'num_threads': 'in_process', 'num_workers': 'workers', 'worker_timeout': 'workers'}
 # Flags about the files in --output_dir.
 _OF_FOLDER = ('checkpoint_every', 'keep_checkpoints', 'signing_key')
@@ -30,7 +30,7 @@ _MECHANISM = (parts.Mechanism, *methods.PARTS)
 
 
 class _NumberOrText(flags.ArgumentParser):
-  """Reads 3 as a number, and leaves everything else, such as 1..5, to `run.Epochs`."""
+  """Reads 3 as a number, and leaves everything else, such as 1..5, to `parts.Epochs`."""
 
   def parse(self, argument):
     try:
@@ -40,7 +40,6 @@ class _NumberOrText(flags.ArgumentParser):
 
 
 def _define(name: str, found: flag_fields.Flag, kind: Any, text: str):
-  """Makes the absl flag of a field of type `kind`."""
   own = dict(flag_values=VALUES)
   bounds = dict(lower_bound=found.lower, upper_bound=found.upper)
   default = None if found.differs else found.default
@@ -86,7 +85,7 @@ GROUPS = _define_all()
 
 
 def read(argv: Sequence[str]) -> list[str]:
-  """Sets the flags from `argv[1:]`, see `command_line.parse`. Returns the `names_in` it.
+  """Sets the flags from `argv[1:]`, see `command_line.parse`, and returns the names of those that stand there.
 
   Raises:
     ValueError: For an unknown flag, a value of the wrong type, or an argument that is not a flag.

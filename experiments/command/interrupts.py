@@ -56,13 +56,13 @@ def ignore_from_now_on() -> None:
   _held += 1
 
 
-def is_on_its_way() -> bool:
-  """Whether a KeyboardInterrupt has been raised and not been caught yet, see `caught`.
+def is_interrupt(error: BaseException) -> bool:
+  """Whether an error is a KeyboardInterrupt, or comes after one that has been raised and not been caught yet.
 
-  Then any other error may be its consequence: TensorFlow's C++ drops an exception of a Python function that it calls,
-  and goes on without a result.
+  Then it may be its consequence: TensorFlow's C++ drops an exception of a Python function that it calls, and goes on
+  without a result. See `caught`.
   """
-  return _on_its_way
+  return isinstance(error, KeyboardInterrupt) or _on_its_way
 
 
 def caught() -> None:

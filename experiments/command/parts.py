@@ -6,10 +6,11 @@ import dataclasses
 from typing import Any, NamedTuple, Optional
 
 from data import cohorts
+from data import datasets
+from data import features as features_lib
 from data import partition as partitions
 from data.cohorts import dropouts
-from data.datasets import named as datasets
-from data.features import maps as features_lib
+from data.features import maps
 from quap_tff import methods
 from quap_tff.common import checks
 from quap_tff.common import flag_fields
@@ -42,7 +43,6 @@ class Epochs(NamedTuple):
       raise ValueError(
         f'--local_epochs must be a number, such as 3, or a range, such as 1..5, found {written!r}.'
       ) from None
-    checks.integer('--local_epochs', found.fewest, at_least=1)
     if found.most is not None and found.most <= found.fewest:
       raise ValueError(
         f'--local_epochs: a range must grow, found {written!r}. Give the smaller number first, as in 1..5.'
@@ -81,7 +81,7 @@ class Data:
   data_dir: Optional[str] = flag(is_control=True, is_path=True)
   num_clients: Optional[int] = flag()
   partition: partitions.Partition = flag('dirichlet:alpha=0.5', kind='partition', choices=partitions.PARTITIONS)
-  features: features_lib.Features = flag('none', kind='features', choices=features_lib.FEATURES)
+  features: maps.Features = flag('none', kind='features', choices=features_lib.FEATURES)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,11 +17,11 @@ import secrets
 from typing import Any, Optional
 
 from data import cohorts
+from data import datasets
+from data import features
 from data import rng
 from data.cohorts import dropouts
 from data.cohorts import ParticipationModel
-from data.datasets import named as datasets
-from data.features import extractor_copies
 from experiments.command import parts
 from quap_tff import methods
 from quap_tff import plans
@@ -118,7 +118,7 @@ class Run:
     if unknown := run_json['identity'].keys() - parts.FLAGS.keys():
       raise ValueError(f'unknown flags {sorted(unknown)}')
     if folder is not None:
-      written['features'] = extractor_copies.located(written.get('features', 'none'), folder)
+      written['features'] = features.located(written.get('features', 'none'), folder)
     return cls.from_flags(written)
 
   def recorded(self) -> dict[str, Any]:
@@ -143,10 +143,7 @@ class Run:
 
   def _portable(self) -> dict[str, str]:
     """The flags whose values name files, without the places of these files on this machine."""
-    return {
-      'dataset': datasets.portable(self.flags['dataset']),
-      'features': extractor_copies.portable(self.flags['features']),
-    }
+    return {'dataset': datasets.portable(self.flags['dataset']), 'features': features.portable(self.flags['features'])}
 
   @property
   def needs_same_code(self) -> bool:
@@ -382,7 +379,7 @@ def _check_secret_cohorts(run):
       f'found {written["dropout"]}.'
     )
   # The kind of draw is the same for any population.
-  if run.participation(run.cohorts.cohort_size or 1).sampling != 'bernoulli':
+  if run.participation(run.cohorts.cohort_size or 1).sampler.kind != 'bernoulli':
     raise ValueError(
       f'{refused} is for clients that come by independent coins: --participation=bernoulli, beta_bernoulli or '
       f'extreme_imbalance, found {written["participation"]}.'

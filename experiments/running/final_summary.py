@@ -16,7 +16,7 @@ from typing import Any, Optional
 
 import numpy as np
 
-from data.datasets import named as datasets
+from data import datasets
 from experiments.command import command_line
 from experiments.command import run as run_lib
 from experiments.folders import folder as run_folder
@@ -68,7 +68,7 @@ def make(
   *,
   rounds: int,
   test: Mapping[str, float],
-  diverged: bool,
+  weights: Iterable[Any],
   date: datetime.date,
   interrupted: bool = False,
   seconds: Optional[float] = None,
@@ -83,7 +83,7 @@ def make(
     report: The plan's statements about the run.
     rounds: The rounds done.
     test: `loss` and `accuracy` on the test set.
-    diverged: From `has_diverged`.
+    weights: Arrays: the published weights.
     date: The day on which the run's last process began.
     interrupted: Whether the run was cut off by the user.
     seconds: That the rounds of this process took; None where this is withheld.
@@ -99,7 +99,7 @@ def make(
     'finished': rounds >= run.schedule.rounds,
     'test_accuracy': test['accuracy'],
     'test_loss': test['loss'] if math.isfinite(test['loss']) else None,
-    'diverged': diverged,
+    'diverged': has_diverged(weights, test['loss']),
     'share_of_ceiling': share_of_ceiling,
     **report.as_dict(),
     'interrupted': interrupted,

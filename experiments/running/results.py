@@ -12,7 +12,7 @@ from typing import Any, Optional
 import numpy as np
 import tensorflow as tf
 
-from data.features import extractor_copies
+from data import features
 from experiments.folders import directory as run_directory
 from experiments.folders import folder as run_folder
 from experiments.running import evidence
@@ -59,14 +59,14 @@ class Outcome:
   @functools.cached_property
   def summary(self) -> dict[str, Any]:
     """What summary.json and the last line of standard output hold."""
-    experiment, result, weights = self.experiment, self.result, self.result.weights
+    experiment, result = self.experiment, self.result
     return final_summary.make(
       experiment.run,
       experiment.federation.num_clients,
       self.report,
       rounds=result.round_num,
       test=result.test,
-      diverged=final_summary.has_diverged([*weights.trainable, *weights.non_trainable], result.test['loss']),
+      weights=[*result.weights.trainable, *result.weights.non_trainable],
       date=result.date,
       interrupted=result.interrupted,
       seconds=result.seconds,
@@ -113,7 +113,7 @@ class Outcome:
     result.weights.assign_weights_to(model)
     with directory.replacing(run_folder.MODEL) as path:
       saving.save_model(saving.with_stock_layers(model), path)
-    extractor_copies.keep_copy(run.flags['features'], directory.path)
+    features.keep_copy(run.flags['features'], directory.path)
     if not experiment.cohorts.secret and not run.method.gives_certificate:  # Both say who came.
       with directory.replacing(run_folder.LEDGER) as path:
         files.write(path, files.npz(result.ledger.state_dict()))

@@ -70,21 +70,20 @@ def client_data(
   if client in absent:
     examples = data.Examples(examples.x[:0], examples.y[:0])
   takes_absent = extension is not None and extension.takes_absent
-  parts = as_client_data(client, examples, absent if takes_absent else None)
-  if answers is not None:
-    parts['answer'] = [answers[client]]
-    parts.move_to_end('examples')
-  return parts
+  answer = answers[client] if answers is not None else None
+  return as_client_data(client, examples, absent if takes_absent else None, answer)
 
 
 def as_client_data(
-  client: int, examples: data.Examples, absent: Optional[Sequence[int]] = None
+  client: int, examples: data.Examples, absent: Optional[Sequence[int]] = None, answer: Any = None
 ) -> 'collections.OrderedDict[str, list[Any]]':
-  """A client's id and these examples, all as one element; and who is absent, for a method that must know it."""
+  """A client's id and these examples, all as one element; who is absent, and the guard's answer, if it is needed."""
   # TFF takes lists of elements where it takes datasets. Making a dataset costs more than a small client's arithmetic.
   parts: collections.OrderedDict[str, list[Any]] = collections.OrderedDict(client_id=[np.int64(client)])
   if absent is not None:
     parts['absent'] = [np.int64(other) for other in absent]
+  if answer is not None:
+    parts['answer'] = [answer]
   parts['examples'] = [collections.OrderedDict(x=examples.x, y=examples.y)]
   return parts
 
@@ -123,12 +122,10 @@ def train(
       for callback in callbacks:
         callback(rounds.done, dict(rounds.row), rounds.state)
     interrupts.ignore_from_now_on()
-  except KeyboardInterrupt:
-    interrupts.caught()
   except run_folder.RunDirectoryError:
     raise
-  except Exception:  # pylint: disable=broad-except
-    if not interrupts.is_on_its_way():
+  except (Exception, KeyboardInterrupt) as error:  # pylint: disable=broad-except
+    if not interrupts.is_interrupt(error):
       raise
     interrupts.caught()
   finally:

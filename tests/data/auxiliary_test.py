@@ -1,12 +1,13 @@
-"""The server's own examples: of people who are no clients, drawn by the seed, whatever clients' data are."""
+"""The server's own examples: of people who are not clients, drawn by the seed, whatever clients' data are."""
 
 import numpy as np
 import pytest
 
 import data
+from data import features
 from data.datasets import base
-from data.datasets import named as datasets
-from data.features import maps as features
+from data.datasets import images
+from data.features import store
 from tests.data import tff_file
 
 _SHARE = 0.25
@@ -32,7 +33,7 @@ class TestPools:
     self.pixels = np.zeros((self._ROWS, 8, 8, 1))
     self.pixels[:, 0, 0, 0] = np.arange(self._ROWS)
     pool = lambda *_: base.Pool(self.pixels, self.labels, self.pixels[:10], self.labels[:10], white=1.0, num_classes=10)
-    monkeypatch.setattr(datasets.Digits, 'read', pool)
+    monkeypatch.setattr(images.Digits, 'read', pool)
 
   def load(self, **options):
     return data.load('digits', **{'num_clients': 8, 'auxiliary': _SHARE, 'seed': 3, **options})
@@ -68,12 +69,13 @@ class TestPools:
     fed = self.load(auxiliary=0.0)
     assert fed.auxiliary is None and fed.num_examples == self._ROWS
 
-  def test_features_are_of_the_server_s_examples_too(self, tmp_path):
+  def test_features_are_of_the_server_s_examples_too(self, tmp_path, monkeypatch):
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
     fed = self.load()
-    mapped = features.of_federation('scattering', fed, folder=str(tmp_path))
+    mapped = features.of_federation('scattering', fed)
     np.testing.assert_array_equal(mapped.auxiliary.y, fed.auxiliary.y)
     assert mapped.auxiliary.x.shape == (len(fed.auxiliary), *mapped.input_shape)
-    alone = features.feature_store.uncached(features.parse('scattering'), fed.auxiliary.x)
+    alone = store.uncached(features.parse('scattering'), fed.auxiliary.x)
     np.testing.assert_array_equal(mapped.auxiliary.x, alone)
 
   @pytest.mark.parametrize(
@@ -100,11 +102,7 @@ def _written(folder, name):
   elif name == 'stackoverflow_words:words=3':
     tff_file.stackoverflow(folder / 'stackoverflow.sqlite', folder / 'stackoverflow.word_count')
   elif name == 'mnist_writers':
-    rng = np.random.default_rng(0)
-    images = lambda count: rng.integers(0, 256, (count, 28, 28)).astype(np.uint8)
-    labels = lambda count: (np.arange(count) % 10).astype(np.uint8)
-    np.savez(folder / 'mnist.npz', x_train=images(40), y_train=labels(40), x_test=images(10), y_test=labels(10))
-    np.savez(folder / 'mnist_writers.npz', writer_train=np.arange(40) % 8)
+    tff_file.mnist_writers(folder, np.arange(40) % 8)
   return lambda **options: data.load(name, data_dir=str(folder), **options)
 
 

@@ -1,7 +1,5 @@
 """Participation models: who is drawn how often, in what order rounds are asked for, and what the draw earns."""
 
-import math
-
 import hypothesis
 from hypothesis import strategies as st
 import numpy as np
@@ -10,9 +8,8 @@ import pytest
 from data import cohorts
 from data import rng as rng_lib
 from data.cohorts import base
-from data.cohorts import chains
 from data.cohorts import dropouts
-from data.cohorts import learned
+from data.cohorts import stateful
 from data.cohorts import static
 
 SETTINGS = hypothesis.settings(derandomize=True, deadline=None, max_examples=30)
@@ -28,16 +25,18 @@ def make(spec, num_clients, cohort_size, seed):
   return cohorts.make(spec, num_clients, cohort_size, seed, dropout)
 
 
+def shares(drawn, size):
+  """How often each of `size` is in one of the sets `drawn`."""
+  return np.bincount(np.concatenate(drawn), minlength=size) / len(drawn)
+
+
 def frequencies(model, rounds):
-  counts = np.zeros(model.population.num_clients)
-  for t in rounds:
-    counts[model.cohort(t)] += 1
-  return counts / len(rounds)
+  return shares([model.cohort(t) for t in rounds], model.population.num_clients)
 
 
 def rejected(found, expected, trials):
-  """Whether a mean of `trials` coins of rate `expected` would differ so much less than once in 10^6 times."""
-  return abs(found - expected) > 5 * math.sqrt(expected * (1 - expected) / trials)
+  """Whether means of `trials` coins of rates `expected` would differ so much less than once in 10^6 times, each."""
+  return np.abs(found - expected) > 5 * np.sqrt(expected * (1 - expected) / trials)
 
 
 def test_every_model_is_tested():
@@ -82,14 +81,16 @@ def test_rounds_and_seeds_give_different_cohorts(spec):
 def test_amplification_is_claimed_only_where_it_is_earned(spec):
   earned = dict(uniform='fixed_size', bernoulli='bernoulli', beta_bernoulli='bernoulli', extreme_imbalance='bernoulli')
   model = make(spec, 50, 10, 0)
-  assert model.sampling == model.sampler.kind == earned.get(spec, 'none')
-  assert (model.inclusion_rates is not None) == (model.sampling == 'bernoulli')
+  assert model.sampler.kind == earned.get(spec, 'none')
+  assert (model.sampler.rates is not None) == (model.sampler.kind == 'bernoulli')
   assert model.sampler.cohort_size == (10 if spec == 'uniform' else None)
+  # Nor is a separation promised by others than the model that keeps one.
+  assert (model.min_separation is None) == (not spec.startswith('separated'))
 
 
 @pytest.mark.parametrize('spec', EVERY)
 def test_only_independent_coins_from_a_seed_of_their_own_are_secret(spec):
-  is_bernoulli = make(spec, 50, 10, 0).sampling == 'bernoulli'
+  is_bernoulli = make(spec, 50, 10, 0).sampler.kind == 'bernoulli'
   assert cohorts.make(spec, 50, 10, 0, cohort_seed=2**255 + 1).sampler.secret == is_bernoulli
   assert not make(spec, 50, 10, 0).sampler.secret
 
@@ -100,7 +101,7 @@ def test_a_secret_seed_decides_on_cohorts_alone(spec):
   drawn = [[model.cohort(t).tolist() for t in range(1, 6)] for model in (public, one, other)]
   assert all(a != b for found in zip(*drawn) for a, b in zip(found, found[1:])) and drawn[0] != drawn[2]
   for model in (one, other):
-    np.testing.assert_array_equal(model.inclusion_rates, public.inclusion_rates)
+    np.testing.assert_array_equal(model.sampler.rates, public.sampler.rates)
   assert str(2**255) not in repr(one.population)
 
 
@@ -108,8 +109,8 @@ def test_uniform_includes_everyone_equally_often():
   rounds = range(1, 4001)
   found = frequencies(cohorts.make('uniform', 10, 3, 1), rounds)
   for wrong in (0.2, 0.45):
-    assert all(rejected(f, wrong, len(rounds)) for f in found)
-  assert not any(rejected(f, 0.3, len(rounds)) for f in found)
+    assert rejected(found, wrong, len(rounds)).all()
+  assert not rejected(found, 0.3, len(rounds)).any()
 
 
 @pytest.mark.parametrize('num_clients, size, apart', [(100, 30, 3), (12, 3, 4), (13, 3, 4), (10, 5, 2), (7, 7, 1)])
@@ -130,9 +131,9 @@ def test_separated_keeps_its_promise_and_leaves_nobody_out(num_clients, size, ap
 def test_separated_includes_everyone_of_a_group_equally_often():
   model, rounds = cohorts.make('separated:min_separation=3', 24, 4, 1), range(1, 3 * 3000 + 1)
   found = frequencies(model, rounds) * 3
-  assert not any(rejected(f, 4 / 8, 3000) for f in found)
+  assert not rejected(found, 4 / 8, 3000).any()
   for wrong in (0.4, 0.6):
-    assert all(rejected(f, wrong, 3000) for f in found)
+    assert rejected(found, wrong, 3000).all()
   # The seed decides who is in a group, not the id.
   groups = {frozenset(np.concatenate([model.cohort(t) for t in range(r, 90, 3)]).tolist()) for r in (1, 2, 3)}
   assert groups != {frozenset(range(r, r + 8)) for r in (0, 8, 16)} and set().union(*groups) == set(range(24))
@@ -143,11 +144,6 @@ def test_separated_refuses_a_population_that_is_too_small(num_clients, size, apa
   message = f'min_separation={apart} with cohort_size={size} needs at least {size * apart} clients.* at most {most}, '
   with pytest.raises(ValueError, match=message):
     cohorts.make(f'separated:min_separation={apart}', num_clients, size, 0)
-
-
-@pytest.mark.parametrize('spec', [s for s in EVERY if not s.startswith('separated')])
-def test_others_promise_no_separation(spec):
-  assert make(spec, 20, 5, 0).min_separation is None
 
 
 def test_dropout_keeps_a_promise_only_if_the_absent_are_counted():
@@ -167,7 +163,7 @@ def test_uniform_includes_every_pair_equally_often():
     i, j = model.cohort(t)
     counts[i, j] += 1
   pairs = counts[np.triu_indices(6, 1)] / 3000
-  assert not any(rejected(p, 1 / 15, 3000) for p in pairs)
+  assert not rejected(pairs, 1 / 15, 3000).any()
 
 
 @pytest.mark.parametrize('spec', ['bernoulli:q=0.3', 'beta_bernoulli', 'extreme_imbalance'])
@@ -175,10 +171,10 @@ def test_bernoulli_clients_join_at_the_rates_that_the_model_states(spec):
   model = cohorts.make(spec, 40, None, 5)
   rounds = range(1, 4001)
   found = frequencies(model, rounds)
-  assert not any(rejected(f, r, len(rounds)) for f, r in zip(found, model.inclusion_rates))
-  moderate = (model.inclusion_rates > 0.05) & (model.inclusion_rates < 0.6)
+  assert not rejected(found, model.sampler.rates, len(rounds)).any()
+  moderate = (model.sampler.rates > 0.05) & (model.sampler.rates < 0.6)
   for factor in (2 / 3, 3 / 2):
-    assert all(rejected(f, r * factor, len(rounds)) for f, r in zip(found[moderate], model.inclusion_rates[moderate]))
+    assert rejected(found[moderate], model.sampler.rates[moderate] * factor, len(rounds)).all()
 
 
 def test_bernoulli_clients_join_independently_of_each_other_and_of_the_last_round():
@@ -202,14 +198,14 @@ def test_mean_cohort_sizes():
 
 
 def test_beta_rates_have_the_mean_and_deviation_of_the_distribution():
-  rates = cohorts.make('beta_bernoulli:a=2,b=5', 20000, None, 0).inclusion_rates
+  rates = cohorts.make('beta_bernoulli:a=2,b=5', 20000, None, 0).sampler.rates
   assert rates.mean() == pytest.approx(2 / 7, abs=0.005)
   assert rates.var() == pytest.approx(2 * 5 / (7**2 * 8), rel=0.05)
 
 
 def test_extreme_imbalance_has_the_stated_number_of_frequent_clients_anywhere_among_the_ids():
   rates = cohorts.make('extreme_imbalance:frequent_fraction=0.2,frequent_rate=0.8,rare_rate=0.1', 100, None, 0)
-  rates = rates.inclusion_rates
+  rates = rates.sampler.rates
   assert (np.sum(rates == 0.8), np.sum(rates == 0.1)) == (20, 80)
   assert 5 < np.mean(np.flatnonzero(rates == 0.8)) - 20 < 55
 
@@ -232,17 +228,13 @@ def successive_sampling_rates(weights, size):
 
 def test_weighted_sampling_has_the_exact_inclusion_rates():
   weights = np.array([1.0, 2.0, 3.0, 6.0])
-  trials = 3000
-  rng = np.random.default_rng(0)
-  counts = np.zeros(4)
-  for _ in range(trials):
-    counts[base.weighted_without_replacement(rng, weights, 2)] += 1
-  found = counts / trials
+  trials, rng = 3000, np.random.default_rng(0)
+  found = shares([base.weighted_without_replacement(rng, weights, 2) for _ in range(trials)], 4)
   expected = successive_sampling_rates(weights, 2)
-  assert not any(rejected(f, e, trials) for f, e in zip(found, expected))
+  assert not rejected(found, expected, trials).any()
   # Rates in proportion to the weights, as another kind of sampler would have them, are noticed.
   proportional = np.minimum(2 * weights / weights.sum(), 0.999)
-  assert any(rejected(f, p, trials) for f, p in zip(found, proportional))
+  assert rejected(found, proportional, trials).any()
 
 
 @pytest.mark.parametrize('batches', [20, 0])
@@ -250,17 +242,12 @@ def test_the_draw_for_large_populations_has_the_same_inclusion_rates(batches, mo
   # Without a batch, all are drawn as those are who are left when repetitions take over.
   monkeypatch.setattr(base, '_MOST_BATCHES', batches)
   weights = np.array([1.0, 0.0, 2.0, 3.0, 6.0])
-  trials = 3000
-  rng = np.random.default_rng(1)
-  counts = np.zeros(5)
-  for _ in range(trials):
-    drawn = base.few_weighted_without_replacement(rng, weights, np.cumsum(weights), 2)
-    assert len(set(drawn.tolist())) == 2
-    counts[drawn] += 1
-  found = counts / trials
-  expected = successive_sampling_rates(weights, 2)
+  trials, rng = 3000, np.random.default_rng(1)
+  drawn = [base.few_weighted_without_replacement(rng, weights, np.cumsum(weights), 2) for _ in range(trials)]
+  assert all(len(set(one.tolist())) == 2 for one in drawn)
+  found, expected = shares(drawn, 5), successive_sampling_rates(weights, 2)
   assert found[1] == expected[1] == 0
-  assert not any(rejected(f, e, trials) for f, e in zip(found[[0, 2, 3, 4]], expected[[0, 2, 3, 4]]))
+  assert not rejected(found, expected, trials).any()
 
 
 def test_a_draw_goes_on_with_those_left_when_almost_all_weight_is_of_one_client():
@@ -311,33 +298,28 @@ def test_large_populations_come_as_often_as_their_rates_say(monkeypatch):
   trials = 2000
   model = cohorts.make('bernoulli:q=0.2', 30, None, 0)
   joined = np.array([np.isin(np.arange(30), model.cohort(t)) for t in range(1, trials + 1)])
-  assert not any(rejected(rate, 0.2, trials) for rate in joined.mean(axis=0))
+  assert not rejected(joined.mean(axis=0), 0.2, trials).any()
   # A sampler of fixed size would make any two come together less often.
   both = np.mean(joined[:, ::2] & joined[:, 1::2])
   assert not rejected(both, 0.04, trials * 15)
   assert np.var(joined.sum(axis=1)) == pytest.approx(30 * 0.2 * 0.8, rel=0.15)
   monkeypatch.setattr(base, '_FEW', 2)
-  weighted = cohorts.make('beta:a=2,b=5', 30, 10, 0)
-  counts = np.bincount(np.concatenate([weighted.cohort(t) for t in range(1, trials + 1)]), minlength=30)
+  found = frequencies(cohorts.make('beta:a=2,b=5', 30, 10, 0), range(1, trials + 1))
   monkeypatch.setattr(base, 'LARGE_POPULATION', 10**5)
-  small = cohorts.make('beta:a=2,b=5', 30, 10, 0)
-  expected = np.bincount(np.concatenate([small.cohort(t) for t in range(1, trials + 1)]), minlength=30)
+  expected = frequencies(cohorts.make('beta:a=2,b=5', 30, 10, 0), range(1, trials + 1))
   # Two samples of one rate each, so √2 of one sample's deviation.
-  share = (counts + expected) / (2 * trials)
-  deviations = np.abs(counts - expected) / np.sqrt(2 * trials * share * (1 - share))
-  assert deviations.max() < 4.5
+  share = (found + expected) / 2
+  assert (np.abs(found - expected) / np.sqrt(2 * share * (1 - share) / trials)).max() < 4.5
 
 
 def test_a_shortfall_is_filled_uniformly():
   weights = np.array([0.0, 5.0, 0.0, 0.0, 1e-300])
   rng = np.random.default_rng(0)
-  counts = np.zeros(5)
-  for _ in range(3000):
-    drawn = base.weighted_without_replacement(rng, weights, 3)
-    assert len(set(drawn)) == 3
-    counts[drawn] += 1
-  assert counts[1] == counts[4] == 3000
-  assert not any(rejected(c / 3000, 1 / 3, 3000) for c in counts[[0, 2, 3]])
+  drawn = [base.weighted_without_replacement(rng, weights, 3) for _ in range(3000)]
+  assert all(len(set(one)) == 3 for one in drawn)
+  found = shares(drawn, 5)
+  assert found[1] == found[4] == 1
+  assert not rejected(found[[0, 2, 3]], 1 / 3, 3000).any()
 
 
 @pytest.mark.parametrize('size', [0, 2, 5])
@@ -350,8 +332,8 @@ def test_beta_cohorts_follow_weights_that_are_drawn_once():
   rounds = range(1, 4001)
   found = frequencies(model, rounds)
   expected = successive_sampling_rates(model.population.beta_weights(2, 5), 2)
-  assert not any(rejected(f, e, len(rounds)) for f, e in zip(found, expected))
-  assert any(rejected(f, 2 / 5, len(rounds)) for f in found)
+  assert not rejected(found, expected, len(rounds)).any()
+  assert rejected(found, 2 / 5, len(rounds)).any()
 
 
 def test_hybrid_weights_are_the_documents():
@@ -383,7 +365,7 @@ def test_hybrid_reference_draws_its_uniform_part_uniformly_and_the_rest_by_weigh
       left = np.delete(np.arange(6), first)
       expected[left] += weights[left] / weights[left].sum() / 6
   found = frequencies(model, range(1, trials + 1))
-  assert not any(rejected(f, e, trials) for f, e in zip(found, expected))
+  assert not rejected(found, expected, trials).any()
 
 
 def test_markov_clients_come_and_go_at_the_stated_rates():
@@ -409,7 +391,7 @@ def test_markov_takes_a_uniform_choice_of_those_present():
   # If all always stay once there, the choice among them is uniform.
   few = cohorts.make('markov:arrive=1,leave=1e-12', 6, 2, 0)
   rounds = range(1, 3001)
-  assert not any(rejected(f, 1 / 3, len(rounds)) for f in frequencies(few, rounds))
+  assert not rejected(frequencies(few, rounds), 1 / 3, len(rounds)).any()
 
 
 def test_markov_may_find_nobody():
@@ -490,17 +472,17 @@ def test_a_uniform_cohort_costs_nothing_for_those_who_are_not_in_it():
 
 class TestEnergy:
   def test_a_round_by_hand(self):
-    before = chains.Batteries(np.array([0.5, 0.5, 0.5, 0.5, 0.9, 0.05]), np.array([1, 0, 1, 0, 1, 0], bool))
-    energy = chains.Energy(charge=0.25, idle=0.125, train=0.5)
+    before = stateful.Batteries(np.array([0.5, 0.5, 0.5, 0.5, 0.9, 0.05]), np.array([1, 0, 1, 0, 1, 0], bool))
+    energy = stateful.Energy(charge=0.25, idle=0.125, train=0.5)
     found = energy.after(np.random.default_rng(0), before, np.array([2, 3]))
     np.testing.assert_allclose(found.charge, [0.75, 0.375, 0.25, 0.0, 1.0, 0.0])
 
   def test_rates_by_hand(self):
-    batteries = chains.Batteries(np.array([0.0, 0.2, 0.1, 0.6, 1.0]), np.array([True, False, False, False, False]))
-    np.testing.assert_allclose(chains.Energy(reserve=0.2).rates(batteries), [1.0, 0.0, 0.0, 0.5, 1.0])
+    batteries = stateful.Batteries(np.array([0.0, 0.2, 0.1, 0.6, 1.0]), np.array([True, False, False, False, False]))
+    np.testing.assert_allclose(stateful.Energy(reserve=0.2).rates(batteries), [1.0, 0.0, 0.0, 0.5, 1.0])
 
   def test_clients_are_plugged_in_at_the_stated_rates(self):
-    energy, rng = chains.Energy(plug=0.1, unplug=0.3), np.random.default_rng(0)
+    energy, rng = stateful.Energy(plug=0.1, unplug=0.3), np.random.default_rng(0)
     batteries = energy.start(rng, 20_000)
     assert batteries.plugged.mean() == pytest.approx(0.25, abs=0.02)
     after = energy.after(rng, batteries, np.zeros(0, np.int64))
@@ -508,7 +490,7 @@ class TestEnergy:
     assert after.plugged[batteries.plugged].mean() == pytest.approx(0.7, abs=0.02)
 
   def test_a_cohort_is_of_those_above_the_reserve_or_plugged_in_and_pays_for_the_next_round(self):
-    energy = chains.Energy(charge=0.0, idle=0.0, reserve=0.5, train=0.3, plug=0.01, unplug=1)
+    energy = stateful.Energy(charge=0.0, idle=0.0, reserve=0.5, train=0.3, plug=0.01, unplug=1)
     model, sizes = energy.over(cohorts.Population(200, 100, 1)), []
     batteries = energy.start(rng_lib.generator(1, 'battery', 0), 200)
     for t in range(1, 7):
@@ -524,7 +506,7 @@ class TestEnergy:
 
   def test_fuller_batteries_come_more_often(self):
     # Without a cohort size each comes with its own rate: of 5,000 unplugged clients in round 1, (b - 0.2)/0.8.
-    energy, population = chains.Energy(plug=1e-9, unplug=1), cohorts.Population(5000, None, 0)
+    energy, population = stateful.Energy(plug=1e-9, unplug=1), cohorts.Population(5000, None, 0)
     charge = energy.start(rng_lib.generator(0, 'battery', 0), 5000).charge
     came = np.isin(np.arange(5000), energy.over(population).cohort(1))
     for low, high, rate in ((0, 0.2, 0), (0.55, 0.65, 0.5), (0.9, 1, 0.9375)):
@@ -535,7 +517,7 @@ class TestEnergy:
 class TestLearned:
   def test_patterns_by_hand(self):
     # Clients 0 and 1 of four, patterns of one invitation. Round 1: 0 drops out. Round 2: 0 drops out again.
-    choice = learned.FlPadpm(length=1, strength=2.0)
+    choice = stateful.FlPadpm(length=1, strength=2.0)
     state = choice.start(cohorts.Population(4, 2, 1))
     np.testing.assert_allclose(choice.predicted(state), 0.1)
     for _ in range(2):

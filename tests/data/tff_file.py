@@ -1,8 +1,26 @@
-"""Small files in the format of TFF's federated datasets, for tests."""
+"""Small files in the formats of TFF's and Keras' datasets, for tests."""
 
 import numpy as np
 
 from data.datasets import tff_files
+
+
+def keras_images(shape=(28, 28), **changes):
+  """The arrays of 40 training and 10 test images as Keras has them; changes by `changes`, and without those of None."""
+  rng = np.random.default_rng(0)
+  contents = dict(
+    x_train=rng.integers(0, 256, (40, *shape), np.uint8),
+    y_train=np.arange(40, dtype=np.uint8) % 10,
+    x_test=rng.integers(0, 256, (10, *shape), np.uint8),
+    y_test=np.arange(10, dtype=np.uint8),
+  )
+  return {name: array for name, array in {**contents, **changes}.items() if array is not None}
+
+
+def mnist_writers(folder, writers):
+  """MNIST's file of 40 training images, and the `writers` of these."""
+  np.savez(folder / 'mnist.npz', **keras_images())
+  np.savez(folder / 'mnist_writers.npz', writer_train=writers)
 
 
 def writers(names='abcde', num_classes=62):

@@ -5,7 +5,6 @@ import pytest
 
 from data import cohorts
 from experiments.command import flags as experiment_flags
-from experiments.command import run as run_lib
 from experiments.running import training
 from quap_tff import plans
 from quap_tff.accounting import protection
@@ -22,9 +21,8 @@ _DROPOUT = '--dropout=bernoulli:rate=0.4'
 def _plan(*arguments, shapes=((3, 2), (2,)), num_clients=8):
   layer = layers_lib.Layer('logits', tuple(range(len(shapes))), True)
   model = layers_lib.ModelShape((layer,), shapes)
-  with harness.parsed(*harness.TINY, *arguments) as values:
-    experiment_flags.checked()
-    return run_lib.Run.from_flags(values).plan(num_clients, model)
+  with harness.parsed(*harness.TINY, *arguments):
+    return experiment_flags.checked().plan(num_clients, model)
 
 
 def _refusal(*arguments, **options):
@@ -122,8 +120,7 @@ class TestComposition:
 @pytest.mark.slow
 class TestDropout:
   def _cohorts(self, algorithm):
-    with harness.parsed(*harness.TINY, f'--algorithm={algorithm}', _DROPOUT) as values:
-      return run_lib.Run.from_flags(values).participation(8)
+    return harness.run(*harness.TINY, f'--algorithm={algorithm}', _DROPOUT).participation(8)
 
   def test_who_does_not_come_is_charged_in_certified_runs_alone(self):
     drawn = cohorts.make('uniform', 8, 3, 42)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import data
-from data.features import maps as features
+from data.features import maps
 from data.features import public_images
 from experiments import pretrain
 from experiments.command import command_line
@@ -36,13 +36,13 @@ class TestCommand:
     printed, progress = capsys.readouterr()
     card = json.loads(printed)
     assert os.listdir(tmp_path / 'deep') == ['glyphs']
-    assert card == features.Pretrained(str(tmp_path / 'deep' / 'glyphs')).card()
+    assert card == maps.Pretrained(str(tmp_path / 'deep' / 'glyphs')).card()
     assert "a program's output, no data" in card['public_data']
     assert (card['source'], card['images'], card['epochs']) == ('glyphs:classes=4,copies=40,latin=False', 160, 20)
     assert 'step 20/20 ' in progress and ' 0 s left' in progress
     # Loaded anew, it tells the four glyphs apart by the nearest class mean.
     images = public_images.Glyphs(4, 40, latin=False).read(None, 0)
-    extract = features.Pretrained(str(tmp_path / 'deep' / 'glyphs')).extractor((28, 28, 1))
+    extract = maps.Pretrained(str(tmp_path / 'deep' / 'glyphs')).extractor((28, 28, 1))
     z = extract(images.x[..., None] / np.float32(255))
     means = np.stack([z[images.y == c].mean(axis=0) for c in range(4)])
     assert np.mean((z @ means.T).argmax(axis=1) == images.y) > 0.8
@@ -53,7 +53,7 @@ class TestCommand:
         run('--public_data=glyphs:classes=4,copies=80', '--num_features=8', '--epochs=1', f'--output={tmp_path / name}')
         == 0
       )
-    one, two = (features.Pretrained(str(tmp_path / name)) for name in ('one', 'two'))
+    one, two = (maps.Pretrained(str(tmp_path / name)) for name in ('one', 'two'))
     assert one.card()['sha256'] == two.card()['sha256'] and one.public_data() == two.public_data()
 
   @pytest.mark.parametrize(

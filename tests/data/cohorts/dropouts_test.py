@@ -56,17 +56,18 @@ class TestWithDropout:
     drawn = cohorts.make('uniform', 200, 50, 3).cohort(4)
     came, absent = model.cohort(4), model.absent(4)
     np.testing.assert_array_equal(np.sort(np.concatenate([came, absent])), drawn)
+    np.testing.assert_array_equal(model.drawn(4), drawn)
     np.testing.assert_array_equal(absent, drawn[dropout.fails(4)[drawn]])
     assert 0 < len(absent) < 30
 
   def test_where_the_drawn_are_charged_the_cohort_is_whole(self):
     model, _ = _with('uniform', 'bernoulli:rate=0.3', charges_absent=True)
     np.testing.assert_array_equal(model.cohort(4), cohorts.make('uniform', 200, 50, 3).cohort(4))
-    assert len(model.absent(4)) and model.sampling == 'fixed_size'
+    assert len(model.absent(4)) and model.sampler.kind == 'fixed_size'
 
   def test_two_coins_are_one(self):
     model, _ = _with('bernoulli:q=0.5', 'bernoulli:rate=0.2')
-    assert model.sampling == 'bernoulli'
+    assert model.sampler.kind == 'bernoulli'
     np.testing.assert_allclose(model.sampler.rates, 0.4)
     came = np.mean([len(model.cohort(t)) for t in range(1, 201)])
     assert came == pytest.approx(80, abs=5 * np.sqrt(200 * 0.24 / 200))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import data
-from data.datasets import named as datasets
+from data import datasets
 from data.datasets import npz
 
 

@@ -1,14 +1,60 @@
-"""Synthetic clients: made by id, the same each time, different from one another, and learnable."""
+"""Drawings, and synthetic clients: made by id, the same each time, different from one another, and learnable."""
 
 import numpy as np
 import pytest
 
 import data
 from data import federation
+from data import rng as rng_lib
+from data.features import leaves
 
 
 def load(spec='synthetic', **kwargs):
   return data.load(spec, **kwargs)
+
+
+class TestDrawings:
+  @pytest.mark.parametrize(
+    'spec, shape', [('glyphs:classes=3,copies=14', (28, 28, 1)), ('things:classes=3,looks=2,copies=14', (32, 32, 3))]
+  )
+  def test_every_label_has_its_share_of_both_parts(self, spec, shape):
+    fed = load(spec, num_clients=2, partition='iid')
+    assert (fed.name, fed.num_classes, fed.num_examples) == (spec.partition(':')[0], 3, 36)
+    assert fed.input_shape == shape and fed.test.x.min() >= 0 and 0.5 < fed.test.x.max() <= 1
+    np.testing.assert_array_equal(np.bincount(np.concatenate([c.y for c in fed.clients])), [12] * 3)
+    np.testing.assert_array_equal(np.bincount(fed.test.y), [2] * 3)
+
+  @pytest.mark.parametrize('spec, seed', [('glyphs:copies=7', 'alphabet'), ('things:copies=7', 'kinds')])
+  def test_are_the_same_for_every_seed_of_a_run(self, spec, seed):
+    first, second, other = (load(s, seed=n, num_clients=2) for s, n in ((spec, 1), (spec, 2), (f'{spec},{seed}=1', 1)))
+    np.testing.assert_array_equal(first.test.x, second.test.x)
+    assert not np.array_equal(first.test.x, other.test.x)
+
+  def test_one_glyph_s_drawings_differ_and_are_nearer_to_each_other_than_to_others(self):
+    fed = load('glyphs:classes=3,copies=14', num_clients=1, partition='iid')
+    x, y = fed.clients[0].x, fed.clients[0].y
+    means = np.stack([x[y == label].mean(axis=0) for label in range(3)])
+    distances = np.square(fed.test.x[:, None] - means).sum(axis=(2, 3, 4))
+    assert np.mean(distances.argmin(axis=1) == fed.test.y) > 0.6
+    assert len({one.tobytes() for one in x}) == 36
+    assert fed.test.x.min() == 0 and fed.test.x.max() > 0.9
+
+  def test_a_label_of_things_has_as_many_looks_as_asked_for(self):
+    # Two drawings of one thing are nearer to each other than to the other look of their label.
+    def nearest_is_own_label(looks):
+      x = load(f'things:classes=2,looks={looks},copies=70', num_clients=1, partition='iid').clients[0]
+      flat = x.x[:, 8:24, 8:24].reshape(len(x), -1)
+      distance = np.linalg.norm(flat[:, None] - flat, axis=2) + 1e9 * np.eye(len(x))
+      return np.mean(x.y[distance.argmin(axis=1)] == x.y)
+
+    assert nearest_is_own_label(1) > nearest_is_own_label(20) + 0.1
+
+  def test_things_are_others_than_features_are_learned_from(self):
+    ours, learned_from = (
+      leaves.things(10, rng).parts.values[:, 0, leaves._RADIUS]
+      for rng in (rng_lib.generator(0, 'things'), np.random.default_rng(0))
+    )
+    assert not np.isin(ours, learned_from).any()
 
 
 def test_a_client_follows_from_the_seed_and_its_id_alone():
@@ -69,3 +115,8 @@ def test_other_parameters_have_another_digest():
 def test_bad_parameters(spec):
   with pytest.raises(ValueError, match='synthetic ' + spec.partition('=')[0]):
     load(f'synthetic:{spec}')
+
+
+def test_too_few_copies_of_a_drawing():
+  with pytest.raises(ValueError, match='copies must be an integer at least 7'):
+    load('things:copies=6')

@@ -1,5 +1,6 @@
-"""Flags that are wrong: refused before TensorFlow is loaded, by their own names; and flags that have no effect."""
+"""Runs as run.json keeps them; and flags that are wrong or have no effect, refused before data are read."""
 
+import json
 import subprocess
 import sys
 import textwrap
@@ -8,7 +9,92 @@ import pytest
 
 from experiments.command import command_line
 from experiments.command import flags as experiment_flags
+from experiments.command import parts
+from experiments.command import run as run_lib
+from quap_tff.mechanisms.certified import weight_rules
 from tests.experiments import harness
+
+
+class TestIdentity:
+  def _identity(self, *arguments):
+    return harness.run(*arguments).identity()
+
+  @pytest.mark.parametrize(
+    'argument',
+    [
+      '--output_dir=x',
+      '--data_dir=x',
+      '--stop_after=3',
+      '--stop_at_accuracy=0.5',
+      '--checkpoint_every=2',
+      '--eval_every=3',
+      '--num_threads=1',
+      '--progress=none',
+    ],
+  )
+  def test_how_a_run_is_watched_is_no_part_of_it(self, argument):
+    assert self._identity(argument) == self._identity()
+
+  @pytest.mark.parametrize(
+    'argument',
+    [
+      '--dataset=mnist',
+      '--num_clients=3',
+      '--epsilon=1',
+      '--seed=1',
+      '--noise_seed=1',
+      '--clip=fixed',
+      '--rounds=3',
+      '--model=mnist_cnn',
+      '--runtime=native',
+      '--num_workers=3',
+      '--worker_addresses=a:1,b:2,c:3',
+      '--batch_size=1',
+    ],
+  )
+  def test_what_is_computed_is(self, argument):
+    assert self._identity(argument) != self._identity()
+
+  def test_other_addresses_of_as_many_workers_are_the_same_run(self):
+    assert self._identity('--worker_addresses=a:1,b:2') == self._identity('--num_workers=2')
+
+
+class TestRun:
+  def test_every_flag_has_one_group_and_a_help(self):
+    grouped = [name for names in experiment_flags.GROUPS.values() for name in names]
+    assert sorted(grouped) == sorted(experiment_flags.all_values()) == sorted(parts.FLAGS)
+    assert all(experiment_flags.VALUES[name].help for name in grouped)
+
+  @pytest.mark.parametrize(
+    'arguments',
+    [
+      [],
+      ['--algorithm=certified:weights=online:prior_a=2,noise=ar1', '--local_epochs=1..3', '--averaging=tail:start=2'],
+      ['--algorithm=scaffold:base=fixed_dp:clip=0.5,option=1', '--runtime=workers', '--worker_addresses=a:1,b:2'],
+    ],
+  )
+  def test_flags_to_json_and_back(self, arguments):
+    run = harness.run(*arguments)
+    kept = json.loads(json.dumps({'flags': run.recorded(), 'identity': run.identity()}))
+    again = run_lib.Run.from_json(kept)
+    assert again.identity() == run.identity() and again.method == run.method and again.local == run.local
+    assert again.schedule == run.schedule and again.cohorts == run.cohorts and again.data == run.data
+
+  def test_an_older_version_had_fewer_flags_and_a_later_one_has_more(self):
+    older = {'flags': {'rounds': 3}, 'identity': {'algorithm': 'fixed_dp:clip=0.5'}}
+    run = run_lib.Run.from_json(older)
+    assert (run.schedule.rounds, run.method.clip, run.data.num_clients) == (3, 0.5, None)
+    with pytest.raises(ValueError, match='unknown flags .*brand_new'):
+      run_lib.Run.from_json({'flags': {}, 'identity': {'brand_new': 1}})
+
+  def test_a_certified_folder_does_not_say_where_its_operator_keeps_things(self):
+    paths = ['--data_dir=/home/a', '--output_dir=/home/b', '--signing_key=/home/c']
+    for algorithm, said in (('certified', False), ('quap', True)):
+      assert ('/home' in str(harness.run(*paths, f'--algorithm={algorithm}').recorded())) == said
+
+  def test_a_spec_is_a_value_after_it_is_read(self):
+    method = harness.run('--algorithm=fednova:base=certified:weights=uniform,clip=0.5', '--epsilon=2').method
+    assert method.base.weights == weight_rules.Uniform() and (method.base.clip, method.base.epsilon) == (0.5, 2.0)
 
 
 class TestFields:

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from data import features
 from data import federation as federation_lib
-from data.features import maps as features
+from data.features import maps
 from experiments import pretrain
 from experiments.command import command_line
 from experiments.pretraining import importing
@@ -63,7 +64,7 @@ class TestCommand:
     with open(model, 'rb') as f:
       digest = hashlib.sha256(f.read()).hexdigest()
     card = json.loads(capsys.readouterr().out)
-    assert card == features.Pretrained(folder).card()
+    assert card == maps.Pretrained(folder).card()
     assert (card['layer'], card['num_features'], card['model_sha256']) == ('hidden', 5, digest)
     assert card['image_shape'] == card['model_input'] == [12, 10, 3]
     x = images(12, 10, 3)
@@ -80,7 +81,7 @@ class TestCommand:
     model = saved(small_model(), tmp_path / 'model.keras')
     for name in ('one', 'two'):
       assert run(model, str(tmp_path / name), '--image_shape=28x28x1', '--preprocessing=caffe') == 0
-    one, two = (features.Pretrained(str(tmp_path / name)).card() for name in ('one', 'two'))
+    one, two = (maps.Pretrained(str(tmp_path / name)).card() for name in ('one', 'two'))
     assert one == two
     capsys.readouterr()
 

@@ -14,11 +14,12 @@ from tests.experiments.reporting import ticks
 NAMES = ('train_accuracy', 'epsilon', 'clipping_norm', 'norm_p10', 'norm_p90', 'noise_to_signal')
 
 
-def _write(path, rows, names=NAMES + ('test_accuracy',)):
+def _metrics(folder, rows, names=NAMES + ('test_accuracy',)):
+  """The columns of a metrics.csv with these rows."""
   lines = [','.join(('round',) + names)]
   lines += [','.join([str(t)] + [str(row.get(name, '')) for name in names]) for t, row in enumerate(rows, 1)]
-  path.write_text('\n'.join(lines) + '\n')
-  return str(path)
+  (folder / 'metrics.csv').write_text('\n'.join(lines) + '\n')
+  return plots.read_metrics(str(folder / 'metrics.csv'))
 
 
 ROW = dict(zip(NAMES, (0.5, 0.03, 0.4, 0.1, 0.4, 12.0)), test_accuracy=0.6)
@@ -77,14 +78,13 @@ class TestTicks:
 
 class TestReadMetrics:
   def test_columns_as_floats_and_blanks_as_nan(self, tmp_path):
-    path = _write(tmp_path / 'm.csv', [ROW, {**ROW, 'test_accuracy': ''}, EMPTY])
-    metrics = plots.read_metrics(path)
+    metrics = _metrics(tmp_path, [ROW, {**ROW, 'test_accuracy': ''}, EMPTY])
     assert metrics['round'].tolist() == [1, 2, 3]
     np.testing.assert_array_equal(metrics['test_accuracy'], [0.6, np.nan, 0.6])
     np.testing.assert_array_equal(metrics['noise_to_signal'], [12, 12, np.nan])
 
   def test_no_rows(self, tmp_path):
-    assert plots.read_metrics(_write(tmp_path / 'm.csv', [])) == {}
+    assert _metrics(tmp_path, []) == {}
 
 
 @pytest.mark.slow
@@ -109,12 +109,12 @@ class TestPlotRun:
     names = NAMES if rows is None else (*NAMES, 'test_accuracy')  # The first test adds its column.
     with warnings.catch_warnings():
       warnings.simplefilter('error')
-      plots.plot_run(plots.read_metrics(_write(tmp_path / 'm.csv', rows or [ROW] * 2, names)), str(path), 'a run')
+      plots.plot_run(_metrics(tmp_path, rows or [ROW] * 2, names), str(path), 'a run')
     assert path.read_bytes()[:8] == b'\x89PNG\r\n\x1a\n'
 
   def test_its_title_its_whole_rounds_and_its_epsilons(self, tmp_path):
     rows = [dict(ROW, epsilon=3 + 1e-9 * t) for t in range(4)]
-    metrics = plots.read_metrics(_write(tmp_path / 'm.csv', rows))
+    metrics = _metrics(tmp_path, rows)
     figure = plots.drawn(*plots.run_figure(metrics, 'digits, quap'))
     assert figure.get_suptitle() == 'digits, quap'
     assert [axes.get_title('left') for axes in figure.axes] == ['Accuracy', 'Budget of the round', 'Norms', 'Noise']
@@ -130,7 +130,7 @@ class TestPlotRun:
     ],
   )
   def test_what_a_run_does_not_have_is_no_panel(self, tmp_path, row, panels):
-    metrics = plots.read_metrics(_write(tmp_path / 'm.csv', [row] * 2))
+    metrics = _metrics(tmp_path, [row] * 2)
     assert [axes.get_title('left') for axes in plots.drawn(*plots.run_figure(metrics, '')).axes] == panels
 
   @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ class TestPlotRun:
     ],
   )
   def test_a_single_value_is_no_panel(self, tmp_path, rows, panels):
-    assert len(plots.panels_of(plots.read_metrics(_write(tmp_path / 'm.csv', rows)))) == panels
+    assert len(plots.panels_of(_metrics(tmp_path, rows))) == panels
 
   def test_a_run_without_rounds_has_no_panel(self):
     assert not plots.panels_of({})
@@ -177,12 +177,12 @@ class TestPlotRun:
 
   def test_the_accuracy_axis_shows_the_data(self, tmp_path):
     rows = [dict(ROW, train_accuracy=0.93 + 0.02 * t, test_accuracy=0.94 + 0.02 * t) for t in range(3)]
-    metrics = plots.read_metrics(_write(tmp_path / 'm.csv', rows))
+    metrics = _metrics(tmp_path, rows)
     low, high = plots.drawn(*plots.run_figure(metrics, '')).axes[0].get_ylim()
     assert 92 < low < 93 and 98 < high < 100
 
   def test_legends_are_above_the_data(self, tmp_path):
-    metrics = plots.read_metrics(_write(tmp_path / 'm.csv', [ROW] * 3))
+    metrics = _metrics(tmp_path, [ROW] * 3)
     for axes in plots.drawn(*plots.run_figure(metrics, '')).axes:
       if axes.get_legend() is not None:
         box = axes.get_legend().get_window_extent()

@@ -346,7 +346,7 @@ class TestAccount:
   def test_the_noise_of_secret_cohorts_follows_from_rates_alone(self):
     exact = functools.partial(_plan, 'tff_dp_fedavg', calibration='exact', client_metrics=False, secret=True)
     plan = exact('beta_bernoulli')
-    rates = cohorts.make('beta_bernoulli', 8, 4, 3).inclusion_rates
+    rates = cohorts.make('beta_bernoulli', 8, 4, 3).sampler.rates
     assert plan.mechanism.noise_multiplier == accounting.sampled_noise_multiplier(rates, 6, 3.0, 1e-5)
     assert exact('bernoulli', seed=4).mechanism.noise_multiplier == exact('bernoulli').mechanism.noise_multiplier
     report = plan.report(plan.planned_ledger([[0, 1]] * 6)).formal

@@ -12,10 +12,9 @@ from typing import Callable, Optional
 
 import numpy as np
 
-from data import feature_store
-from data.features.drawing import drawn
-from data.features.drawing import glyphs
-from data.features.drawing import leaves
+from data.features import characters
+from data.features import leaves
+from data.features import store
 
 COUNT, SEED = 2000, 7
 
@@ -32,22 +31,22 @@ def random_glyphs(input_shape: tuple[int, ...]) -> np.ndarray:
   rng = np.random.default_rng(SEED)
   height, width, channels = input_shape
   side = min(height, width)
-  images, _ = glyphs.draw(glyphs.alphabet(COUNT, rng), 1, side, rng)
+  images, _ = characters.draw(characters.random_glyphs(COUNT, rng), 1, side, rng)
   framed = np.pad(images, ((0, 0), (0, height - side), (0, width - side))) / np.float32(255)
   return np.repeat(framed[..., None], channels, axis=-1)
 
 
-def random_things(input_shape: tuple[int, ...]) -> np.ndarray:
-  """`COUNT` things of `data.features.drawing.leaves`, each seen once: float32[COUNT, height, width, 3]."""
+@functools.lru_cache(maxsize=1)
+def of_shape(input_shape: tuple[int, ...]) -> np.ndarray:
+  """Drawings for images of this shape, float32[COUNT, *input_shape]: glyphs, or for three channels things.
+
+  Each glyph of `random_glyphs`, and each thing of `data.features.leaves`, is drawn once.
+  """
+  if input_shape[2] != _COLOURS:
+    return random_glyphs(input_shape)
   rng = np.random.default_rng(SEED)
   height, width, _ = input_shape
   return leaves.views(leaves.things(COUNT, rng), np.arange(COUNT), (height, width), rng) / np.float32(255)
-
-
-@functools.lru_cache(maxsize=1)
-def of_shape(input_shape: tuple[int, ...]) -> np.ndarray:
-  """Drawings for images of this shape: things for three channels, or else glyphs. float32[COUNT, *input_shape]."""
-  return random_things(input_shape) if input_shape[2] == _COLOURS else random_glyphs(input_shape)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -72,7 +71,7 @@ class Statistics:
   def digest(self) -> str:
     """The SHA-256 of the statistics."""
     arrays = {'mean': self.mean, 'directions': self.directions}
-    return drawn.digest({name: array for name, array in arrays.items() if array is not None})
+    return store.digest({name: array for name, array in arrays.items() if array is not None})
 
   def sentences(self) -> str:
     """Sentences for a certificate: what was done with the features, and by which drawings."""
@@ -106,7 +105,7 @@ def statistics(
     return _computed(np.concatenate([extract(x[i : i + _BATCH]) for i in range(0, len(x), _BATCH)]), size, centred)
 
   key = f'drawings {_VERSION} {seen} {fingerprint} size={size} centred={centred} numpy={np.__version__}'
-  found = feature_store.kept(key, compute)
+  found = store.kept(key, compute)
   return Statistics(input_shape, found.get('mean'), found.get('directions'))
 
 

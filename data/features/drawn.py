@@ -9,7 +9,7 @@ the image itself, and on its means over 2x2 pixels. Each scale has k filters of 
 3. Both signs are kept, above a threshold: max(a - ½, 0) and max(-a - ½, 0).
 4. Their means over each cell of a 3x3 grid, square roots taken: 18·k numbers at a scale. The cells overlap if 3 does
    not divide the number of places.
-5. The mean of these numbers over the image and its mirror image: s. What a mirror changes says little of what is shown.
+5. The mean of these numbers over the image and its mirror image: s. A mirror hardly changes the thing that is shown.
 6. Linear discriminants: φ = Λ^p·Uᵀ·(s - s̄), with S_b·u = λ·(S_w + α·I)·u. S_b and S_w are the covariances of s, each
    number in units of its own deviation, between and within drawn things that are seen in many views. Directions that
    change from view to view get little weight.
@@ -19,14 +19,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
-import io
-from typing import Callable
+from typing import Optional
 
 import numpy as np
 
-from data import feature_store
-from data.features.drawing import leaves
+from data.features import drawings
+from data.features import leaves
+from data.features import maps
+from data.features import store
+from quap_tff.common import checks
 from quap_tff.common import lazy
 from quap_tff.common.lazy import tf
 
@@ -36,9 +37,9 @@ PATCH = 6
 GRID = 3
 # Sides of the squares of pixels whose means the filters see.
 SCALES = (1, 2)
-_NUMBERS_A_FILTER = 2 * GRID**2
+_NUMBERS_A_SCALE = 2 * GRID**2
 # For each of k: every scale has k filters.
-NUMBERS_A_FILTER = len(SCALES) * _NUMBERS_A_FILTER
+NUMBERS_A_FILTER = len(SCALES) * _NUMBERS_A_SCALE
 SCENES = 4000
 # The lowest side that leaves each cell of the grid a place of a patch at the coarsest scale.
 SMALLEST_SIDE = max(SCALES) * (PATCH - 1 + GRID)
@@ -62,40 +63,79 @@ _LEAST_RATIO = 1e-3
 _PRINCIPAL, _ROUNDS, _SPARE = 800, 2, 50
 _BATCH = 100
 
-Extractor = Callable[[np.ndarray], np.ndarray]
-
 
 @dataclasses.dataclass(frozen=True)
-class Recipe:
-  """The parameters that determine the features.
+class Drawn(maps.Learned):
+  """Features of colour images, learned from drawings alone.
+
+  The learned arrays follow from the parameters, take minutes to compute, and are kept in the folder of features.
 
   Attributes:
     size: Number of features.
-    filters: k, the number of filters of each scale.
-    kinds: Number of drawn things.
+    filters: k, the number of filters of each scale, each a patch of a drawing.
+    kinds: Number of drawn things that the features are to tell apart.
     views: Drawings of each.
     seed: Of all drawings and of the choice of patches.
+    centred: Whether the mean of the features of other drawings is taken off, see `data.features.drawings`.
   """
 
-  size: int
-  filters: int
-  kinds: int
-  views: int
-  seed: int
+  size: int = checks.integer_field('drawn size', 256, at_least=1)
+  filters: int = checks.integer_field('drawn filters', 400, at_least=1)
+  kinds: int = checks.integer_field('drawn kinds', 2000, at_least=2)
+  views: int = checks.integer_field('drawn views', 12, at_least=2)
+  seed: int = checks.integer_field('drawn seed', 0, at_least=0)
+  centred: bool = False
+
+  def __post_init__(self):
+    super().__post_init__()
+    if self.size >= self.kinds:
+      raise ValueError(
+        f'drawn features tell kinds={self.kinds} things apart, which takes fewer directions than that: found '
+        f'size={self.size}. Use a smaller size, or more kinds.'
+      )
+    if self.size > NUMBERS_A_FILTER * self.filters:
+      raise ValueError(
+        f'drawn filters={self.filters} give {NUMBERS_A_FILTER * self.filters} numbers, found '
+        f'size={self.size}. Use a smaller size, or more filters.'
+      )
+
+  def check(self, input_shape: tuple[int, ...]) -> None:
+    if len(input_shape) != 3 or input_shape[2] != 3 or min(input_shape[:2]) < SMALLEST_SIDE:
+      raise ValueError(
+        f'Drawn features need colour images [height, width, 3] of at least {SMALLEST_SIDE} pixels a side, but '
+        f'examples have the shape {tuple(input_shape)}.'
+      )
+
+  def learned(self) -> tuple[str, str]:
+    digest = store.digest(kept(self))
+    return (
+      f'drawn {digest} numpy={np.__version__} tensorflow={tf.__version__}',
+      f'Learned on {SCENES:,} drawings of random leaves and {self.kinds * self.views:,} of {self.kinds:,} '
+      f"random things: a program's output, no data. Filters and directions of SHA-256 {digest}.",
+    )
+
+  def map(self, input_shape: tuple[int, ...]) -> drawings.Extractor:
+    extract = extractor(kept(self), (input_shape[0], input_shape[1]))
+    return lambda x: maps.unit_rows(extract(x))
+
+  def statistics(self) -> Optional[drawings.Statistics]:
+    if not self.centred:
+      return None
+    shape = (*SIZE, 3)  # Whatever the size of the images: the mean is a part of the map.
+    return drawings.statistics(lambda: self.map(shape), self.learned()[0], shape, None, True)
 
 
 @functools.lru_cache(maxsize=1)
-def kept(recipe: Recipe) -> dict[str, np.ndarray]:
+def kept(recipe: Drawn) -> dict[str, np.ndarray]:
   """The arrays of `learn`, from memory, or from the user's feature store, or learned and kept there."""
-  fingerprint = f'drawn {_VERSION} {recipe} numpy={np.__version__} tensorflow={tf.__version__}'
-  return feature_store.kept(fingerprint, lambda: learn(recipe))
+  # The key of files that are kept already.
+  parameters = ', '.join(f'{name}={getattr(recipe, name)}' for name in ('size', 'filters', 'kinds', 'views', 'seed'))
+  fingerprint = f'drawn {_VERSION} Recipe({parameters}) numpy={np.__version__} tensorflow={tf.__version__}'
+  return store.kept(fingerprint, lambda: learn(recipe))
 
 
-def learn(recipe: Recipe) -> dict[str, np.ndarray]:
+def learn(recipe: Drawn) -> dict[str, np.ndarray]:
   """Draws, and learns the filters and directions, in some minutes on two cores at the default sizes.
-
-  Args:
-    recipe: With size < kinds, and at most 36 · filters.
 
   Returns:
     float32 arrays: filters_1 [6, 6, 3, k], offsets_1 [k] and sums_1 [k] of the filters on pixels, filters_2, offsets_2
@@ -107,27 +147,17 @@ def learn(recipe: Recipe) -> dict[str, np.ndarray]:
   for scale in SCALES:
     learned.update(_filters(_coarser(scenes, scale), scale, recipe.filters, rng))
   kinds = np.tile(np.arange(recipe.kinds), recipe.views)
-  drawings = leaves.views(leaves.things(recipe.kinds, rng), kinds, SIZE, rng)
+  things = leaves.views(leaves.things(recipe.kinds, rng), kinds, SIZE, rng)
   respond = _responses(learned, SIZE)
-  responses = np.empty((len(drawings), NUMBERS_A_FILTER * recipe.filters), np.float32)
-  for start in range(0, len(drawings), _BATCH):
+  responses = np.empty((len(things), NUMBERS_A_FILTER * recipe.filters), np.float32)
+  for start in range(0, len(things), _BATCH):
     rows = slice(start, start + _BATCH)
-    responses[rows] = respond(drawings[rows] / np.float32(255))
+    responses[rows] = respond(things[rows] / np.float32(255))
   learned['mean'], learned['directions'] = _discriminants(responses, kinds, recipe.size, rng)
   return learned
 
 
-def digest(learned: dict[str, np.ndarray]) -> str:
-  """The SHA-256 of the learned arrays, with their names and shapes."""
-  hashed = hashlib.sha256()
-  for name in sorted(learned):
-    content = io.BytesIO()
-    np.lib.format.write_array(content, np.ascontiguousarray(learned[name]), allow_pickle=False)
-    hashed.update(name.encode() + content.getvalue())
-  return hashed.hexdigest()
-
-
-def extractor(learned: dict[str, np.ndarray], image_size: tuple[int, int]) -> Extractor:
+def extractor(learned: dict[str, np.ndarray], image_size: tuple[int, int]) -> drawings.Extractor:
   """The function float32[b, height, width, 3] in [0, 1] -> float32[b, size], not yet of unit norm.
 
   Args:
@@ -165,7 +195,7 @@ def _filters(scenes, scale, k, rng):
   return {f'{name}_{scale}': array.astype(np.float32) for name, array in kept.items()}
 
 
-def _responses(learned, image_size) -> Extractor:
+def _responses(learned, image_size) -> drawings.Extractor:
   """Steps 1 to 5: images float32[b, height, width, 3] -> float32[b, 36·k], the numbers of one scale after the other."""
 
   @tf.function(input_signature=[tf.TensorSpec([None, *image_size, 3], tf.float32)])
@@ -191,7 +221,7 @@ def _pooled(x, learned, scale):
   answers = (convolve(x, filters) - mean * sums) / contrast - offsets
   both = tf.concat([tf.nn.relu(answers - _THRESHOLD), tf.nn.relu(-answers - _THRESHOLD)], axis=-1)
   means = tf.nn.avg_pool2d(both, cell, steps, 'VALID')
-  return tf.reshape(tf.sqrt(means), [tf.shape(x)[0], _NUMBERS_A_FILTER * filters.shape[-1]])
+  return tf.reshape(tf.sqrt(means), [tf.shape(x)[0], _NUMBERS_A_SCALE * filters.shape[-1]])
 
 
 def _discriminants(responses, kinds, size, rng):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from data.features.drawing import leaves
+from data.features import leaves
 
 
 def one_leaf(**values):
@@ -63,12 +63,6 @@ class TestScenes:
     assert (first != other).any()
     # The last image is drawn, and in colour.
     assert first[-1].std() > 10 and (first[..., 0] != first[..., 1]).mean() > 0.5
-
-  def test_errors(self):
-    with pytest.raises(ValueError, match='num_images must be an integer at least 1'):
-      leaves.scenes(0, (16, 16), np.random.default_rng(0))
-    with pytest.raises(ValueError, match='kinds must be an integer at least 1'):
-      leaves.things(0, np.random.default_rng(0))
 
 
 class TestThings:

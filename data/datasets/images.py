@@ -1,7 +1,4 @@
-"""The datasets by name. A new one is a class, here or in a file of its own, and a line in `DATASETS`.
-
-A dataset is a frozen dataclass that makes a federation, by a partition of a pool or with clients of its own.
-"""
+"""Images from scikit-learn and from Keras' files, which are pools of examples; and MNIST with its writers."""
 
 from __future__ import annotations
 
@@ -15,14 +12,7 @@ from data import federation
 from data import reading
 from data import rng as rng_lib
 from data.datasets import base
-from data.datasets import natural
-from data.datasets import npz
-from data.datasets import synthetic
-from data.features.drawing import glyphs
-from data.features.drawing import leaves
-from quap_tff.common import checks
 from quap_tff.common import lazy
-from quap_tff.common import registry
 from quap_tff.common.lazy import tf
 
 sklearn_datasets = lazy.module('sklearn.datasets')  # It takes a second, and only the digits need it.
@@ -49,38 +39,6 @@ class Digits(base.PooledDataset):
     order = rng_lib.generator(0, 'test_split').permutation(len(y))
     test, train = order[:DIGITS_TEST_EXAMPLES], order[DIGITS_TEST_EXAMPLES:]
     return base.Pool(x[train], y[train], x[test], y[test], white=self.white, num_classes=10)
-
-
-def _a_seventh_tests(x, y, drawn) -> base.Pool:
-  """A pool of drawings; they come in rounds over the labels, so that each label has the same share of both parts."""
-  test = drawn.classes * (drawn.copies // 7)
-  return base.Pool(x[test:], y[test:], x[:test], y[:test], white=drawn.white, num_classes=drawn.classes)
-
-
-@dataclasses.dataclass(frozen=True)
-class Glyphs(base.PooledDataset):
-  """Drawings of random glyphs by the program: nobody's data. Clipping norms and learning rates can be chosen on them.
-
-  18,000 training and 3,000 test images by default, float32[28, 28, 1], 1.0 = ink. `experiments.pretrain` learns from
-  other glyphs.
-
-  Attributes:
-    classes: Number of glyphs, which are the labels.
-    copies: Drawings of each, a seventh of them for the test.
-    alphabet: Seed of the glyphs and of their drawings. It is not the run's, so that runs of all seeds share them.
-  """
-
-  image_shape = (28, 28, 1)
-
-  classes: int = checks.integer_field('classes', 10, at_least=2)
-  copies: int = checks.integer_field('copies', 2100, at_least=7)
-  alphabet: int = checks.integer_field('alphabet', 0, at_least=0)
-
-  def read(self, data_dir: Optional[str]) -> base.Pool:
-    del data_dir
-    rng = rng_lib.generator(self.alphabet, 'glyphs')
-    x, y = glyphs.draw(glyphs.alphabet(self.classes, rng), self.copies, self.image_shape[0], rng)
-    return _a_seventh_tests(x[..., np.newaxis], y, self)
 
 
 class _KerasImages(base.PooledDataset):
@@ -115,15 +73,12 @@ class _KerasImages(base.PooledDataset):
       x, y = arrays[f'x_{split}'], arrays[f'y_{split}']
       if x.dtype != np.uint8 or x.shape[1:] not in shapes or not len(x):
         dims = ', '.join(map(str, shapes[-1]))
-        raise reading.DataFileError(
-          f'{source}: expected x_{split} to be uint8[n, {dims}], found {x.dtype}{list(x.shape)}.'
-        )
+        raise reading.wrong(source, f'x_{split} to be uint8[n, {dims}]', reading.described(x))
       if y.dtype.kind not in 'iu' or y.shape not in ((len(x),), (len(x), 1)):
-        raise reading.DataFileError(
-          f'{source}: expected y_{split} to be {len(x)} integers, one for each image, found {y.dtype}{list(y.shape)}.'
-        )
+        expected = f'y_{split} to be {len(x)} integers, one for each image'
+        raise reading.wrong(source, expected, reading.described(y))
       if y.min() < 0 or y.max() >= 10:
-        raise reading.DataFileError(f'{source}: expected labels of y_{split} in [0, 10), found {y.min()} to {y.max()}.')
+        raise reading.wrong(source, f'labels of y_{split} in [0, 10)', f'{y.min()} to {y.max()}')
       fixed.append((x.reshape((len(x),) + shape), y.reshape(-1)))
     (train_x, train_y), (test_x, test_y) = fixed
     return base.Pool(train_x, train_y, test_x, test_y, white=self.white, num_classes=10)
@@ -143,36 +98,6 @@ class Cifar10(_KerasImages):
 
   keras_name = 'cifar10'
   image_shape = (32, 32, 3)
-
-
-@dataclasses.dataclass(frozen=True)
-class Things(base.PooledDataset):
-  """Drawings of random things by the program: nobody's data. They are to photographs as `Glyphs` are to digits.
-
-  18,000 training and 3,000 test images by default, float32[32, 32, 3], RGB. `--features=drawn`
-  learns from other things. See `data.features.drawing.leaves`.
-
-  Attributes:
-    classes: Number of labels.
-    looks: Number of things that share a label, as many kinds of birds are birds. With one, a linear head finds it easy.
-    copies: Drawings of each label, a seventh of them for the test.
-    kinds: Seed of the things and of their drawings. It is not the run's, so that runs of all seeds share them.
-  """
-
-  image_shape = (32, 32, 3)
-
-  classes: int = checks.integer_field('classes', 10, at_least=2)
-  looks: int = checks.integer_field('looks', 3, at_least=1)
-  copies: int = checks.integer_field('copies', 2100, at_least=7)
-  kinds: int = checks.integer_field('kinds', 0, at_least=0)
-
-  def read(self, data_dir: Optional[str]) -> base.Pool:
-    del data_dir
-    rng = rng_lib.generator(self.kinds, 'things')
-    things = leaves.things(self.classes * self.looks, rng)
-    shown = np.arange(self.classes * self.copies) % len(things)
-    x, y = leaves.views(things, shown, self.image_shape[:2], rng), shown % self.classes
-    return _a_seventh_tests(x, y, self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,33 +122,7 @@ class MnistWriters(base.Dataset):
     writers = reading.read_npz(path, ['writer_train'], 'the writers of mnist.npz')['writer_train']
     pool = Mnist().read(request.data_dir)
     if writers.shape != pool.train_y.shape or writers.dtype.kind not in 'iu':
-      raise reading.DataFileError(
-        f'{path}: expected writer_train to be {len(pool.train_y)} integers, one for each row of mnist.npz, '
-        f'found {writers.dtype}{list(writers.shape)}.'
-      )
+      expected = f'writer_train to be {len(pool.train_y)} integers, one for each row of mnist.npz'
+      raise reading.wrong(path, expected, reading.described(writers))
     test_set = f'{len(pool.test_y):,} digits by other writers, who take part in no round.'
     return pool.owned(request, writers, 'writer', test_set=test_set)
-
-
-DATASETS: dict[str, type[base.Dataset]] = {
-  'digits': Digits,
-  'glyphs': Glyphs,
-  'mnist': Mnist,
-  'mnist_writers': MnistWriters,
-  'cifar10': Cifar10,
-  'things': Things,
-  'femnist': natural.Femnist,
-  'femnist_digits': natural.FemnistDigits,
-  'cifar100': natural.Cifar100,
-  'shakespeare': natural.Shakespeare,
-  'stackoverflow_words': natural.StackOverflowWords,
-  'synthetic': synthetic.Synthetic,
-  'npz': npz.Npz,
-}
-
-
-def portable(spec: str) -> str:
-  """The spec as a run's folder names it, without the places of files on this machine."""
-  dataset = registry.parse_spec('dataset', spec, DATASETS)
-  kept = dataset.portable()
-  return spec if kept == dataset else registry.format_spec(spec.partition(':')[0], kept)

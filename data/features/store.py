@@ -3,7 +3,8 @@
 A file is an `.npy` array and the SHA-256 of all before it. Features are float32[n, d], rows in the order of the
 examples' digests. This order makes it the same file however the examples are shared out to clients. Arrays that are
 learned from drawings are kept in the same folder, as the bytes of an `.npz`. (joblib's cache would unpickle its files,
-and does not notice a damaged one.)
+and does not notice a damaged one.) The folder is `quap_tff/features` in the user's cache: $XDG_CACHE_HOME, or ~/.cache.
+If it cannot be written, everything is computed again.
 """
 
 from collections.abc import Sequence
@@ -18,32 +19,27 @@ from typing import Any, Callable, IO, Optional
 
 import numpy as np
 
+from quap_tff.common import files
+
 # Fixed, and padded to: the batch that an example is in must not change its features, not even by rounding.
 _BATCH = 50
 _READ_BYTES = 1 << 24
 _UNFINISHED = 'unfinished_'
 
 
-def default_folder() -> str:
-  """`quap_tff/features` in the user's cache: $XDG_CACHE_HOME, or ~/.cache."""
+def _folder() -> str:
   cache = os.environ.get('XDG_CACHE_HOME') or os.path.join(os.path.expanduser('~'), '.cache')
   return os.path.join(cache, 'quap_tff', 'features')
 
 
-def compute(
-  features: Any,
-  parts: Sequence[np.ndarray],
-  folder: Optional[str] = None,
-  progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Sequence[np.ndarray]:
+def compute(features: Any, parts: Sequence[np.ndarray], progress: Callable[[int, int], None]) -> Sequence[np.ndarray]:
   """The features of every part's examples, from the file or computed on all cores and kept.
 
   Takes 4·d bytes of memory and of disk for an example: 1.1 GB for MNIST's 70,000 and scattering's 3,969.
 
   Args:
-    features: The map, a `data.features.maps.Features`.
+    features: The map, a `maps.Features`.
     parts: Arrays float32[n_i, *input_shape], the examples of each client.
-    folder: Where files are kept; `None`: `default_folder()`. A folder that cannot be written costs the time again.
     progress: Called with (done, total) as distinct examples are computed; not at all if the file is there.
 
   Returns:
@@ -53,7 +49,6 @@ def compute(
   digests = np.concatenate([_digests(part) for part in parts])
   distinct, first, inverse = np.unique(digests, return_index=True, return_inverse=True)
   table = _kept(
-    folder,
     f'{features.fingerprint()} {shape}',
     lambda: _all_rows(features.extractor(shape), parts, first, progress),
     distinct.tobytes(),
@@ -67,24 +62,21 @@ def uncached(features: Any, x: np.ndarray) -> np.ndarray:
   return _all_rows(features.extractor(x.shape[1:]), [x], np.arange(len(x)), lambda done, total: None)
 
 
-def kept(
-  fingerprint: str, make: Callable[[], dict[str, np.ndarray]], folder: Optional[str] = None
-) -> dict[str, np.ndarray]:
-  """Arrays that `make` makes, from the file or made and kept.
-
-  Args:
-    fingerprint: Everything that they follow from.
-    make: Makes them.
-    folder: Where files are kept; `None`: `default_folder()`. A folder that cannot be written costs the time again.
-  """
-
-  def packed():
-    content = io.BytesIO()
-    np.savez(content, **make())
-    return np.frombuffer(content.getbuffer(), np.uint8)
-
-  with np.load(io.BytesIO(_kept(folder, f'kept {fingerprint}', packed).data), allow_pickle=False) as arrays:
+def kept(fingerprint: str, make: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+  """The arrays of `make`, which follow from `fingerprint` alone: from the file, or made and kept."""
+  packed = lambda: np.frombuffer(files.npz(make()), np.uint8)
+  with np.load(io.BytesIO(_kept(f'kept {fingerprint}', packed).data), allow_pickle=False) as arrays:
     return {name: arrays[name] for name in arrays.files}
+
+
+def digest(arrays: dict[str, np.ndarray]) -> str:
+  """The SHA-256 of arrays, with their names and shapes."""
+  hashed = hashlib.sha256()
+  for name in sorted(arrays):
+    content = io.BytesIO()
+    np.lib.format.write_array(content, np.ascontiguousarray(arrays[name]), allow_pickle=False)
+    hashed.update(name.encode() + content.getvalue())
+  return hashed.hexdigest()
 
 
 def _digests(x: np.ndarray) -> np.ndarray:
@@ -123,9 +115,9 @@ def _all_rows(extract, parts, chosen, progress):
   return table
 
 
-def _kept(folder: Optional[str], key: str, make: Callable[[], np.ndarray], examples: bytes = b'') -> np.ndarray:
+def _kept(key: str, make: Callable[[], np.ndarray], examples: bytes = b'') -> np.ndarray:
   """The array from its file, mapped, or made and kept. If the file can't be written, the array is made all the same."""
-  path = os.path.join(folder or default_folder(), f'{hashlib.sha256(key.encode() + examples).hexdigest()}.npy')
+  path = os.path.join(_folder(), f'{hashlib.sha256(key.encode() + examples).hexdigest()}.npy')
   found = _read(path)
   if found is None:
     found = make()

@@ -1,13 +1,20 @@
 """Features learned from drawings: each step by its formula, and directions that tell drawn things apart."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
-from data.features.drawing import drawn
-from data.features.drawing import leaves
+from data import features
+from data import federation as federation_lib
+from data.features import drawings
+from data.features import drawn
+from data.features import leaves
+from data.features import store
+from quap_tff.common import registry
 
 SIZE = (32, 32)
-RECIPE = drawn.Recipe(size=6, filters=10, kinds=20, views=8, seed=0)
+RECIPE = drawn.Drawn(size=6, filters=10, kinds=20, views=8, seed=0)
 
 
 @pytest.fixture(name='few', autouse=True, scope='module')
@@ -103,18 +110,97 @@ def test_discriminants_leave_out_what_changes_between_views():
 
 def test_what_is_learned_follows_from_the_recipe(learned):
   assert learned['directions'].shape == (360, 6) and all(a.dtype == np.float32 for a in learned.values())
-  other = drawn.learn(drawn.Recipe(**{**RECIPE.__dict__, 'seed': 1}))
-  assert drawn.digest(other) != drawn.digest(learned)
+  other = drawn.learn(dataclasses.replace(RECIPE, seed=1))
+  assert store.digest(other) != store.digest(learned)
   # Also to one bit, one name or one shape.
   for name, value in (('mean', np.nextafter(learned['mean'], 1)), ('mean', learned['mean'][None])):
-    assert drawn.digest({**learned, name: value}) != drawn.digest(learned)
+    assert store.digest({**learned, name: value}) != store.digest(learned)
 
 
 def test_it_is_learned_again_the_same_and_then_kept(tmp_path, monkeypatch, learned):
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
   drawn.kept.cache_clear()
-  assert drawn.digest(drawn.kept(RECIPE)) == drawn.digest(learned)
+  assert store.digest(drawn.kept(RECIPE)) == store.digest(learned)
   drawn.kept.cache_clear()
   monkeypatch.setattr(drawn, 'learn', None)
-  assert drawn.digest(drawn.kept(RECIPE)) == drawn.digest(learned)
+  assert store.digest(drawn.kept(RECIPE)) == store.digest(learned)
   drawn.kept.cache_clear()
+
+
+def images(n, shape, seed=0):
+  return np.random.default_rng(seed).random((n, *shape), np.float32)
+
+
+def of_federation(spec, shape):
+  examples = federation_lib.Examples(images(3, shape), np.zeros(3, np.int32))
+  return features.of_federation(spec, federation_lib.Federation('f', 2, ('a',), (examples,), examples))
+
+
+class TestDrawn:
+  SPEC = 'drawn:size=5,filters=4,kinds=8,views=4'
+
+  @pytest.fixture(autouse=True)
+  def few_drawings(self, tmp_path, monkeypatch):
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+    for module, name, number in ((drawn, 'SCENES', 20), (drawn, '_PATCHES', 500), (drawings, 'COUNT', 30)):
+      monkeypatch.setattr(module, name, number)
+    for cached in (drawn.kept, drawings.of_shape):
+      cached.cache_clear()
+    yield
+    for cached in (drawn.kept, drawings.of_shape):
+      cached.cache_clear()
+
+  def test_a_federation_gets_features_of_unit_norm_and_what_they_were_learned_from(self):
+    fed = of_federation(self.SPEC, (16, 16, 3))
+    assert fed.input_shape == (5,) and fed.features == f'{self.SPEC},seed=0,centred=False'
+    np.testing.assert_allclose(np.linalg.norm(fed.clients[0].x, axis=1), 1, rtol=1e-5)
+    assert store.digest(drawn.kept(drawn.Drawn(5, 4, 8, 4, 0))) in fed.public_data
+    assert "32 of 8 random things: a program's output, no data." in fed.public_data
+
+  def test_features_of_an_example_do_not_depend_on_the_others(self):
+    extract = features.parse(self.SPEC).extractor((16, 16, 3))
+    x, y = images(6, (16, 16, 3)), images(6, (16, 16, 3), seed=1)
+    y[3] = x[3]
+    np.testing.assert_array_equal(extract(x)[3], extract(y)[3])
+    np.testing.assert_allclose(extract(x[3:4])[0], extract(x)[3], atol=1e-5)
+
+  def test_another_seed_is_another_map(self):
+    fingerprints = {features.parse(f'{self.SPEC},seed={seed}').fingerprint() for seed in (0, 1)}
+    assert len(fingerprints) == 2
+
+  @pytest.mark.parametrize(
+    'spec,shape,message',
+    [
+      ('drawn', (28, 28, 1), r'colour images \[height, width, 3\] of at least 16 pixels a side, but .*\(28, 28, 1\)'),
+      ('drawn', (15, 16, 3), r'examples have the shape \(15, 16, 3\)'),
+      ('drawn', (5,), r'examples have the shape \(5,\)'),
+      ('drawn:size=2000', (16, 16, 3), 'kinds=2000 things apart.*found size=2000'),
+      ('drawn:size=73,filters=2', (16, 16, 3), 'filters=2 give 72 numbers, found size=73'),
+      ('drawn:views=1', (16, 16, 3), 'drawn views must be an integer at least 2'),
+      ('drawn:seed=-1', (16, 16, 3), 'drawn seed must be an integer at least 0'),
+    ],
+  )
+  def test_errors(self, spec, shape, message):
+    with pytest.raises(ValueError, match=message):
+      of_federation(spec, shape)
+
+  def test_centred_takes_off_the_mean_of_drawn_things_at_any_size_of_images(self):
+    plain, centred = features.parse(self.SPEC), features.parse(f'{self.SPEC},centred=true')
+    rng = np.random.default_rng(7)
+    things = leaves.views(leaves.things(30, rng), np.arange(30), (32, 32), rng) / np.float32(255)
+    mean = plain.extractor((32, 32, 3))(things).mean(axis=0)
+    for shape in ((16, 16, 3), (32, 32, 3)):
+      x = images(6, shape)
+      expected = plain.extractor(shape)(x) - mean
+      expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+      np.testing.assert_allclose(centred.extractor(shape)(x), expected, atol=1e-4)
+    assert '30 drawings of random things (seed 7)' in centred.public_data()
+    assert centred.public_data().startswith(plain.public_data())
+    assert centred.fingerprint() != plain.fingerprint()
+
+  def test_the_spec_says_whether_it_is(self):
+    chosen = features.parse(self.SPEC)
+    for centred in (False, True):
+      spec = registry.format_spec('drawn', dataclasses.replace(chosen, centred=centred))
+      assert spec == f'{self.SPEC},seed=0,centred={centred}'
+    assert chosen.fingerprint().split()[::2] == ['drawn', f'numpy={np.__version__}']

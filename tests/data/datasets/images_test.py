@@ -1,4 +1,4 @@
-"""Datasets of one pool, from memory, from files, from drawings; downloads; and `data.load` itself."""
+"""Images from memory and from files; downloads; and `data.load` itself."""
 
 import io
 import os
@@ -14,41 +14,16 @@ import tensorflow as tf
 
 import data
 from data import reading
-from data import rng as rng_lib
 from data.datasets import base
-from data.features.drawing import leaves
+from tests.data import tff_file
 
 SHARED_DATA = pathlib.Path(__file__).resolve().parents[3] / 'shared' / 'data'
-
-
-def small_images(n_train=40, n_test=10, shape=(28, 28), **changes):
-  rng = np.random.default_rng(0)
-  contents = dict(
-    x_train=rng.integers(0, 256, (n_train,) + shape, np.uint8),
-    y_train=np.arange(n_train, dtype=np.uint8) % 10,
-    x_test=rng.integers(0, 256, (n_test,) + shape, np.uint8),
-    y_test=np.arange(n_test, dtype=np.uint8) % 10,
-  )
-  contents.update(changes)
-  return {k: v for k, v in contents.items() if v is not None}
 
 
 def _npy():
   buffer = io.BytesIO()
   np.save(buffer, np.zeros(3))
   return buffer.getvalue()
-
-
-@pytest.fixture(name='no_network')
-def fixture_no_network(monkeypatch, tmp_path):
-  """No caches, and every connection is refused at once."""
-
-  def refuse(*args, **kwargs):
-    raise socket.gaierror('no network in this test')
-
-  monkeypatch.setattr(socket, 'create_connection', refuse)
-  monkeypatch.setattr(socket, 'getaddrinfo', refuse)
-  monkeypatch.setenv('HOME', str(tmp_path))
 
 
 class TestDigits:
@@ -85,66 +60,11 @@ class TestDigits:
     assert seen == [(1, 3), (2, 3), (3, 3)]
 
 
-class TestGlyphs:
-  def test_every_glyph_has_its_share_of_both_parts(self):
-    fed = data.load('glyphs:classes=3,copies=14', num_clients=2, partition='iid')
-    assert (fed.num_classes, fed.num_examples, fed.input_shape) == (3, 36, (28, 28, 1))
-    assert np.bincount(fed.test.y).tolist() == [2, 2, 2]
-    assert np.bincount(np.concatenate([c.y for c in fed.clients])).tolist() == [12, 12, 12]
-    assert fed.test.x.min() == 0 and 0.9 < fed.test.x.max() <= 1
-    # One glyph's drawings differ, and are nearer to each other than to those of the others.
-    x, y = np.concatenate([c.x for c in fed.clients]), np.concatenate([c.y for c in fed.clients])
-    means = np.stack([x[y == label].mean(axis=0) for label in range(3)])
-    distances = np.square(fed.test.x[:, None] - means).sum(axis=(2, 3, 4))
-    assert np.mean(distances.argmin(axis=1) == fed.test.y) > 0.6
-    assert len({one.tobytes() for one in x}) == 36
-
-  def test_glyphs_are_the_same_for_every_seed_of_a_run(self):
-    first, second = (data.load('glyphs:classes=2,copies=7', seed=seed, num_clients=2) for seed in (1, 2))
-    np.testing.assert_array_equal(first.test.x, second.test.x)
-    other = data.load('glyphs:classes=2,copies=7,alphabet=1', num_clients=2)
-    assert not np.array_equal(first.test.x, other.test.x)
-
-
-class TestThings:
-  def test_every_thing_has_its_share_of_both_parts(self):
-    fed = data.load('things:classes=3,looks=2,copies=14', num_clients=2, partition='iid')
-    assert (fed.name, fed.num_classes, fed.num_examples, fed.input_shape) == ('things', 3, 36, (32, 32, 3))
-    np.testing.assert_array_equal(np.bincount(np.concatenate([c.y for c in fed.clients])), [12] * 3)
-    np.testing.assert_array_equal(np.bincount(fed.test.y), [2] * 3)
-    assert fed.test.x.min() >= 0 and 0.5 < fed.test.x.max() <= 1
-
-  def test_a_label_has_as_many_looks_as_asked_for(self):
-    # Two drawings of one thing are nearer to each other than to the other look of their label.
-    def nearest_is_own_label(looks):
-      x = data.load(f'things:classes=2,looks={looks},copies=70', num_clients=1, partition='iid').clients[0]
-      flat = x.x[:, 8:24, 8:24].reshape(len(x), -1)
-      distance = np.linalg.norm(flat[:, None] - flat, axis=2) + 1e9 * np.eye(len(x))
-      return np.mean(x.y[distance.argmin(axis=1)] == x.y)
-
-    assert nearest_is_own_label(1) > nearest_is_own_label(20) + 0.1
-
-  def test_things_are_the_same_for_every_seed_of_a_run_and_others_than_features_are_learned_from(self):
-    load = lambda **changes: data.load('things:copies=7', num_clients=2, partition='iid', **changes)
-    np.testing.assert_array_equal(load(seed=1).test.x, load(seed=2).test.x)
-    other = data.load('things:copies=7,kinds=1', num_clients=2, partition='iid')
-    assert (load().test.x != other.test.x).any()
-    ours, learned_from = (
-      leaves.things(10, rng).parts.values[:, 0, leaves._RADIUS]
-      for rng in (rng_lib.generator(0, 'things'), np.random.default_rng(0))
-    )
-    assert not np.isin(ours, learned_from).any()
-
-  def test_errors(self):
-    with pytest.raises(ValueError, match='copies must be an integer at least 7'):
-      data.load('things:copies=6')
-
-
 class TestNpz:
-  def test_pixels_are_scaled_and_labels_stay_with_them(self, tmp_path):
-    contents = small_images()
+  def test_pixels_are_scaled_and_labels_stay_with_them(self, load, tmp_path):
+    contents = tff_file.keras_images()
     np.savez(tmp_path / 'mnist.npz', **contents)
-    fed = data.load('mnist', data_dir=str(tmp_path), num_clients=4, partition='iid')
+    fed = load('mnist', num_clients=4, partition='iid')
     assert fed.input_shape == (28, 28, 1) and fed.num_classes == 10 and fed.partition == 'iid'
     np.testing.assert_array_equal(fed.test.x, contents['x_test'][..., None].astype(np.float32) / np.float32(255))
     np.testing.assert_array_equal(fed.test.y, contents['y_test'])
@@ -152,17 +72,17 @@ class TestNpz:
     got = [(np.rint(x * 255).astype(np.uint8).tobytes(), y) for c in fed.clients for x, y in zip(c.x, c.y)]
     assert len(got) == len(label_of) and all(label_of[x] == y for x, y in got)
 
-  def test_cifar10_keeps_its_channels_and_takes_keras_column_of_labels(self, tmp_path):
-    contents = small_images(shape=(32, 32, 3), y_test=np.arange(10, dtype=np.uint8)[:, None])
+  def test_cifar10_keeps_its_channels_and_takes_keras_column_of_labels(self, load, tmp_path):
+    contents = tff_file.keras_images(shape=(32, 32, 3), y_test=np.arange(10, dtype=np.uint8)[:, None])
     np.savez_compressed(tmp_path / 'cifar10.npz', **contents)
-    fed = data.load('cifar10', data_dir=str(tmp_path), num_clients=2)
+    fed = load('cifar10', num_clients=2)
     assert fed.input_shape == (32, 32, 3)
     np.testing.assert_array_equal(fed.test.y, np.arange(10))
     np.testing.assert_allclose(fed.test.x, contents['x_test'] / 255, rtol=1e-6)
 
-  def test_a_data_dir_without_the_file_is_an_error_naming_it(self, tmp_path):
+  def test_a_data_dir_without_the_file_is_an_error_naming_it(self, load):
     with pytest.raises(data.DataFileError, match=r'mnist\.npz not found; expected the arrays of mnist: an \.npz with'):
-      data.load('mnist', data_dir=str(tmp_path))
+      load('mnist')
 
   @pytest.mark.parametrize(
     'make, found',
@@ -175,36 +95,31 @@ class TestNpz:
     ids=['folder', 'pipe', 'device', 'link'],
   )
   @pytest.mark.parametrize('dataset, name', [('mnist', 'mnist.npz'), ('femnist', 'emnist_all.sqlite')])
-  def test_what_is_not_a_file_is_called_what_it_is(self, dataset, name, make, found, tmp_path):
+  def test_what_is_not_a_file_is_called_what_it_is(self, dataset, name, make, found, load, tmp_path):
     make(tmp_path / name)
     with pytest.raises(data.DataFileError, match=f'{name} {found}; expected the '):
-      data.load(dataset, data_dir=str(tmp_path))
+      load(dataset)
 
   @pytest.mark.parametrize(
     'damage',
     [lambda whole, n=n: whole[:n] for n in (0, 10, 1000, -1)] + [lambda _: b'<html>404</html>', lambda _: _npy()],
   )
-  def test_a_file_that_is_cut_short_or_of_another_kind(self, tmp_path, damage):
+  def test_a_file_that_is_cut_short_or_of_another_kind(self, load, tmp_path, damage):
     path = tmp_path / 'mnist.npz'
-    np.savez(path, **small_images())
+    np.savez(path, **tff_file.keras_images())
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(data.DataFileError, match=r'mnist\.npz is not an \.npz, or is cut short: expected the arrays'):
-      data.load('mnist', data_dir=str(tmp_path))
+      load('mnist')
 
   @pytest.mark.parametrize('save', [np.savez, np.savez_compressed])
-  def test_a_file_damaged_in_the_middle(self, tmp_path, save):
+  def test_a_file_damaged_in_the_middle(self, load, tmp_path, save):
     path = tmp_path / 'mnist.npz'
-    save(path, **small_images())
+    save(path, **tff_file.keras_images())
     contents = bytearray(path.read_bytes())
     contents[5000:5100] = bytes(b ^ 0xFF for b in contents[5000:5100])
     path.write_bytes(contents)
     with pytest.raises(data.DataFileError, match=r'mnist\.npz is damaged: expected the arrays of mnist'):
-      data.load('mnist', data_dir=str(tmp_path))
-
-  def test_a_pickle_in_the_file_is_not_read(self, tmp_path):
-    np.savez(tmp_path / 'mnist.npz', **small_images(y_train=np.array([object()] * 40)))
-    with pytest.raises(data.DataFileError, match='holds Python objects, which are never read'):
-      data.load('mnist', data_dir=str(tmp_path))
+      load('mnist')
 
   @pytest.mark.parametrize(
     'changes, message',
@@ -214,19 +129,20 @@ class TestNpz:
       (dict(x_test=np.zeros([0, 28, 28], np.uint8)), r'x_test to be .*found uint8\[0, 28, 28\]'),
       (dict(y_train=np.zeros(39, np.uint8)), r'y_train to be 40 integers, one for each image, found uint8\[39\]'),
       (dict(y_train=np.zeros(40)), r'found float64\[40\]'),
+      (dict(y_train=np.array([object()] * 40)), 'holds Python objects, which are never read'),
       (dict(y_test=np.full(10, 10, np.uint8)), r'y_test in \[0, 10\), found 10 to 10'),
       (dict(y_test=None), r'the wrong file: expected .*, found x_test, x_train, y_train'),
     ],
   )
-  def test_arrays_that_are_not_mnists(self, tmp_path, changes, message):
-    np.savez(tmp_path / 'mnist.npz', **small_images(**changes))
+  def test_arrays_that_are_not_mnists(self, load, tmp_path, changes, message):
+    np.savez(tmp_path / 'mnist.npz', **tff_file.keras_images(**changes))
     with pytest.raises(data.DataFileError, match=message):
-      data.load('mnist', data_dir=str(tmp_path))
+      load('mnist')
 
-  def test_more_clients_than_examples(self, tmp_path):
-    np.savez(tmp_path / 'mnist.npz', **small_images())
+  def test_more_clients_than_examples(self, load, tmp_path):
+    np.savez(tmp_path / 'mnist.npz', **tff_file.keras_images())
     with pytest.raises(ValueError, match='41 clients and only 40 examples'):
-      data.load('mnist', data_dir=str(tmp_path), num_clients=41)
+      load('mnist', num_clients=41)
 
 
 class TestDownload:
@@ -272,7 +188,7 @@ class TestDownload:
     [('mnist', tf.keras.datasets.mnist, (28, 28)), ('cifar10', tf.keras.datasets.cifar10, (32, 32, 3))],
   )
   def test_keras_arrays_are_used_without_a_data_dir(self, monkeypatch, name, keras, shape):
-    contents = small_images(shape=shape, y_train=np.zeros([40, 1], np.uint8))
+    contents = tff_file.keras_images(shape=shape, y_train=np.zeros([40, 1], np.uint8))
     monkeypatch.setattr(
       keras, 'load_data', lambda: ((contents['x_train'], contents['y_train']), (contents['x_test'], contents['y_test']))
     )
@@ -281,33 +197,29 @@ class TestDownload:
 
 
 class TestMnistWriters:
-  def write(self, folder, owners=None):
-    np.savez(folder / 'mnist.npz', **small_images())
-    np.savez(folder / 'mnist_writers.npz', writer_train=np.arange(40) % 7 if owners is None else owners)
-
-  def test_each_writer_holds_their_own_digits(self, tmp_path):
-    self.write(tmp_path)
-    fed = data.load('mnist_writers', data_dir=str(tmp_path))
+  def test_each_writer_holds_their_own_digits(self, load, tmp_path):
+    tff_file.mnist_writers(tmp_path, np.arange(40) % 7)
+    fed = load('mnist_writers')
     assert fed.client_ids == tuple(f'writer_{i:04d}' for i in range(7)) and fed.partition == 'natural'
-    contents = small_images()
+    contents = tff_file.keras_images()
     for i, client in enumerate(fed.clients):
       np.testing.assert_array_equal(np.rint(client.x[..., 0] * 255), contents['x_train'][i::7])
       np.testing.assert_array_equal(client.y, contents['y_train'][i::7])
 
   def test_fewer_writers_are_drawn_by_the_seed_and_a_larger_choice_contains_the_smaller(self, tmp_path):
-    self.write(tmp_path)
+    tff_file.mnist_writers(tmp_path, np.arange(40) % 7)
     load = lambda n, seed: data.load('mnist_writers', data_dir=str(tmp_path), num_clients=n, seed=seed)
     choose = lambda n, seed: set(load(n, seed).client_ids)
     assert len(choose(3, 0)) == 3 and choose(3, 0) < choose(5, 0)
     assert len({frozenset(choose(3, seed)) for seed in range(5)}) > 1
 
-  def test_errors(self, tmp_path):
-    self.write(tmp_path)
+  def test_errors(self, load, tmp_path):
+    tff_file.mnist_writers(tmp_path, np.arange(40) % 7)
     with pytest.raises(ValueError, match='mnist_writers has 7 clients, found num_clients=8'):
-      data.load('mnist_writers', data_dir=str(tmp_path), num_clients=8)
-    self.write(tmp_path, owners=np.zeros(39, int))
+      load('mnist_writers', num_clients=8)
+    tff_file.mnist_writers(tmp_path, np.zeros(39, int))
     with pytest.raises(data.DataFileError, match=r'writer_train to be 40 integers.*found int64\[39\]'):
-      data.load('mnist_writers', data_dir=str(tmp_path))
+      load('mnist_writers')
 
 
 @pytest.mark.parametrize(
@@ -327,7 +239,7 @@ def test_bad_arguments(arguments, message):
     data.load(**{**dict(spec='digits'), **arguments})
 
 
-@pytest.mark.skipif(not SHARED_DATA.is_dir(), reason='the real benchmark files are not beside this repository')
+@pytest.mark.skipif(not SHARED_DATA.is_dir(), reason='the real benchmark files are not alongside this repository')
 class TestRealFiles:
   def test_mnist(self):
     fed = data.load('mnist', data_dir=str(SHARED_DATA), seed=42)

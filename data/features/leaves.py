@@ -11,8 +11,6 @@ import dataclasses
 
 import numpy as np
 
-from quap_tff.common import checks
-
 # Lengths are in pixels of an image of 32; other sizes are drawn in proportion.
 _SIDE = 32.0
 # Radii have a density proportional to radius^-2.7, the exponent near 3 of sizes without a scale.
@@ -112,7 +110,6 @@ def _blurred(images):
 
 def scenes(num_images: int, size: tuple[int, int], rng: np.random.Generator) -> np.ndarray:
   """Draws dead leaves, 8 to 49 on each image: uint8[num_images, height, width, 3]."""
-  checks.integer('num_images', num_images, at_least=1)
   leaves = random_leaves(rng.integers(8, 50, num_images), rng)
   return draw(leaves, _colours(rng.random(num_images), rng).astype(np.float32), size, rng)
 
@@ -135,7 +132,6 @@ class Things:
 
 def things(kinds: int, rng: np.random.Generator) -> Things:
   """Random kinds of things."""
-  checks.integer('kinds', kinds, at_least=1)
   parts = random_leaves(rng.integers(2, 8, kinds), rng)
   parts.values[..., _PLACE] = rng.normal(0, 5, (*parts.present.shape, 2))
   parts.values[..., _RADIUS] = np.exp(rng.normal(1.5, 0.5, parts.present.shape))

@@ -1,1 +1,0 @@
-"""Drawings that the program makes itself, for features that no client's data has formed."""
