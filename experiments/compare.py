@@ -46,7 +46,7 @@ _THEIRS = ('tff_dp_ftrl:clip=', 'tff_dp_fedavg:clip=', 'tff_dp_fedavg_adaptive:i
 
 
 class Setting(NamedTuple):
-  """What is compared on one dataset.
+  """The comparison on one dataset.
 
   Attributes:
     preset: The flag file of all runs.
@@ -70,20 +70,22 @@ class Setting(NamedTuple):
   needs_network: bool = False
 
 
-def _at_one(*norms: float) -> list[tuple[float, float]]:
-  """Clipping norms, each with the learning rate 1."""
-  return [(norm, 1) for norm in norms]
-
-
 SETTINGS = {
   # Ours have the constants of the preset. Those of TFF's methods are the best of a grid on these digits, with other
   # seeds: norms of 0.05 to 2, and rates of 0.3, 1 and 3, at ε = 3.
   'digits': Setting(
-    'digits_secure_sum', (), 20, 0.3, [*_at_one(0.5, 0.5, 0.1), (0.25, 0.3), *_at_one(0.1, 1)], seconds=4.5
+    'digits_secure_sum', (), 20, 0.3, ((0.5, 1), (0.5, 1), (0.1, 1), (0.25, 0.3), (0.1, 1), (1, 1)), seconds=4.5
   ),
   # The best norms on drawings, at ε = 3.
   'mnist': Setting(
-    'mnist_certified_correlated', (), 60, 0.3, _at_one(0.15, 0.25, 0.05, 0.1, 0.15, 0.25), 25, 'mnist.npz', True
+    'mnist_certified_correlated',
+    (),
+    60,
+    0.3,
+    ((0.15, 1), (0.25, 1), (0.05, 1), (0.1, 1), (0.15, 1), (0.25, 1)),
+    25,
+    'mnist.npz',
+    True,
   ),
   # Nobody tuned the methods of TFF here: all have the norm of the preset cifar10_certified_correlated.
   'cifar10': Setting(
@@ -91,20 +93,13 @@ SETTINGS = {
     ('--dataset=cifar10', '--features=drawn:size=256'),
     60,
     0.3,
-    _at_one(1, 1, 1, 1, 1, 1),
+    ((1, 1),) * 6,
     40,
     'cifar10.npz',
   ),
   # The cohort is 100 of the 3,060 writers who train. Nobody tuned the methods of TFF here either.
   'femnist': Setting(
-    'femnist_certified_correlated',
-    (),
-    100,
-    0.0326797,
-    _at_one(0.5, 0.5, 0.5, 0.5, 0.5, 0.5),
-    110,
-    'emnist_all.sqlite',
-    True,
+    'femnist_certified_correlated', (), 100, 0.0326797, ((0.5, 1),) * 6, 110, 'emnist_all.sqlite', True
   ),
 }
 

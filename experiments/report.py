@@ -62,7 +62,7 @@ def write(roots: Sequence[str], folder: str, command: str) -> tuple[list[study.G
 
 
 def read(roots: Sequence[str]) -> tuple[list[study.Group], list[runs_lib.LeftOut]]:
-  """The groups of runs and what is left out, which is named on standard error as well.
+  """The groups of runs and a list of what is left out, which standard error names as well.
 
   Raises:
     ValueError: If no folder is given, one does not exist, or no run in them can be used.

@@ -29,7 +29,7 @@ import os
 import shlex
 import sys
 import time
-from typing import Callable, Optional
+from typing import Callable
 
 from absl import flags
 
@@ -37,7 +37,6 @@ from experiments.command import command_line
 from experiments.command import interrupts
 from experiments.sweeps import children
 from experiments.sweeps import plan
-from experiments.sweeps import record as record_lib
 from experiments.sweeps import scheduler
 
 # Flags of its own: those of `experiments.command.flags` are the runs'.
@@ -59,10 +58,12 @@ _PARALLEL = flags.DEFINE_integer(
 )
 _DRY_RUN = flags.DEFINE_bool('dry_run', False, 'List the runs and their commands, and start none.', flag_values=_FLAGS)
 
-Start = Callable[[plan.Run], children.Child]
+
+def _start(run: plan.Run) -> children.Child:
+  return children.Child(_arguments(run), f'{run.path}.log')
 
 
-def main(argv: list[str], start: Optional[Start] = None) -> int:
+def main(argv: list[str], start: Callable[[plan.Run], children.Child] = _start) -> int:
   """Does what the flags in `argv[1:]` say; returns the exit status. `start` starts a run, by default in a process."""
   interrupts.install()
   try:
@@ -73,12 +74,12 @@ def main(argv: list[str], start: Optional[Start] = None) -> int:
     record, runs = _prepare(base)
     if _DRY_RUN.value:
       return _list(runs)
-    for line in record_lib.changed_controls(_OUTPUT_DIR.value, record):
+    for line in plan.changed_controls(_OUTPUT_DIR.value, record):
       _say(f'Changed for what is left: {line.strip()}.')
-    with record_lib.held(_OUTPUT_DIR.value, record):
+    with plan.held(_OUTPUT_DIR.value, record):
       begin = time.monotonic()
-      outcome = scheduler.run_all(runs, _PARALLEL.value, start or _start, _say)
-      return _summarize(runs, outcome, time.monotonic() - begin)
+      failed, interrupted = scheduler.run_all(runs, _PARALLEL.value, start, _say)
+      return _summarize(runs, failed, interrupted, time.monotonic() - begin)
   except KeyboardInterrupt:
     print('\nInterrupted before a run was started.', file=sys.stderr)
     return command_line.INTERRUPTED
@@ -101,9 +102,9 @@ def _parse(argv: Sequence[str]) -> list[str]:
   return list(argv[end + 1 :])
 
 
-def _prepare(base: Sequence[str]) -> tuple[record_lib.Record, list[plan.Run]]:
-  """What the sweep is, and the runs that this call is about."""
-  record = record_lib.extended(_OUTPUT_DIR.value, base, _VARY.value)
+def _prepare(base: Sequence[str]) -> tuple[plan.Record, list[plan.Run]]:
+  """The sweep, and the runs that this call is about."""
+  record = plan.extended(_OUTPUT_DIR.value, base, _VARY.value)
   by_grid = plan.runs_of(_OUTPUT_DIR.value, record.base, record.grids)
   if _VARY.value:
     return record, by_grid[record.grids.index(_VARY.value)]
@@ -116,32 +117,30 @@ def _arguments(run: plan.Run) -> list[str]:
   return [*run.arguments, f'--num_threads={max(1, len(os.sched_getaffinity(0)) // _PARALLEL.value)}']
 
 
-def _start(run: plan.Run) -> children.Child:
-  return children.Child(_arguments(run), f'{run.path}.log')
-
-
 def _list(runs: Sequence[plan.Run]) -> int:
-  standings = {run.name: plan.standing(run) for run in runs}
+  standings = {run.name: scheduler.standing(run) for run in runs}
   for run in runs:
     at = standings[run.name]
     state = 'done' if at.finished else f'round {at.rounds} of {run.last_round}' if at.rounds else 'new'
-    print(f'{run.name} ({state})\n  {shlex.join(children.command(_arguments(run)))}')
+    command = [sys.executable, '-m', 'experiments.train', *_arguments(run)]
+    print(f'{run.name} ({state})\n  {shlex.join(command)}')
   _print_json(runs, [name for name, at in standings.items() if at.finished], {}, False, 0.0)
   return 0
 
 
-def _summarize(runs: Sequence[plan.Run], outcome: scheduler.Outcome, seconds: float) -> int:
-  print(f'{len(outcome.done)} of {len(runs)} runs are done.')
-  for name, error in outcome.failed.items():
+def _summarize(runs: Sequence[plan.Run], failed: dict[str, str], interrupted: bool, seconds: float) -> int:
+  done = [run.name for run in runs if scheduler.standing(run).finished]
+  print(f'{len(done)} of {len(runs)} runs are done.')
+  for name, error in failed.items():
     print(f'Failed: {name}: {error}\n  {os.path.join(_OUTPUT_DIR.value, name)}.log')
-  if len(outcome.done) < len(runs):
+  if len(done) < len(runs):
     command = ['python', '-m', 'experiments.sweep', f'--output_dir={_OUTPUT_DIR.value}']
     command += [f'--parallel={_PARALLEL.value}'] if _PARALLEL.value > 1 else []
     print(f'To go on: {shlex.join(command)}')
-  _print_json(runs, outcome.done, outcome.failed, outcome.interrupted, seconds)
-  if outcome.interrupted:
+  _print_json(runs, done, failed, interrupted, seconds)
+  if interrupted:
     return command_line.INTERRUPTED
-  return command_line.FAILED if outcome.failed else 0
+  return command_line.FAILED if failed else 0
 
 
 def _print_json(runs, done: Sequence[str], failed: dict[str, str], interrupted: bool, seconds: float):

@@ -30,9 +30,7 @@ import numpy as np
 
 from experiments.folders import checkpoints
 from experiments.folders import folder as run_folder
-from experiments.folders import provenance
 from experiments.folders import round_log
-from experiments.folders import sparse_state
 from quap_tff.common import files
 from quap_tff.common.lazy import tf
 
@@ -90,13 +88,15 @@ class RunDirectory:
     except OSError as error:
       raise run_folder.RunDirectoryError(f'output_dir {self.path} cannot be used: {error}.') from error
     try:
-      with _writing(self.path):
+      with self.writing():
         # Again, now that no other process can change it.
         self.is_new, self.finished = run_folder.check(self.path, identity, needs_same_code)
         if self.finished is not None:
           return
         self._secret = self._new_secret() if self.is_new else run_folder.read_secret(self.path)
-        resolved = {**resolved, 'data_commitment': self._commitment(data_digest)}
+        # Of a secret salt and the digest: it shows whether data are the same, and reveals nothing else.
+        salted = b'data of a run' + self.secret('data_salt') + data_digest
+        resolved = {**resolved, 'data_commitment': hashlib.sha256(salted).hexdigest()}
         if self.is_new:
           files.write_json(
             self.file(run_folder.RUN),
@@ -104,9 +104,9 @@ class RunDirectory:
               'identity': run_folder.through_json(identity),
               'resolved': resolved,
               'flags': dict(all_flags),
-              'versions': provenance.versions(),
-              'machine': provenance.machine(),
-              provenance.STRETCHES: [],
+              'versions': run_folder.versions(),
+              'machine': run_folder.machine(),
+              run_folder.STRETCHES: [],
             },
           )
         else:
@@ -123,11 +123,11 @@ class RunDirectory:
 
   @property
   def secrets(self) -> str:
-    """The folder of what must stay secret. It is deleted when the run is finished."""
+    """The folder of checkpoints and secrets. It is deleted when the run is finished."""
     return self.file(run_folder.CHECKPOINTS)
 
   def _new_secret(self) -> bytes:
-    """The secret of a run that begins. It replaces that of a run that was killed before its first checkpoint."""
+    """The secret of a new run. It replaces the secret of a run that was killed before its first checkpoint."""
     secret = secrets.token_bytes(_SECRET_BYTES)
     with files.private():
       os.makedirs(self.secrets, exist_ok=True)
@@ -138,10 +138,6 @@ class RunDirectory:
   def secret(self, name: str) -> bytes:
     """32 secret bytes for one use, which `name` says: the same for as long as the run goes on, and lost at its end."""
     return hmac.digest(self._secret, name.encode(), 'sha256')
-
-  def _commitment(self, data_digest: bytes) -> str:
-    """SHA-256 of a secret salt and the digest: shows whether data are the same, and reveals nothing else."""
-    return hashlib.sha256(b'data of a run' + self.secret('data_salt') + data_digest).hexdigest()
 
   def _check_resolved(self, resolved):
     try:
@@ -174,17 +170,17 @@ class RunDirectory:
 
   def begin_stretch(self, first_round: int) -> None:
     """Writes down that this code runs the rounds from `first_round` on, unless it ran the one before, too."""
-    with _writing(self.path):
+    with self.writing():
       run = files.read_json(self.file(run_folder.RUN))
-      stretches = provenance.continued(run, first_round)
-      if stretches != run.get(provenance.STRETCHES):
-        files.write_json(self.file(run_folder.RUN), {**run, provenance.STRETCHES: stretches})
+      stretches = run_folder.continued(run, first_round)
+      if stretches != run.get(run_folder.STRETCHES):
+        files.write_json(self.file(run_folder.RUN), {**run, run_folder.STRETCHES: stretches})
 
   def save(self, round_num: int, state: Any, records: Mapping[str, np.ndarray]) -> None:
     """Saves a checkpoint, completely or not at all."""
-    with _writing(self.path), files.private():
+    with self.writing(), files.private():
       if round_num not in checkpoints.rounds(self.secrets):
-        kept = sparse_state.packed(_named_leaves(state), self._num_clients)
+        kept = checkpoints.packed(_named_leaves(state), self._num_clients)
         checkpoints.save(self.secrets, round_num, {**kept, **records})
 
   def restore(self, state: Any, records: Mapping[str, np.ndarray]) -> Optional[tuple[int, Any, dict[str, np.ndarray]]]:
@@ -212,7 +208,7 @@ class RunDirectory:
     try:
       # Everything else is of the state: no error may show its values, and the seed of the noise is one of them.
       kept_records = {key: kept.pop(key) for key in records if key in kept}
-      leaves = sparse_state.unpacked(kept, _named_leaves(state), self._num_clients)
+      leaves = checkpoints.unpacked(kept, _named_leaves(state), self._num_clients)
       if kept_records.keys() != records.keys():
         raise ValueError(f'it has no {", ".join(sorted(records.keys() - kept_records.keys()))}')
     except ValueError as error:
@@ -237,27 +233,32 @@ class RunDirectory:
 
   def log(self, round_num: int, row: Mapping[str, Any]) -> None:
     """Writes a round's metrics; rows of the same or later rounds, left by a run that was cut off, are removed."""
-    with _writing(self.path):
+    with self.writing():
       self._log.append(round_num, row)
 
   @contextlib.contextmanager
   def replacing(self, name: str) -> Iterator[str]:
     """A path to write the file `name` under, which takes its place when the block has ended well."""
-    with _writing(self.path), files.replacing(self.file(name), keep_suffix=True) as path:
+    with self.writing(), files.replacing(self.file(name), keep_suffix=True) as path:
       yield path
 
-  def writing(self) -> contextlib.AbstractContextManager[None]:
+  @contextlib.contextmanager
+  def writing(self) -> Iterator[None]:
     """A block that writes files of the folder; errors of the file system become errors of the folder."""
-    return _writing(self.path)
+    try:
+      yield
+    except OSError as error:
+      raise run_folder.RunDirectoryError(f'{self.path} cannot be written: {error.strerror or error}') from error
+    except Exception as error:  # TensorFlow's file system has errors of its own.
+      if not type(error).__module__.startswith('tensorflow'):
+        raise
+      said = _OF_TENSORFLOW.sub('', str(getattr(error, 'message', error)))
+      raise run_folder.RunDirectoryError(f'{self.path} cannot be written: {said}') from error
 
   def write_summary(self, summary: Mapping[str, Any]) -> None:
     """Writes summary.json."""
-    with _writing(self.path):
+    with self.writing():
       files.write_json(self.file(run_folder.SUMMARY), summary)
-
-  def read_summary(self) -> Optional[dict[str, Any]]:
-    """summary.json, or None if there is none."""
-    return run_folder.read_summary(self.path)
 
   def remove_checkpoints(self) -> None:
     """Removes all checkpoints, and the secrets with them."""
@@ -273,17 +274,3 @@ class RunDirectory:
 
 def _named_leaves(state) -> dict[str, np.ndarray]:
   return {f'state/{i}': np.asarray(leaf) for i, leaf in enumerate(tf.nest.flatten(state))}
-
-
-@contextlib.contextmanager
-def _writing(path: str) -> Iterator[None]:
-  """Errors of the file system as errors of the folder, whichever library they come from."""
-  try:
-    yield
-  except OSError as error:
-    raise run_folder.RunDirectoryError(f'{path} cannot be written: {error.strerror or error}') from error
-  except Exception as error:  # TensorFlow's file system has errors of its own.
-    if not type(error).__module__.startswith('tensorflow'):
-      raise
-    said = _OF_TENSORFLOW.sub('', str(getattr(error, 'message', error)))
-    raise run_folder.RunDirectoryError(f'{path} cannot be written: {said}') from error

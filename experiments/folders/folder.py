@@ -1,35 +1,40 @@
-"""The folder of a run, read only: its files, and whether a run may go on in it. `run_directory` writes it."""
+"""The folder of a run, read only: its files, and whether a run may go on in it. `directory` writes it.
+
+The stretches of run.json say which code, versions and machine ran which rounds. A stretch is {first_round, code,
+versions, machine}, and ends where the next one begins.
+"""
 
 from collections.abc import Mapping
 import contextlib
 import json
 import os
+import platform
+import sys
 import tempfile
 from typing import Any, NamedTuple, Optional
 
-from experiments.folders import checkpoints
-from experiments.folders import provenance
-from quap_tff.common import files
+import numpy as np
 
-CHECKPOINTS = 'checkpoints'
-RUN, METRICS, SUMMARY, MODEL, LEDGER, CLIENTS, PLOT, TENSORBOARD = (
-  'run.json',
-  'metrics.csv',
-  'summary.json',
-  'final_model.keras',
-  'ledger.npz',
-  'clients.csv',
-  'plot.png',
-  'tensorboard',
-)
-LOCK = '.lock'
+from experiments.folders import checkpoints
+from quap_tff.common import files
+from quap_tff.common import version
+from quap_tff.common.lazy import tf
+from quap_tff.common.lazy import tff
+
+RUN, METRICS, SUMMARY = 'run.json', 'metrics.csv', 'summary.json'
+MODEL, LEDGER, CLIENTS = 'final_model.keras', 'ledger.npz', 'clients.csv'
+PLOT, TENSORBOARD, CHECKPOINTS, LOCK = 'plot.png', 'tensorboard', 'checkpoints', '.lock'
 # In the folder of checkpoints: the secret from which all secrets of a run follow.
 SECRET = 'secret'
 
 _FOLDERS = (CHECKPOINTS, TENSORBOARD)
 _FILES = (RUN, METRICS, SUMMARY, MODEL, LEDGER, CLIENTS, PLOT)
-# Names that a run may leave that was interrupted before its first round.
+# A run that was interrupted before its first round may leave these names.
 _OF_THE_START = {LOCK, RUN + files.UNFINISHED, CHECKPOINTS}
+
+STRETCHES = 'stretches'
+_PARTS = {'first_round', 'code', 'versions', 'machine'}
+_SOURCES = ('quap_tff', 'data', 'experiments')
 
 
 class RunDirectoryError(ValueError):
@@ -101,15 +106,19 @@ def check(path: str, identity: Mapping[str, Any], needs_same_code: bool = False)
 def _check_can_go_on(path, run, last_round, needs_same_code):
   read_secret(path)
   try:
-    provenance.stretches(run, last_round)
+    kept = stretches(run, last_round)
   except ValueError as error:
     raise RunDirectoryError(
       f'{os.path.join(path, RUN)} is damaged: {error}. Put it back to continue the run, or give another folder to '
       'start anew.'
     ) from None
-  code_problem = provenance.code_problem(run, last_round) if needs_same_code else None
-  if code_problem is not None:
-    raise RunDirectoryError(f'output_dir {path} cannot be continued: {code_problem}')
+  if needs_same_code and kept and kept[-1]['code'] != code():
+    named = lambda which: f'quap_tff {which["quap_tff"]} with the source digest {which["source_sha256"]}'
+    raise RunDirectoryError(
+      f'output_dir {path} cannot be continued: its round {last_round} was run by other code: by '
+      f'{named(kept[-1]["code"])}. This is {named(code())}. Continue the run with the code that began it. Or give '
+      '--allow_code_change: the run then goes on, and run.json says which code ran which rounds.'
+    )
 
 
 def read_secret(path: str) -> bytes:
@@ -126,7 +135,7 @@ def read_secret(path: str) -> bytes:
 
 
 def _check_can_be_made(path):
-  """Finds out now, not after the data have been read, what would keep the folder from being made."""
+  """Makes and removes an empty folder, so that an error comes before the data are read."""
   try:
     with contextlib.suppress(FileNotFoundError):
       os.lstat(path)
@@ -178,3 +187,68 @@ def differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     for name in sorted({*there, *now})
     if there.get(name) != now.get(name)
   ]
+
+
+def code() -> dict[str, str]:
+  """The version of the program and the digest of its source."""
+  return {'quap_tff': version.VERSION, 'source_sha256': source_digest()}
+
+
+def source_digest(root: Optional[str] = None) -> str:
+  """SHA-256 of the program's source, see `version.source_digest`."""
+  return version.source_digest(_SOURCES, root)
+
+
+def versions() -> dict[str, str]:
+  """The versions of the program, of Python, and of the packages that compute. Loads TFF."""
+  return {
+    'quap_tff': version.VERSION,
+    'tensorflow_federated': tff.__version__,
+    'tensorflow': tf.__version__,
+    'numpy': np.__version__,
+    'python': sys.version.split()[0],
+  }
+
+
+def machine() -> dict[str, Any]:
+  """The platform, the cores and the GPUs. Loads TensorFlow."""
+  return {
+    'platform': platform.platform(),
+    'cores': len(os.sched_getaffinity(0)),
+    'gpus': len(tf.config.list_physical_devices('GPU')),
+  }
+
+
+def stretches(run: Mapping[str, Any], last_round: int) -> list[dict[str, Any]]:
+  """The stretches of the rounds up to `last_round`, of run.json as a value; no later round was kept.
+
+  Raises:
+    ValueError: If they are not stretches of these rounds.
+  """
+  found = run.get(STRETCHES)
+  if not isinstance(found, list) or not all(map(_is_stretch, found)):
+    raise ValueError(f'{STRETCHES} must be a list of objects with {", ".join(sorted(_PARTS))}')
+  kept = [stretch for stretch in found if stretch['first_round'] <= last_round]
+  firsts = [stretch['first_round'] for stretch in kept]
+  if firsts[:1] != [1][:last_round] or firsts != sorted(set(firsts)):
+    raise ValueError(f'the first rounds of {STRETCHES} must ascend from 1, found {firsts}')
+  return kept
+
+
+def _is_stretch(value):
+  return (
+    isinstance(value, dict)
+    and value.keys() == _PARTS
+    and type(value['first_round']) is int
+    and isinstance(value['code'], dict)
+    and value['code'].keys() == {'quap_tff', 'source_sha256'}
+  )
+
+
+def continued(run: Mapping[str, Any], first_round: int) -> list[dict[str, Any]]:
+  """The stretches of a run that goes on here and now with `first_round`."""
+  earlier = stretches(run, first_round - 1)
+  now = {'code': code(), 'versions': versions(), 'machine': machine()}
+  if earlier and {name: earlier[-1][name] for name in now} == now:
+    return earlier
+  return [*earlier, {'first_round': first_round, **now}]

@@ -5,7 +5,8 @@ Each kind of figure is a function that returns what draws the figure, and the fi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+import itertools
 import textwrap
 from typing import Any, NamedTuple, Optional, TYPE_CHECKING, Union
 
@@ -32,29 +33,38 @@ Drawing = tuple[plots.Draw, tuple[float, float]]
 
 
 class Series(NamedTuple):
-  """What a figure shows about one method, or about one group of runs.
+  """A curve by round of one method, or of one group of runs.
 
   Attributes:
     place: The place of its --algorithm spec among those of the report, which decides the look in all figures.
     label: Its name in this figure.
-    x: float[n].
-    y: float[seeds, n], or n quantities.
+    x: float[n], the rounds.
+    y: float[seeds, n].
     total: The one number that sums up the series, if the figure shows it.
   """
 
   place: int
   label: str
-  x: Union[Sequence[float], np.ndarray] = ()
-  y: Any = ()
+  x: np.ndarray
+  y: np.ndarray
   total: Optional[pages.Quantity] = None
 
 
-def looks(shown: Sequence[Series]) -> dict[str, dict[str, Any]]:
-  """Matplotlib's arguments for each label: a colour, a marker and a dash, by the series' place.
+class Point(NamedTuple):
+  """A figure of one method at a number, or at a text that titles a panel. `place` and `label` are as in `Series`."""
+
+  place: int
+  label: str
+  at: Any
+  total: Optional[pages.Quantity]
+
+
+def looks(shown: Iterable[Union[Series, Point]]) -> dict[str, dict[str, Any]]:
+  """Matplotlib's arguments for each label: a colour, a marker and a dash, by its place.
 
   If several labels have one look, the first of them keeps it, and each other label gets one that is free.
   """
-  pairs = sorted({(series.place, series.label) for series in shown})
+  pairs = sorted({(one.place, one.label) for one in shown})
   wanted = {place % MOST_LABELS for place, _ in pairs}
   found: dict[str, dict[str, Any]] = {}
   taken: set[int] = set()
@@ -125,17 +135,8 @@ def by_round(shown: Sequence[Series], ylabel: str, total_label: str, log: bool =
   return draw, (9, max(4, 0.3 * len(shown) + 1.2)) if len(shown) > 1 else (6.5, 4)
 
 
-class Point(NamedTuple):
-  """A figure of one method at a number, or at a text that titles a panel. `place` and `label` are as in `Series`."""
-
-  place: int
-  label: str
-  at: Any
-  total: Optional[pages.Quantity]
-
-
 def over_values(points: Sequence[Point], xlabel: str, ylabel: str, log: bool = False) -> Drawing:
-  """Quantities over what they are at: lines over numbers, or panels for texts, in the order of the points.
+  """Lines over numbers, or panels for texts, in the order of the points.
 
   Args:
     points: At least one.
@@ -144,28 +145,22 @@ def over_values(points: Sequence[Point], xlabel: str, ylabel: str, log: bool = F
     log: Whether an axis of numbers is logarithmic.
   """
   if any(isinstance(point.at, str) for point in points):
-    shown: dict[str, list[Series]] = {str(at): [] for at in dict.fromkeys(point.at for point in points)}
-    for point in points:
-      shown[str(point.at)].append(Series(point.place, point.label, total=point.total))
-    return panels(shown, ylabel)
-  of_label: dict[str, list[Point]] = {point.label: [] for point in points}
-  for point in sorted(points, key=lambda point: point.at):
-    of_label[point.label].append(point)
-  series = [Series(own[0].place, label, [p.at for p in own], [p.total for p in own]) for label, own in of_label.items()]
-  return lines(series, xlabel, ylabel, log, sorted({point.at for point in points}))
+    titles = dict.fromkeys(str(point.at) for point in points)
+    return panels({title: [point for point in points if str(point.at) == title] for title in titles}, ylabel)
+  return lines(points, xlabel, ylabel, log)
 
 
-def panels(shown: Mapping[str, Sequence[Series]], xlabel: str) -> Drawing:
+def panels(shown: Mapping[str, Sequence[Point]], xlabel: str) -> Drawing:
   """The totals in small panels with a common axis, a row for each label, in one order: the best on top.
 
   Panels with more labels come first.
 
   Args:
-    shown: The series by the title of their panel. If all have one label, the titles are the rows of a single panel.
+    shown: The points by the title of their panel. If all have one label, the titles are the rows of a single panel.
     xlabel: The name of the axis.
   """
-  look = looks([series for panel in shown.values() for series in panel])
-  totals = pd.DataFrame({title: {series.label: series.total for series in own} for title, own in shown.items()})
+  look = looks(itertools.chain.from_iterable(shown.values()))
+  totals = pd.DataFrame({title: {point.label: point.total for point in own} for title, own in shown.items()})
   totals = totals[totals.count().sort_values(ascending=False, kind='stable').index]
   means = totals.map(lambda total: total.mean if isinstance(total, pages.Quantity) else np.nan)
   # A panel with a single method does not say how good that method is.
@@ -216,7 +211,7 @@ def in_panels(shown: Mapping[str, Sequence[Point]], xlabel: str, ylabel: str) ->
   apart as 60 and 80. Bars are the points' deviations.
   """
   every = [point for points in shown.values() for point in points]
-  look = looks([Series(point.place, point.label) for point in every])
+  look = looks(every)
   first, last = min(point.at for point in every), max(point.at for point in every)
   columns = min(2, len(shown))
   lines_, legend_rows = -(-len(shown) // columns), -(-len(look) // 2)
@@ -227,11 +222,10 @@ def in_panels(shown: Mapping[str, Sequence[Point]], xlabel: str, ylabel: str) ->
       axes.set_axis_off()
     for axes, (title, points) in zip(grid.flat, shown.items()):
       for index, (label, style) in enumerate(look.items()):
-        own = sorted((point for point in points if point.label == label), key=lambda point: point.at)
+        own = [point for point in points if point.label == label]
         if own:
           aside = (last / first) ** (_ASIDE * (index - (len(look) - 1) / 2))
-          means, bars = zip(*((point.total.mean, point.total.deviation or 0) for point in own))
-          axes.errorbar([aside * point.at for point in own], means, bars, capsize=2, elinewidth=1, **style)
+          _line(axes, own, aside, capsize=2, elinewidth=1, **style)
       axes.set_title(title, loc='left')
       axes.tick_params(labelbottom=True)
     plots.log_of_error(grid[0, 0].yaxis, [p.total.mean + s * (p.total.deviation or 0) for p in every for s in (-1, 1)])
@@ -250,20 +244,26 @@ def in_panels(shown: Mapping[str, Sequence[Point]], xlabel: str, ylabel: str) ->
   return draw, (9, 3.1 * lines_ + 0.34 * legend_rows + 0.4)
 
 
-def lines(shown: Sequence[Series], xlabel: str, ylabel: str, log: bool = False, ticks: Sequence[float] = ()) -> Drawing:
-  """Quantities over a number. A line joins the quantities of a series. Bars are the deviation over seeds."""
+def lines(points: Sequence[Point], xlabel: str, ylabel: str, log: bool = False) -> Drawing:
+  """Quantities over a number. A line joins the quantities of a label. Bars are the deviation over seeds."""
+  labels, ticks = dict.fromkeys(point.label for point in points), sorted({point.at for point in points})
 
   def draw(figure):
-    axes, look = figure.subplots(), looks(shown)
-    for one in shown:
-      means, spreads = zip(*((y.mean, y.deviation or 0) for y in one.y))
-      axes.errorbar(one.x, means, spreads, capsize=3, **look[one.label])
+    axes, look = figure.subplots(), looks(points)
+    for label in labels:
+      _line(axes, [point for point in points if point.label == label], capsize=3, **look[label])
     axes.set(xlabel=xlabel, ylabel=ylabel, xscale='log' if log else 'linear')
     plots.within_percent(axes.yaxis)
     plots.widen(axes.xaxis, 0.05)
-    if ticks:
-      axes.minorticks_off()
-      axes.set_xticks(ticks, [f'{tick:g}' for tick in ticks])
+    axes.minorticks_off()
+    axes.set_xticks(ticks, [f'{tick:g}' for tick in ticks])
     legend(axes)
 
-  return draw, (9, max(4.0, 0.36 * len(shown) + 1))
+  return draw, (9, max(4.0, 0.36 * len(labels) + 1))
+
+
+def _line(axes, points, aside=1.0, **style):
+  """A line through the means of points from left to right, with bars for the deviations over seeds."""
+  own = sorted(points, key=lambda point: point.at)
+  means, bars = zip(*((point.total.mean, point.total.deviation or 0) for point in own))
+  axes.errorbar([aside * point.at for point in own], means, bars, **style)

@@ -12,21 +12,18 @@ import jinja2
 import markupsafe
 import pandas as pd
 
+from experiments.folders import folder as run_folder
 from experiments.running import plots
 from quap_tff.common import files
 from quap_tff.common import wide
 from quap_tff.common.numbers import rounding
 
-_REPORT, _PAGE, _RUN = 'report.md', 'index.html', 'run.json'
+_REPORT, _PAGE = 'report.md', 'index.html'
 
 # Columns that move into the line above a table if all rows agree.
 _SAID_ONCE = set('dataset participation ε setting measured cores GPUs pairs seeds rounds'.split()) | {'total δ'}
 # Columns with a cell of more characters than this keep a minimum width. Words from the second length on may break.
 _LONG_CELL, _LONG_WORD = 40, 25
-
-
-class OutputError(ValueError):
-  """The folder cannot hold a report."""
 
 
 class Quantity(NamedTuple):
@@ -159,12 +156,12 @@ def numbered(sections: Sequence[Section]) -> list[Section]:
 
 
 def check(folder: str, file: str = _REPORT, what: str = 'report') -> None:
-  """Raises `OutputError` unless `folder` is new, empty, or holds this file of an earlier one. Changes nothing."""
+  """Raises `ValueError` unless `folder` is new, empty, or holds this file of an earlier one. Changes nothing."""
   if os.path.lexists(folder) and not os.path.isdir(folder):
-    raise OutputError(f'output_dir {folder} is a file; give a folder.')
+    raise ValueError(f'output_dir {folder} is a file; give a folder.')
   names = os.listdir(folder) if os.path.isdir(folder) else []
-  if _RUN in names or names and file not in names:
-    raise OutputError(
+  if run_folder.RUN in names or names and file not in names:
+    raise ValueError(
       f'output_dir {folder} holds files other than those of an earlier {what}; give a new or empty folder.'
     )
 

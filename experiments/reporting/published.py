@@ -1,15 +1,7 @@
 """The figures that the three QuAP-FL documents print, and the paragraphs of the report.
 
 "First" is the first document (version 1.1.2), "theory" the theory document, "November" the November 2025 document. The
-printed figures are in published.csv, the report's paragraphs in notes.md. The tables of published.csv are:
-
-* accuracy_epsilon_3: First, table 1: final test accuracy in percent at ε = 3.
-* accuracy_epsilon_6: November, table 2: final test accuracy in percent at ε = 6 under Beta(2,5), after 200 rounds.
-* ablation: November, table 3: accuracy in percent on MNIST.
-* rounds_to_90: First, table 2: rounds to 90% test accuracy on MNIST at ε = 3. No value: not reached.
-* at_scale_…: First, table 5: accuracy in percent, rounds to convergence, noise in percent of Vanilla DP-FL's.
-* jain: First, table 3: Jain's index. The document does not say which quantity it is for.
-* alpha_beta: First, figure 3: accuracy in percent by α and β.
+printed figures are in published.csv, the report's paragraphs in notes.md.
 """
 
 from collections.abc import Sequence
@@ -22,6 +14,21 @@ import pandas as pd
 from experiments.reporting import pages
 
 _FOLDER = os.path.dirname(__file__)
+
+# Where the documents print the figures that a table of the report compares with. Tables of published.csv come first.
+SOURCES = {
+  'accuracy_epsilon_3': 'first document, table 1',  # Final test accuracy in percent at ε = 3.
+  'accuracy_epsilon_6': 'November 2025, table 2',  # The same at ε = 6 under Beta(2,5), after 200 rounds.
+  'ablation': 'November 2025, table 3',  # Accuracy in percent on MNIST.
+  'rounds_to_90': 'first document, table 2, at ε = 3',  # Rounds to 90% test accuracy on MNIST. No value: not reached.
+  # A thousand clients: accuracy in percent, rounds to convergence, noise in percent of Vanilla DP-FL's.
+  **dict.fromkeys(('at_scale_accuracy', 'at_scale_rounds', 'at_scale_noise'), 'first document, table 5'),
+  'fairness': 'first document, table 3',  # Jain's index. The document does not say which quantity it is for.
+  'alpha_beta': 'first document, figure 3',  # Accuracy in percent by α and β.
+  'early_stop': 'November 2025, table 2',
+  'cumulative_privacy': 'November 2025, figure 3',
+  'communication': 'November 2025, table 1',
+}
 
 # What the documents' tables have in common, as flags of a run.
 COMMON: dict[str, Any] = {'num_clients': 100, 'partition': 'dirichlet:alpha=0.5', 'alpha': 0.5, 'beta': 2}
@@ -92,12 +99,3 @@ def table(name: str) -> list[dict[str, Any]]:
 def find(name: str, **values: Any) -> Optional[pages.Quantity]:
   """The figure of the row of a table that has these values; None if there is none."""
   return next((row['figure'] for row in table(name) if all(row[k] == v for k, v in values.items())), None)
-
-
-def accuracy(dataset: str, scenario: Optional[str], method: str, epsilon: Optional[float]) -> Optional[pages.Quantity]:
-  """The final accuracy in percent that a document prints for such a run, or None. Runs without noise match any ε."""
-  november = scenario == 'heterogeneous' and (epsilon == 6 or method == 'fedavg')
-  if not november and epsilon != 3:
-    return None
-  name = 'accuracy_epsilon_6' if november else 'accuracy_epsilon_3'
-  return find(name, dataset=dataset, scenario=scenario, method=method)

@@ -12,6 +12,7 @@ import pandas as pd
 from data import cohorts
 from data import partition
 from experiments.command import parts as run_parts
+from experiments.folders import folder as run_folder
 from experiments.running import plots
 from quap_tff import methods
 from quap_tff.accounting import run_ledger
@@ -20,13 +21,11 @@ from quap_tff.common import registry
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.training import optimizers
 
-RUN = 'run.json'
-
 # The flags that every run must have, with the types of their values. Then those that only some methods read.
 _NEEDED = {'dataset': str, 'participation': str, 'partition': str, 'rounds': int, 'seed': int}
+_IF_READ = dict.fromkeys(('epsilon', 'delta', 'alpha', 'beta'), (int, float))
 # The first words of the columns of clients.csv that are 0 for clients that took no part.
 _SPENT = ('rounds', 'nominal_', 'formal_')
-_IF_READ = dict.fromkeys(('epsilon', 'delta', 'alpha', 'beta'), (int, float))
 
 # The flags whose values are choices with parameters. Then the choices whose parameters are always written out.
 _CHOICES: dict[str, Mapping[str, type[Any]]] = {
@@ -195,7 +194,7 @@ def find(roots: Sequence[str]) -> list[str]:
   for root in roots:
     for folder, names, found in os.walk(root):
       names.sort()
-      if RUN in found:
+      if run_folder.RUN in found:
         folders.setdefault(os.path.realpath(folder), folder)
   return list(folders.values())
 
@@ -215,18 +214,18 @@ def load(path: str) -> tuple[Optional[Run], list[LeftOut]]:
       left_out.append(LeftOut(file, f'cannot be read ({" ".join(str(error).split())}); the report does without it'))
       return otherwise
 
-  run = read(RUN, _read_run, None, True)
+  run = read(run_folder.RUN, _read_run, None, True)
   if run is None:
     return None, left_out
-  summary = read('summary.json', _read_object, {}, False)
+  summary = read(run_folder.SUMMARY, _read_object, {}, False)
   # These files are written at the end.
   ended = bool(summary)
   says_who_came = ended and run['identity'].get('cohort_seed') != run_parts.SECRET
-  ledger = read('ledger.npz', run_ledger.RunLedger.load, None, says_who_came)
+  ledger = read(run_folder.LEDGER, run_ledger.RunLedger.load, None, says_who_came)
   result = Run(
     path=path,
-    metrics=read('metrics.csv', _read_metrics, pd.DataFrame(), True),
-    clients=read('clients.csv', lambda file: _read_clients(file, ledger), pd.DataFrame(), says_who_came),
+    metrics=read(run_folder.METRICS, _read_metrics, pd.DataFrame(), True),
+    clients=read(run_folder.CLIENTS, lambda file: _read_clients(file, ledger), pd.DataFrame(), says_who_came),
     ledger=ledger,
     summary=summary,
     certificate=read('certificate.json', _read_object, None, ended and _gives_certificate(run['identity'])),

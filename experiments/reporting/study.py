@@ -19,11 +19,8 @@ from quap_tff.common import lazy
 
 stats = lazy.module('scipy.stats')
 
-NOT_RUN = 'not run'
 # What columns begin with in tables that compare measured figures with those of the documents.
 _DOCUMENT, _MEASURED = 'document: ', 'measured: '
-# Flags as names of columns, where they are not the same.
-_COLUMNS = {'epsilon': 'ε'}
 
 # Flags in which repetitions of a setting differ, and flags that only name files or the origin of constants.
 _REPEATED = ('seed', 'noise_seed', 'output_dir', 'data_dir', 'tuning')
@@ -125,11 +122,11 @@ class Family(NamedTuple):
 
   @property
   def title(self) -> str:
-    """What they share, for a table."""
+    """The dataset and the shared flags, for a table."""
     return ', '.join(filter(None, [naming.dataset(self.dataset), self.setting]))
 
   def caption(self, words: str) -> str:
-    """The caption of a figure: how to read it, and what the groups share."""
+    """The caption of a figure: `words` on how to read it, and the shared flags."""
     return f'{words} Setting: {self.setting}.' if self.setting else words
 
 
@@ -140,14 +137,13 @@ def collect(runs: Iterable[runs_lib.Run]) -> tuple[list[Group], list[runs_lib.Le
   """
   runs = list(runs)
   flags = dict.fromkeys(name for run in runs for name in run.identity if name not in _REPEATED)
-  settings = [_setting(run, flags) for run in runs]
-  table = _texts(settings).fillna('')
-  numbers = table.groupby(list(table), sort=False).ngroup() if runs else pd.Series(dtype=int)
+  same: dict[str, tuple[dict[str, Any], list[runs_lib.Run]]] = {}
+  for run in runs:
+    setting = _setting(run, flags)
+    same.setdefault(_text(setting), (setting, []))[1].append(run)
   algorithms = sorted({run.algorithm for run in runs}, key=naming.order)
   groups, left_out = [], []
-  for number in numbers.unique():
-    ids = np.flatnonzero(numbers == number)
-    found = [runs[i] for i in ids]
+  for setting, found in same.values():
     kept: dict[int, runs_lib.Run] = {}
     most = max(run.rounds for run in found)
     for run in found:
@@ -159,7 +155,6 @@ def collect(runs: Iterable[runs_lib.Run]) -> tuple[list[Group], list[runs_lib.Le
         left_out.append(runs_lib.LeftOut(run.path, f'same setting and seed as {kept[run.seed].path}, which is used'))
       else:
         kept[run.seed] = run
-    setting = settings[ids[0]]
     groups.append(Group(setting, tuple(kept[seed] for seed in sorted(kept)), algorithms.index(setting['algorithm'])))
   return groups, left_out
 
@@ -177,8 +172,11 @@ def _setting(run, flags) -> dict[str, Any]:
 
 def _texts(settings: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
   """A row for each setting, a column for each flag: the value as JSON. It is None where a method does not read it."""
-  texts = [{name: json.dumps(value, sort_keys=True, default=str) for name, value in s.items()} for s in settings]
-  return pd.DataFrame(texts, dtype=object)
+  return pd.DataFrame([{name: _text(value) for name, value in s.items()} for s in settings], dtype=object)
+
+
+def _text(value: Any) -> str:
+  return json.dumps(value, sort_keys=True, default=str)
 
 
 def describe(settings: Sequence[Mapping[str, Any]], *known: str, in_full: bool = False) -> tuple[list[str], str]:
@@ -204,7 +202,7 @@ def describe(settings: Sequence[Mapping[str, Any]], *known: str, in_full: bool =
 
 
 def names(groups: Sequence[Group], *known: str) -> list[str]:
-  """What figures call the groups: the method, and settings other than `known` in which groups of one label differ."""
+  """The groups' names in figures: the method, and settings other than `known` in which groups of one label differ."""
   labels: dict[Group, str] = {}
   for secret in (False, True):
     own = [group for group in groups if any(run.has_secret_cohorts for run in group.runs) == secret]
@@ -256,10 +254,6 @@ def places(groups: Sequence[Group]) -> list[Family]:
   return titled(list(found.values()), 'algorithm')
 
 
-def _cell(flag, value) -> str:
-  return naming.participation(value) if flag == 'participation' else str(value)
-
-
 class Row(NamedTuple):
   """A row of a table: the group, or the name of a method that was not run, and the cells before and after them."""
 
@@ -268,15 +262,14 @@ class Row(NamedTuple):
   last: Mapping[str, Any]
 
 
-def table(name: str, title: str, rows: Sequence[Row], *known: str, source: str = '') -> list[pages.Block]:
-  """A table and what a reader must know before comparing its rows; nothing if no row has a group.
+def table(name: str, title: str, rows: Sequence[Row], *known: str) -> list[pages.Block]:
+  """A table and its notes for a reader who compares rows; nothing if no row has a group.
 
   Args:
-    name: The name of the CSV file.
+    name: The name of the CSV file, and in `published.SOURCES`. The title has that place if the table has figures of it.
     title: The line above the table.
     rows: In order.
     *known: Flags that the title or other cells state.
-    source: The place in the documents of their figures. Without such figures, the table says nothing about documents.
   """
   groups = [row.group for row in rows if isinstance(row.group, Group)]
   settings, usual = describe([group.setting for group in groups], *known)
@@ -290,7 +283,7 @@ def table(name: str, title: str, rows: Sequence[Row], *known: str, source: str =
       method, more, setting, origin = naming.name_of(row.group), '', '', {}
     last = row.last if is_compared else {name.removeprefix(_MEASURED): cell for name, cell in row.last.items()}
     lines.append({**row.first, 'method': method, 'setting': ', '.join(filter(None, [more, setting])), **last, **origin})
-  title += f' ({source})' if source and is_compared else ''
+  title += f' ({published.SOURCES[name]})' if is_compared and name in published.SOURCES else ''
   notes = [f'Unless its setting says otherwise, a row has {usual}.'] if usual else []
   if len({group.origin['rounds'] for group in groups}) > 1:
     notes.append('The rows differ in the number of rounds that were run: compare only rows with equal rounds.')
@@ -298,21 +291,17 @@ def table(name: str, title: str, rows: Sequence[Row], *known: str, source: str =
 
 
 def by_group(
-  name: str,
-  title: str,
-  groups: Sequence[Group],
-  columns: Callable[[Group], Mapping[str, Any]],
-  *first: str,
-  source: str = '',
+  name: str, title: str, groups: Sequence[Group], columns: Callable[[Group], Mapping[str, Any]], *first: str
 ) -> list[pages.Block]:
   """A table for each dataset: a row for each group, sorted by the flags `first`, which have columns, and by method."""
   key = lambda g: ([(isinstance(g.setting[flag], str), g.setting[flag]) for flag in first], g.place)
+  column = lambda flag: 'ε' if flag == 'epsilon' else flag
+  cell = lambda flag, value: naming.participation(value) if flag == 'participation' else str(value)
   blocks = []
   for dataset in sorted({g.dataset for g in groups}):
     own = sorted((g for g in groups if g.dataset == dataset), key=key)
-    cells = lambda g: {_COLUMNS.get(flag, flag): _cell(flag, g.setting[flag]) for flag in first}
-    rows = [Row(g, cells(g), columns(g)) for g in own]
-    blocks += table(name, f'{title}: {naming.dataset(dataset)}', rows, *first, source=source)
+    rows = [Row(g, {column(flag): cell(flag, g.setting[flag]) for flag in first}, columns(g)) for g in own]
+    blocks += table(name, f'{title}: {naming.dataset(dataset)}', rows, *first)
   return blocks
 
 
@@ -334,23 +323,15 @@ def beside(
     cells: The first cells of the rows.
     measure: The measured figure of a group: a quantity, text, or None.
   """
+  document, here = f'{_DOCUMENT}{what}', f'{_MEASURED}{what}'
   rows = []
   for group in groups:
     measured, difference = measure(group), None
     if isinstance(measured, pages.Quantity) and isinstance(printed, pages.Quantity):
       difference = f'{measured.mean - printed.mean:+.{measured.digits}f}'
-    rows.append(
-      Row(
-        group,
-        cells,
-        {
-          f'{_DOCUMENT}{what}': printed,
-          f'{_MEASURED}{what}': 'not logged' if measured is None else measured,
-          'difference': difference,
-        },
-      )
-    )
-  return rows or [Row(method, cells, {f'{_DOCUMENT}{what}': printed, f'{_MEASURED}{what}': NOT_RUN})]
+    measured = 'not logged' if measured is None else measured
+    rows.append(Row(group, cells, {document: printed, here: measured, 'difference': difference}))
+  return rows or [Row(method, cells, {document: printed, here: 'not run'})]
 
 
 def over(values: Iterable[Optional[float]], digits: int = 2, is_bound: bool = False) -> Optional[pages.Quantity]:

@@ -83,7 +83,7 @@ class Outcome:
     run, result, directory, summary = self.experiment.run, self.result, self.directory, self.summary
     if directory is None:
       return summary
-    kept = directory.read_summary() or {}
+    kept = run_folder.read_summary(directory.path) or {}
     is_kept = kept.get('rounds') == result.round_num and not kept.get('interrupted')
     has_certificate = os.path.exists(directory.file(certificate_folders.CERTIFICATE))
     if result.rounds_run or result.interrupted or not is_kept or run.method.gives_certificate and not has_certificate:

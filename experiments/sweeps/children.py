@@ -10,17 +10,17 @@ from collections.abc import Sequence
 import ctypes
 import functools
 import gc
-import multiprocessing
+import multiprocessing.context
 import os
 import shutil
 import signal
 import sys
-from typing import Any, Optional
+from typing import Any
 
 import experiments
 from experiments import train
 from experiments.command import command_line
-from experiments.folders import provenance
+from experiments.folders import folder as run_folder
 from quap_tff.common import lazy
 
 _BYTES_OF_LOG_READ = 100_000
@@ -38,13 +38,8 @@ _LOADED = (
 )
 
 
-def command(arguments: Sequence[str]) -> Sequence[str]:
-  """The command line of a run."""
-  return [sys.executable, '-m', 'experiments.train', *arguments]
-
-
-class Child:
-  """A running run. Everything that it prints is appended to its log.
+class Child(multiprocessing.context.ForkProcess):
+  """A running run. Everything that it prints is appended to its log. SIGTERM asks it to save its last round and end.
 
   Make it on the main thread: the kernel kills the run when the thread that started it ends.
   """
@@ -52,35 +47,22 @@ class Child:
   def __init__(self, arguments: Sequence[str], log: str):
     _load()
     with open(log, 'ab') as output:
-      self._log, self._begin = log, output.tell()
-      arguments_of_run = (list(arguments), output.fileno(), os.getpid())
-      self._process = multiprocessing.get_context('fork').Process(target=_run, args=arguments_of_run)
+      self._log, self._log_began = log, output.tell()
+      super().__init__(target=_run, args=(list(arguments), output.fileno(), os.getpid()))
       # A signal to the run waits until the run has a handler for it.
       signal.pthread_sigmask(signal.SIG_BLOCK, experiments.SIGNALS)
       try:
-        self._process.start()
+        self.start()
       finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, experiments.SIGNALS)
-
-  def poll(self) -> Optional[int]:
-    """The run's exit status, negative for a signal; None while it runs."""
-    return self._process.exitcode
-
-  def end(self) -> None:
-    """Asks the run to save its last round and end."""
-    self._process.terminate()
-
-  def wait(self) -> None:
-    """Waits until the run has ended."""
-    self._process.join()
 
   def error(self) -> str:
     """Why the run failed: its last line with "Error: ", or else its last line; and the signal that ended it, if any."""
     with open(self._log, 'rb') as f:
-      f.seek(max(self._begin, f.seek(0, os.SEEK_END) - _BYTES_OF_LOG_READ))
+      f.seek(max(self._log_began, f.seek(0, os.SEEK_END) - _BYTES_OF_LOG_READ))
       lines = [line.strip() for line in f.read().decode(errors='replace').splitlines() if line.strip()]
     said = next((line for line in reversed(lines) if 'Error: ' in line), lines[-1] if lines else 'it printed nothing')
-    code = self._process.exitcode
+    code = self.exitcode
     if code == command_line.INTERRUPTED:
       return 'interrupted, but not by the sweep'
     return f'ended by {signal.Signals(-code).name}; {said}' if code is not None and code < 0 else said
@@ -88,8 +70,8 @@ class Child:
 
 @functools.cache
 def _load() -> None:
-  """Imports what runs need. What is there is left out of the search for garbage, which would copy it for each run."""
-  provenance.source_digest()  # Of the code that is imported now, whatever happens to the files later.
+  """Imports the modules of runs. The search for garbage leaves them out: it would copy them for each run."""
+  run_folder.source_digest()  # Of the code that is imported now, whatever happens to the files later.
   gc.disable()
   for name in _LOADED:
     lazy.load(name)

@@ -1,20 +1,36 @@
-"""Makes runs from grids and base flags, checks every flag before a run starts, and says how far each run has come."""
+"""The plan of a sweep: sweep.json with its base flags and all its grids, and the runs that these mean.
+
+A grid is a list of axes, as a command line gives them:
+
+    --vary='algorithm=fedavg|fixed_dp:clip=1.0|quap'            three alternatives
+    --vary='seed=42|123|999'                                    times three, so nine combinations
+    --vary='dataset=mnist|cifar10;flagfile=a.flags|b.flags'     one axis of two flags that vary together
+
+Values are written as on the training binary's command line. They may contain commas, colons and equals signs, but
+neither `|` nor `;`. Every flag is checked before a run starts. One process at a time may use a sweep's folder.
+"""
 
 import collections
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+import itertools
 import json
 import os
+import re
 from typing import Any, NamedTuple, Optional
 
-import pandas as pd
+import filelock
 
 from experiments.command import flags as experiment_flags
 from experiments.command import run as run_lib
 from experiments.folders import folder as run_folder
-from experiments.sweeps import grid as grid_lib
 from quap_tff.common import files
+from quap_tff.common import registry
 
+_NAME = 'sweep.json'
+_LOCK = '.lock'
 _MOST_BYTES_OF_A_NAME = 255
+_FLAGFILE = 'flagfile'
 
 
 class Run(NamedTuple):
@@ -39,28 +55,80 @@ class Run(NamedTuple):
   num_threads: Optional[int]
 
 
-class Standing(NamedTuple):
-  """How far a run has come.
+class Record(NamedTuple):
+  """The content of sweep.json.
 
   Attributes:
-    rounds: The number of logged rounds.
-    finished: Whether it has reached its end.
-    seconds_per_round: The mean over the logged rounds, by the files' times; None before the first round.
-    test_accuracy: The test accuracy of a finished run.
+    base: The base flags of every run, as they were given.
+    identity: The values of those flags that decide what is computed.
+    flags: The values of all flags.
+    grids: The axes of each call's grid.
   """
 
-  rounds: int
-  finished: bool
-  seconds_per_round: Optional[float]
-  test_accuracy: Optional[float]
+  base: list[str]
+  identity: dict[str, Any]
+  flags: dict[str, Any]
+  grids: list[list[str]]
 
 
-def flag_names() -> list[str]:
-  """The flags that a grid may contain."""
-  return [grid_lib.FLAGFILE, *experiment_flags.all_values()]
+def extended(output_dir: str, base: Sequence[str], axes: Sequence[str]) -> Record:
+  """The folder's sweep with `axes` as one more grid, or a new sweep if the folder has none. Changes nothing.
+
+  Args:
+    output_dir: The sweep's folder.
+    base: The base flags of every run. Empty: those of the folder's sweep.
+    axes: The grid. Empty: none is added.
+
+  Raises:
+    ValueError: If the grid is empty and there is no other grid, if the folder holds something else, if a base flag is
+      wrong, or if the base flags compute something else than the folder's sweep (the message says which flags differ).
+  """
+  kept = _read(output_dir)
+  if kept is None:
+    if not axes:
+      raise ValueError(f'The grid is empty, and {output_dir} holds no sweep to continue. Give --vary=name=value|value.')
+    return Record(list(base), *_base_values(base), [list(axes)])
+  base = list(base) or kept.base
+  identity, flags = _base_values(base)
+  differing = run_folder.differences(kept.identity, identity)
+  if differing:
+    raise ValueError(
+      f'{output_dir} is a sweep with other base flags:{"".join(differing)}\nGive the same flags or none, vary them '
+      'in the grid, or use another folder.'
+    )
+  is_new = axes and list(axes) not in kept.grids
+  return Record(base, identity, flags, [*kept.grids, list(axes)] if is_new else kept.grids)
 
 
-def base_values(base: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+def changed_controls(output_dir: str, record: Record) -> list[str]:
+  """A line for each base flag that differs from the folder's sweep but does not change what is computed."""
+  kept = _read(output_dir)
+  return run_folder.differences(kept.flags, record.flags) if kept else []
+
+
+@contextlib.contextmanager
+def held(output_dir: str, record: Record) -> Iterator[None]:
+  """Locks the folder while the block runs, after making it if necessary, and writes the record.
+
+  Raises:
+    ValueError: If another process uses the folder, or if it cannot be written.
+  """
+  lock = filelock.FileLock(os.path.join(output_dir, _LOCK), timeout=0)
+  try:
+    os.makedirs(output_dir, exist_ok=True)
+    lock.acquire()
+  except filelock.Timeout:
+    raise ValueError(f'Another sweep is running in {output_dir}.') from None
+  except OSError as error:
+    raise ValueError(f'output_dir {output_dir} cannot be used: {error}.') from error
+  try:
+    files.write_json(os.path.join(output_dir, _NAME), record._asdict())
+    yield
+  finally:
+    lock.release()
+
+
+def _base_values(base: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
   """The flags' values under the base flags alone: first of the flags that say what is computed, then of all flags.
 
   Raises:
@@ -70,6 +138,32 @@ def base_values(base: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     if values.output_dir is not None:
       raise ValueError('--output_dir belongs to the sweep. Give it before the --, and each run gets a folder in it.')
     return run_lib.Run.from_flags(values).identity(), experiment_flags.all_values()
+
+
+def _read(output_dir: str) -> Optional[Record]:
+  if not os.path.isdir(output_dir):
+    if os.path.lexists(output_dir):
+      raise ValueError(f'output_dir {output_dir} is a file; give a folder.')
+    return None
+  if not set(os.listdir(output_dir)) - {_LOCK, _NAME + files.UNFINISHED}:
+    return None
+  try:
+    record = Record(**files.read_json(os.path.join(output_dir, _NAME)))
+    lists, objects = [record.base, record.grids, *record.grids], [record.identity, record.flags]
+    if not all(isinstance(one, list) for one in lists) or not all(isinstance(one, dict) for one in objects):
+      raise TypeError
+    if not all(isinstance(text, str) for texts in (record.base, *record.grids) for text in texts):
+      raise TypeError
+  except (OSError, ValueError, TypeError, RecursionError):
+    raise ValueError(
+      f'output_dir {output_dir} holds files, but no readable {_NAME} of an earlier sweep: give a new or empty folder.'
+    ) from None
+  return record
+
+
+def flag_names() -> list[str]:
+  """The flags that a grid may contain."""
+  return [_FLAGFILE, *experiment_flags.all_values()]
 
 
 def runs_of(output_dir: str, base: Sequence[str], grids: Sequence[Sequence[str]]) -> list[list[Run]]:
@@ -84,8 +178,8 @@ def runs_of(output_dir: str, base: Sequence[str], grids: Sequence[Sequence[str]]
   for grid in grids:
     own: dict[str, str] = {}  # This grid's combinations, by the flags' values that they give.
     idle: Optional[dict[str, str]] = None  # Flags without an effect in any run so far, and why.
-    for combination in grid_lib.combinations(grid, flag_names()):
-      text = grid_lib.as_flags(combination)
+    for combination in combinations(grid):
+      text = as_flags(combination)
       try:
         run, values, without_effect = _run(output_dir, base, combination)
       except ValueError as error:
@@ -114,19 +208,19 @@ def _run(output_dir, base, combination):
 
   The flags without effect are left out of its command line: in a sweep over several methods, each gets what it uses.
   """
-  name = grid_lib.directory_name(combination)
+  name = directory_name(combination)
   if len(os.fsencode(name)) > _MOST_BYTES_OF_A_NAME:
     raise ValueError(
       f"the folder's name would be longer than {_MOST_BYTES_OF_A_NAME} bytes. Put settings into flag "
       'files, and vary those.'
     )
   path = os.path.join(output_dir, name)
-  arguments = grid_lib.arguments(base, combination) + [f'--{grid_lib.OWN_FLAG}={path}']
+  arguments = arguments_of(base, combination) + [f'--output_dir={path}']
   with experiment_flags.parsed(arguments):
     settings = experiment_flags.checked()
     without_effect = experiment_flags.without_effect(settings, experiment_flags.names_in(['', *arguments]))
     every_value = experiment_flags.all_values()
-  del every_value[grid_lib.OWN_FLAG]
+  del every_value['output_dir']
   arguments = experiment_flags.without(arguments, without_effect)
   with experiment_flags.parsed(arguments) as values:  # The run's folder has the defaults of the flags left out.
     identity = run_lib.Run.from_flags(values).identity()
@@ -136,77 +230,67 @@ def _run(output_dir, base, combination):
   return run, every_value, without_effect
 
 
-def standing(run: Run) -> Standing:
-  """How far a run has come, from its folder. What cannot be read counts as missing."""
-  metrics = os.path.join(run.path, run_folder.METRICS)
-  rounds = _last_round(metrics)
-  summary = _summary(os.path.join(run.path, run_folder.SUMMARY))
-  finished = (
-    summary is not None
-    and not summary['interrupted']
-    and (
-      summary['rounds'] >= run.last_round
-      or run.stop_at_accuracy is not None
-      and summary['test_accuracy'] >= run.stop_at_accuracy
-    )
-  )
-  return Standing(
-    rounds=summary['rounds'] if finished else rounds,
-    finished=finished,
-    seconds_per_round=_seconds(run.path, metrics) / rounds if rounds else None,
-    test_accuracy=summary['test_accuracy'] if finished else None,
-  )
-
-
-def _last_round(path) -> int:
-  try:
-    rounds = pd.read_csv(path)['round'].astype(int)
-    return int(rounds.iloc[-1]) if len(rounds) and rounds.min() > 0 else 0
-  except (OSError, ValueError, KeyError, TypeError):
-    return 0
-
-
-def _seconds(path, metrics) -> float:
-  """The time from the start of the run to its latest round. Pauses are counted, too."""
-  return max(0.0, os.path.getmtime(metrics) - os.path.getmtime(os.path.join(path, run_folder.RUN)))
-
-
-def _summary(path):
-  kinds = {'interrupted': bool, 'rounds': int, 'test_accuracy': float}
-  try:
-    summary = files.read_json(path)
-    return {name: kind(summary[name]) for name, kind in kinds.items()}
-  except (OSError, ValueError, KeyError, TypeError, RecursionError):
-    return None
-
-
-def seconds_left(
-  runs: Sequence[Run],
-  standings: Mapping[str, Standing],
-  parallel: int,
-  outside_rounds: float = 0.0,
-  at_work: Container[str] = (),
-) -> Optional[float]:
-  """How long the rest will take with `parallel` runs at a time; None before any round has been measured.
-
-  A run is expected to take as long for a round as it took so far, or as the others took on average.
+def combinations(axes: Sequence[str]) -> list[dict[str, str]]:
+  """Every combination of the axes' alternatives, as values by flag. The last axis varies fastest.
 
   Args:
-    runs: All runs.
-    standings: How far each has come, by its name.
-    parallel: How many are active at a time.
-    outside_rounds: The seconds of a run before its first round and after its last.
-    at_work: The names of the active runs. Those that have logged a round have started up already.
+    axes: Each is `name=value|value…`, or several of these, equally long, joined by `;`.
+
+  Raises:
+    ValueError: For an axis that is not written in this way, an unknown flag, a flag that appears in two places or that
+      a sweep may not vary, or a value that appears twice.
   """
-  measured = [s.seconds_per_round for s in standings.values() if s.seconds_per_round is not None]
-  if not measured:
-    return None
-  average = sum(measured) / len(measured)
-  ends = [0.0] * parallel
-  for run in runs:
-    at = standings[run.name]
-    if not at.finished:
-      pace = average if at.seconds_per_round is None else at.seconds_per_round
-      is_started = run.name in at_work and at.rounds > 0
-      ends[ends.index(min(ends))] += pace * max(0, run.last_round - at.rounds) + (not is_started) * outside_rounds
-  return max(ends)
+  parsed = [_axis(axis) for axis in axes]
+  counts = collections.Counter(name for axis in parsed for name in axis[0])
+  for name, count in counts.items():
+    if count > 1:
+      raise ValueError(f'--{name} appears {count} times in the grid. Give all of its values in one place.')
+  return [{name: value for part in parts for name, value in part.items()} for parts in itertools.product(*parsed)]
+
+
+def _axis(axis: str) -> list[dict[str, str]]:
+  columns: dict[str, list[str]] = {}
+  for part in axis.split(';'):
+    name, equals, text = (piece.strip() for piece in part.partition('='))
+    if not equals or not name:
+      raise ValueError(f'--vary={axis!r}: expected name=value|value, found {part!r}.')
+    if name == 'output_dir':
+      raise ValueError(f'--vary={axis!r}: the sweep gives each run its own --output_dir.')
+    if name not in flag_names():
+      raise registry.unknown_name_error('flag', name, flag_names())
+    if name in columns:
+      raise ValueError(f'--vary={axis!r}: {name!r} appears twice.')
+    columns[name] = [value.strip() for value in text.split('|')]
+    if not all(columns[name]):
+      raise ValueError(f'--vary={axis!r}: {name!r} has an empty value: write name=value|value.')
+  lengths = {name: len(values) for name, values in columns.items()}
+  if len(set(lengths.values())) > 1:
+    found = ', '.join(f'{name!r} has {length}' for name, length in lengths.items())
+    raise ValueError(f'--vary={axis!r}: flags that vary together need the same number of values; {found}.')
+  alternatives = [dict(zip(columns, values)) for values in zip(*columns.values())]
+  for alternative, count in collections.Counter(tuple(a.items()) for a in alternatives).items():
+    if count > 1:
+      raise ValueError(f'--vary={axis!r}: {as_flags(dict(alternative))} appears {count} times.')
+  return alternatives
+
+
+def directory_name(combination: dict[str, str]) -> str:
+  """The name of a combination's folder. It depends only on the values, not on their order or the rest of the grid."""
+  return ','.join(f'{name}={_readable(value)}' for name, value in sorted(combination.items()))
+
+
+def _readable(value: str) -> str:
+  """The last part of a path, without the suffix of a flag file. Characters that a name cannot have become dashes."""
+  last = value.rstrip('/').rpartition('/')[2]
+  return re.sub(r'[^A-Za-z0-9_.=+-]+', '-', last.removesuffix('.flags'))
+
+
+def arguments_of(base: Sequence[str], combination: dict[str, str]) -> list[str]:
+  """The training binary's flags. The grid overrides `base`, which overrides a flag file that the grid varies."""
+  first = [f'--{_FLAGFILE}={combination[_FLAGFILE]}'] if _FLAGFILE in combination else []
+  return first + list(base) + [f'--{name}={value}' for name, value in combination.items() if name != _FLAGFILE]
+
+
+def as_flags(combination: dict[str, str]) -> str:
+  """A combination as flags."""
+  return ' '.join(f'--{name}={value}' for name, value in combination.items())

@@ -15,9 +15,8 @@ import tensorflow as tf
 
 from experiments import sweep
 from experiments.command import command_line
-from experiments.folders import provenance
+from experiments.folders import folder as run_folder
 from experiments.sweeps import plan
-from experiments.sweeps import record as record_lib
 from experiments.sweeps import scheduler
 from quap_tff.common import files
 from tests.experiments import harness
@@ -29,7 +28,7 @@ _ALGORITHMS = 'algorithm=fedavg|fixed_dp:clip=1.0|quap'
 def _write(run, rounds, seconds=2.0, interrupted=False, accuracy=0.5, with_summary=True):
   """What a run leaves in its folder."""
   os.makedirs(run.path, exist_ok=True)
-  stretch = {'first_round': 1, 'code': provenance.code(), 'versions': {}, 'machine': {}}
+  stretch = {'first_round': 1, 'code': run_folder.code(), 'versions': {}, 'machine': {}}
   files.write_json(os.path.join(run.path, 'run.json'), {'identity': dict(run.identity), 'stretches': [stretch]})
   with open(os.path.join(run.path, 'metrics.csv'), 'w', newline='') as f:
     writer = csv.writer(f)
@@ -54,7 +53,8 @@ class _Child:
     self._runs, self._run, self._code, self._looks = runs, run, code, looks
     self.was_ended = self.was_waited_for = False
 
-  def poll(self):
+  @property
+  def exitcode(self):
     if self._looks:
       self._looks -= 1
       return None
@@ -63,10 +63,10 @@ class _Child:
       _write(self._run, self._run.last_round)
     return self._code
 
-  def end(self):
+  def terminate(self):
     self.was_ended = True
 
-  def wait(self):
+  def join(self):
     assert self.was_ended  # Else it would wait for a run's natural end.
     self.was_waited_for = True
 
@@ -164,22 +164,10 @@ class TestRuns:
     assert '3 runs, 1 at a time: 1 done, 1 begun, 1 new; 2 left, at least 00:32' in ended.err
 
   def test_start_ups_are_counted_when_a_whole_run_has_shown_them(self, call, monkeypatch):
-    clock, runs = [0.0], _Runs()
-    fake = types.SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda seconds: None)
+    sleeps = []  # Of half a minute each.
+    fake = types.SimpleNamespace(monotonic=lambda: 30.0 * len(sleeps), sleep=sleeps.append)
     monkeypatch.setattr(scheduler, 'time', fake)
-
-    def start(run):
-      child = runs(run)
-      poll = child.poll
-
-      def after_half_a_minute():
-        clock[0] += 30
-        return poll()
-
-      child.poll = after_half_a_minute
-      return child
-
-    ended, _ = call('--vary=seed=1|2|3', runs=start)
+    ended, _ = call('--vary=seed=1|2|3', runs=_Runs(**{f'seed={seed}': {'looks': 1} for seed in (1, 2, 3)}))
     # Ten rounds of two seconds, and ten seconds before and after them.
     assert 'done seed=1: 10 rounds, test accuracy 50.00%; 2 left, about 01:00' in ended.err
 
@@ -284,7 +272,7 @@ class TestSecondCall:
     assert '--stop_after: None there, 5 now' in ended.err
 
   def test_a_folder_at_work_is_refused(self, call, folder):
-    with record_lib.held(str(folder), record_lib.extended(str(folder), _BASE, ['seed=1'])):
+    with plan.held(str(folder), plan.extended(str(folder), _BASE, ['seed=1'])):
       ended, runs = call('--vary=seed=1')
     assert ended.status == 1 and not runs.started and 'Another sweep is running in' in ended.err
     assert call('--vary=seed=1')[0].status == 0
@@ -380,9 +368,9 @@ class TestStanding:
     ],
   )
   def test_of_a_run_that_has_begun(self, run, rounds, written, changes, expected):
-    assert plan.standing(run) == plan.Standing(0, False, None, None)
+    assert scheduler.standing(run) == scheduler.Standing(0, False, None, None)
     _write(run, rounds, **written)
-    assert plan.standing(run._replace(**changes)) == plan.Standing(*expected)
+    assert scheduler.standing(run._replace(**changes)) == scheduler.Standing(*expected)
 
   @pytest.mark.parametrize('name', ['metrics.csv', 'summary.json'])
   @pytest.mark.parametrize('text', ['', 'round,seconds\n1', '{', '[]', '{"rounds": 10}', 'round,seconds\nx,y\n'])
@@ -390,24 +378,24 @@ class TestStanding:
     _write(run, 10)
     with open(os.path.join(run.path, name), 'w') as f:
       f.write(text)
-    found = plan.standing(run)
+    found = scheduler.standing(run)
     assert found.finished == (name == 'metrics.csv')
     assert found.rounds in (10, 1, 0)
 
   def test_time_left(self, folder):
     runs = list(_runs_in(folder, 'seed=1|2|3|4').values())
-    new = plan.Standing(0, False, None, None)
+    new = scheduler.Standing(0, False, None, None)
     standings = {run.name: new for run in runs}
-    assert plan.seconds_left(runs, standings, 1) is None
-    standings['seed=1'] = plan.Standing(10, True, 1.0, 0.5)
-    standings['seed=2'] = plan.Standing(4, False, 3.0, None)
+    assert scheduler.seconds_left(runs, standings, 1) is None
+    standings['seed=1'] = scheduler.Standing(10, True, 1.0, 0.5)
+    standings['seed=2'] = scheduler.Standing(4, False, 3.0, None)
     # Six rounds of 3 s; the other two ten rounds each of the mean, 2 s.
-    assert plan.seconds_left(runs, standings, 1) == 6 * 3 + 2 * 10 * 2
-    assert plan.seconds_left(runs, standings, 2) == 6 * 3 + 10 * 2
-    assert plan.seconds_left(runs, standings, 3) == 10 * 2
+    assert scheduler.seconds_left(runs, standings, 1) == 6 * 3 + 2 * 10 * 2
+    assert scheduler.seconds_left(runs, standings, 2) == 6 * 3 + 10 * 2
+    assert scheduler.seconds_left(runs, standings, 3) == 10 * 2
     # A run that has logged a round and is at work has started up; the others have not.
-    assert plan.seconds_left(runs, standings, 1, 5.0) == 6 * 3 + 2 * 10 * 2 + 3 * 5
-    assert plan.seconds_left(runs, standings, 1, 5.0, [run.name for run in runs]) == 6 * 3 + 2 * 10 * 2 + 2 * 5
+    assert scheduler.seconds_left(runs, standings, 1, 5.0) == 6 * 3 + 2 * 10 * 2 + 3 * 5
+    assert scheduler.seconds_left(runs, standings, 1, 5.0, [run.name for run in runs]) == 6 * 3 + 2 * 10 * 2 + 2 * 5
 
 
 # A program whose runs only execute a line of Python. Tests must not fork their own process, which has used TensorFlow.
@@ -422,7 +410,7 @@ children.train = types.SimpleNamespace(main=lambda argv: exec(argv[1]))
 
 def ended(code, log):
   child = children.Child([code], log)
-  child.wait()
+  child.join()
   return child
 
 
@@ -467,19 +455,19 @@ class TestChild:
     program = f"""
         ended('print("Error: of an earlier attempt")', sys.argv[1])
         child = ended({code!r}, sys.argv[1])
-        print(json.dumps([child.poll() not in (None, 0), child.error()]))
+        print(json.dumps([child.exitcode not in (None, 0), child.error()]))
     """
     assert found(program) == [True, error]
 
   def test_the_next_one_starts_after_one_that_was_killed(self, found):
     program = """
-        codes = [ended(code, sys.argv[1]).poll() for code in ('os.kill(os.getpid(), 11)', 'print(1)', 'sys.exit(3)')]
+        codes = [ended(code, sys.argv[1]).exitcode for code in ('os.kill(os.getpid(), 11)', 'print(1)', 'sys.exit(3)')]
         print(json.dumps(codes))
     """
     assert found(program) == [-11, 0, 3]
 
   def test_does_not_get_the_terminals_ctrl_c(self, found):
-    assert found('print(json.dumps(ended("sys.exit(os.getsid(0) == os.getpid())", sys.argv[1]).poll()))') == 1
+    assert found('print(json.dumps(ended("sys.exit(os.getsid(0) == os.getpid())", sys.argv[1]).exitcode))') == 1
 
   def test_is_asked_to_end(self, found):
     program = """
@@ -487,18 +475,18 @@ class TestChild:
         child = children.Child([code], sys.argv[1])
         while not open(sys.argv[1]).read():
           time.sleep(0.01)
-        child.end()
-        child.wait()
-        print(json.dumps(child.poll()))
+        child.terminate()
+        child.join()
+        print(json.dumps(child.exitcode))
     """
     assert found(program) == 7
 
   def test_is_asked_to_end_before_it_has_begun(self, found):
     program = """
         child = children.Child(['time.sleep(99)'], sys.argv[1])
-        child.end()
-        child.wait()
-        print(json.dumps(child.poll()))
+        child.terminate()
+        child.join()
+        print(json.dumps(child.exitcode))
     """
     assert found(program) == 130
 
@@ -529,7 +517,7 @@ class TestChild:
   def test_does_not_outlive_the_sweep(self, sweep):
     program = """
         child = children.Child(['time.sleep(999)'], '/dev/null')
-        print(child._process.pid, flush=True)
+        print(child.pid, flush=True)
         time.sleep(999)
     """
     parent = sweep(program)
@@ -547,8 +535,8 @@ def test_real_runs_compute_what_they_compute_alone_and_are_cut_off_with_the_swee
   assert harness.main(*base, '--rounds=8', f'--output_dir={tmp_path / "alone"}') == 0
   folder.mkdir()
   assert harness.main(*_runs_in(folder, grid, base=base)[done].arguments) == 0
-  record = record_lib.extended(str(tmp_path / 'new'), base, [grid])
-  with record_lib.held(str(folder), record):
+  record = plan.extended(str(tmp_path / 'new'), base, [grid])
+  with plan.held(str(folder), record):
     pass
   command = [sys.executable, '-m', 'experiments.sweep', f'--output_dir={folder}', f'--vary={grid}', '--', *base]
   with open(tmp_path / 'progress', 'w+') as progress:

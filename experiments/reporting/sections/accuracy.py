@@ -35,7 +35,6 @@ def against(
   known: Sequence[str] = (),
   what: str = _WHAT,
   measure: Callable[[study.Group], Any] = study.Group.accuracy,
-  source: str = '',
 ) -> list[pages.Block]:
   """A table of `published.table(name)` with the measured figures of the runs that have these flags.
 
@@ -48,7 +47,6 @@ def against(
     known: Flags that the title states.
     what: What is printed and measured.
     measure: The measured figure of a group.
-    source: The place in the documents.
   """
   rows = []
   for row in published.table(name):
@@ -60,7 +58,7 @@ def against(
     }
     figure = 'not reached' if row['figure'] is None else row['figure']
     rows += study.beside(what, figure, found, row['method'], {cell: shown[cell] for cell in cells}, measure)
-  return study.table(name, title, rows, *known, source=source)
+  return study.table(name, title, rows, *known)
 
 
 def final(groups: Sequence[study.Group]) -> list[pages.Block]:
@@ -68,12 +66,11 @@ def final(groups: Sequence[study.Group]) -> list[pages.Block]:
   title, known = 'Final test accuracy at ε_total =', ('model', 'participation', 'epsilon')
   flags = dict(calibration='documents', **published.COMMON)
   blocks: list[pages.Block] = []
-  for epsilon, name, words, cells, source in (
-    (3, 'accuracy_epsilon_3', '3', ('dataset', 'participation'), 'first document, table 1'),
-    (6, 'accuracy_epsilon_6', '6 under Beta(2,5)', ('dataset',), 'November 2025, table 2'),
+  for epsilon, name, words, cells in (
+    (3, 'accuracy_epsilon_3', '3', ('dataset', 'participation')),
+    (6, 'accuracy_epsilon_6', '6 under Beta(2,5)', ('dataset',)),
   ):
-    own = dict(epsilon=epsilon, **flags)
-    blocks += against(groups, name, f'{title} {words}', cells, own, known, source=source)
+    blocks += against(groups, name, f'{title} {words}', cells, dict(epsilon=epsilon, **flags), known)
   return _with_note(groups, blocks)
 
 
@@ -85,8 +82,7 @@ def early_stop(groups: Sequence[study.Group]) -> list[pages.Block]:
       found = published.find('accuracy_epsilon_6', dataset=g.dataset, method=g.method)
       printed = found if g.is_of_documents else None
       rows += study.beside(_WHAT, printed, [g], g.method, {'dataset': naming.dataset(g.dataset)})
-  blocks = study.table('early_stop', 'Runs that stop at a test accuracy', rows, source='November 2025, table 2')
-  return published.notes('early_stop', blocks)
+  return published.notes('early_stop', study.table('early_stop', 'Runs that stop at a test accuracy', rows))
 
 
 def curves(groups: Sequence[study.Group]) -> list[pages.Block]:
@@ -109,7 +105,8 @@ def by_place(
 
   A group with values in a single round has no curve, and is left out.
   """
-  shown = study.places([g for g in groups if _has_curve(g, column)])
+  has_curve = lambda g: np.count_nonzero(np.any(over_seeds(g, column)[1] > 0, axis=0)) > 1
+  shown = study.places([g for g in groups if has_curve(g)])
   blocks: list[pages.Block] = []
   for family in shown:
     named = dict(zip(naming.labels([g.algorithm for g in family.groups]), family.groups))
@@ -124,11 +121,6 @@ def by_place(
   return blocks + published.NOTES['by_place'] * (len(shown) > 1)
 
 
-def _has_curve(group: study.Group, column: str) -> bool:
-  _, values = over_seeds(group, column)
-  return np.count_nonzero(np.any(values > 0, axis=0)) > 1
-
-
 def over_seeds(group: study.Group, column: str, scale: float = 1) -> tuple[np.ndarray, np.ndarray]:
   """(rounds, float64[seeds, rounds]) of a column, times `scale`, in rounds where all runs that log it have a value."""
   curves_ = [curve for curve in (run.curve(column) for run in group.runs) if len(curve)]
@@ -138,9 +130,8 @@ def over_seeds(group: study.Group, column: str, scale: float = 1) -> tuple[np.nd
 
 def convergence(groups: Sequence[study.Group]) -> list[pages.Block]:
   """Table 2 of the first document."""
-  title, source = 'Rounds to 90% test accuracy on MNIST', 'first document, table 2, at ε = 3'
-  known = ['participation']
-  blocks = against(groups, 'rounds_to_90', title, known, published.COMMON, known, 'rounds', rounds_to_90, source)
+  title, known = 'Rounds to 90% test accuracy on MNIST', ['participation']
+  blocks = against(groups, 'rounds_to_90', title, known, published.COMMON, known, 'rounds', rounds_to_90)
   return published.notes('rounds_to_90', blocks)
 
 
@@ -172,8 +163,8 @@ def at_scale(groups: Sequence[study.Group]) -> list[pages.Block]:
     ('at_scale_rounds', 'rounds to 90% accuracy', rounds_to_90),
     ('at_scale_noise', "noise norm over Fixed-DP's (%)", relative_noise),
   ):
-    title, source = f'1,000 clients, 50 a round: {what}', 'first document, table 5'
-    for block in against(groups, name, title, (), published.AT_SCALE_FLAGS, (), what, measure, source):
+    title = f'1,000 clients, 50 a round: {what}'
+    for block in against(groups, name, title, (), published.AT_SCALE_FLAGS, (), what, measure):
       blocks.append(block._replace(name='at_scale') if isinstance(block, pages.Table) else block)
   return published.notes('at_scale', blocks)
 
@@ -198,7 +189,7 @@ def ablation(groups: Sequence[study.Group]) -> list[pages.Block]:
       rows += study.beside(_WHAT, printed, own, method, cells)
     formal = lambda group: privacy.formal_text(group) if isinstance(group, study.Group) else None
     rows = [row._replace(last={**row.last, 'formal ε': formal(row.group)}) for row in rows]
-    blocks += study.table('ablation', f'Ablation: {family.title}', rows, source='November 2025, table 3')
+    blocks += study.table('ablation', f'Ablation: {family.title}', rows)
   return _with_note(groups, blocks)
 
 
@@ -212,21 +203,19 @@ def over_flags(
   order: Callable[[Any], Any] = lambda value: value,
   printed: Optional[Callable[[study.Group], Any]] = None,
   log: bool = False,
-  source: str = '',
 ) -> list[pages.Block]:
   """Accuracy over the values of flags, with all other flags equal: a table and a figure for each family of runs.
 
   Args:
     groups: The groups. Methods that were run with only one value are not shown.
     flags: The flags that vary.
-    name: The name of the tables and figures.
+    name: The name of the tables and figures, and of the documents' table if they have one.
     title: The title of the tables and figures.
     axis: What the values are, for columns and axes.
     place: Turns the flags' values into a number on the axis, or into text for a row of the figure.
     order: The sort key of places.
     printed: A document's figure for a group. By default, the document's final accuracy for such runs.
     log: Whether an axis of numbers is logarithmic.
-    source: The place in the documents of their figures.
   """
   groups = [g for g in groups if all(flag in g.setting for flag in flags)]
   at = {g: place(*(g.setting[flag] for flag in flags)) for g in groups}
@@ -249,7 +238,7 @@ def over_flags(
     points = sorted((point for point in points if point.label in kept), key=lambda point: order(point.at))
     drawing = figures.over_values(points, axis, ACCURACY, log)
     caption = family.caption(f'Bars are deviations over seeds.{left}')
-    blocks += study.table(name, f'{title}: {family.title}', rows, *flags, source=source)
+    blocks += study.table(name, f'{title}: {family.title}', rows, *flags)
     blocks.append(pages.Figure(name, f'{title}: {naming.dataset(family.dataset)}', caption, *drawing))
   return blocks
 
@@ -271,7 +260,6 @@ def alpha_beta(groups: Sequence[study.Group]) -> list[pages.Block]:
     'α and β',
     lambda alpha, beta: f'α = {alpha:g}, β = {beta:g}',
     printed=printed,
-    source='first document, figure 3',
   )
 
 
@@ -343,8 +331,7 @@ def heterogeneity(groups: Sequence[study.Group]) -> list[pages.Block]:
 def _not_compared(groups: Sequence[study.Group]) -> list[study.Group]:
   """The groups that the section on certified runs does not compare by ε and participation already."""
   are_compared = any(g.method == 'certified' for g in groups)
-  is_whole = lambda g: all(privacy.whole_model_epsilon(run) is not None for run in g.runs)
-  return [g for g in groups if not (are_compared and is_whole(g))]
+  return [g for g in groups if not (are_compared and privacy.is_whole(g))]
 
 
 def _with_note(groups: Sequence[study.Group], blocks: Sequence[pages.Block]) -> list[pages.Block]:
@@ -353,7 +340,12 @@ def _with_note(groups: Sequence[study.Group], blocks: Sequence[pages.Block]) -> 
 
 
 def printed_accuracy(group: study.Group) -> Optional[pages.Quantity]:
-  """The final accuracy that a document prints for runs of this setting, or None."""
+  """The final accuracy in percent that a document prints for such runs, or None. Runs without noise match any ε."""
   if not group.is_of_documents or group.parts[-1] and not group.has(critical_layers='final_dense'):
     return None
-  return published.accuracy(group.dataset, group.scenario, group.method, group.setting.get('epsilon'))
+  epsilon = group.setting.get('epsilon')
+  is_november = group.scenario == 'heterogeneous' and (epsilon == 6 or group.method == 'fedavg')
+  if not is_november and epsilon != 3:
+    return None
+  name = 'accuracy_epsilon_6' if is_november else 'accuracy_epsilon_3'
+  return published.find(name, dataset=group.dataset, scenario=group.scenario, method=group.method)

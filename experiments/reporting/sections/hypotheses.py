@@ -1,6 +1,7 @@
 """Hypotheses H1 to H3 of the theory document (7.4), each with the measurements and a verdict."""
 
 from collections.abc import Mapping, Sequence
+import itertools
 from typing import Any, Callable, Optional
 
 import numpy as np
@@ -20,6 +21,8 @@ _RULE = (
 )
 
 Measure = Callable[[runs_lib.Run], Optional[float]]
+# The runs of two methods, seed by seed.
+Sides = tuple[Sequence[runs_lib.Run], Sequence[runs_lib.Run]]
 
 
 def build(groups: Sequence[study.Group]) -> list[pages.Block]:
@@ -108,18 +111,10 @@ def _judge(
   extra: Callable[..., Mapping[str, Any]],
   notes: Sequence[pages.Block],
 ) -> list[pages.Block]:
-  """A verdict and the table of its pairs.
+  """A verdict and the table of its pairs, with the `extra` columns that follow from the runs of both sides.
 
-  Args:
-    groups: All groups.
-    name: The name of the table.
-    claim: What the hypothesis says.
-    methods: The pairs of methods to compare.
-    sides: What the two sides are called.
-    measures: What is compared, with the number of decimals. Every measure must show the claim.
-    sign: 1 if the left method is claimed to have more, -1 if less.
-    extra: More columns, from the runs of both sides.
-    notes: What a reader must know.
+  Every measure, which comes with its number of decimals, must show the claim: that the left method has more if `sign`
+  is 1, and less if it is -1.
   """
   rows, verdicts = [], []
   for left, right in methods:
@@ -150,30 +145,25 @@ def _verdict(tests: Sequence[tuple[pages.Quantity, Optional[float]]], sign: int)
   return CONFIRMED if shown else NOT_CONFIRMED
 
 
-def pairs(
-  groups: Sequence[study.Group], left: str, right: str, value: Measure
-) -> list[tuple[dict[str, Any], tuple[Sequence[runs_lib.Run], Sequence[runs_lib.Run]]]]:
+def pairs(groups: Sequence[study.Group], left: str, right: str, value: Measure) -> list[tuple[dict[str, Any], Sides]]:
   """For each setting that both methods have: its first cells, and the runs of both sides, seed by seed.
 
   Both runs of a pair have the `value`, and are equally long unless they stop at an accuracy.
   """
-  found: list[tuple[dict[str, Any], tuple[Sequence[runs_lib.Run], Sequence[runs_lib.Run]]]] = []
+  found: list[tuple[dict[str, Any], Sides]] = []
   both_methods = study.families([g for g in groups if g.method in (left, right)], 'algorithm', at_least=2)
   for family in study.titled(both_methods, 'algorithm'):
-    for a in (g for g in family.groups if g.method == left):
-      for b in (g for g in family.groups if g.method == right):
-        others, is_free = {run.seed: run for run in b.runs}, a.setting['stop_at_accuracy'] is not None
-        both = [
-          (run, others[run.seed])
-          for run in a.runs
-          if run.seed in others
-          and value(run) is not None
-          and value(others[run.seed]) is not None
-          and (is_free or run.rounds == others[run.seed].rounds)
-        ]
+    of_method = ([g for g in family.groups if g.method == method] for method in (left, right))
+    for a, b in itertools.product(*of_method):
+      is_free = a.setting['stop_at_accuracy'] is not None
+      others = {run.seed: run for run in b.runs if value(run) is not None}
+      both = [
+        (run, others[run.seed])
+        for run in a.runs
+        if run.seed in others and value(run) is not None and (is_free or run.rounds == others[run.seed].rounds)
+      ]
+      if both:
         names = ' and '.join(naming.full(g.algorithm) for g in (a, b))
-        if both:
-          found.append(
-            ({'runs': family.title, 'methods': names}, ([run for run, _ in both], [other for _, other in both]))
-          )
+        lefts, rights = zip(*both)
+        found.append(({'runs': family.title, 'methods': names}, (lefts, rights)))
   return found

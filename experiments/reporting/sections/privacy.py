@@ -1,4 +1,4 @@
-"""What a run's privacy figures may be called, and what each participation group has spent.
+"""The words for a run's privacy figures, and the cost to each participation group.
 
 A formal ε is reported for the released model only if the run's certificate or summary says that it covers that model.
 Of a run that ended before its last planned round, this is the bound of its plan. What its rounds cost is a reading.
@@ -34,23 +34,27 @@ def whole_model_epsilon(run: runs_lib.Run) -> Optional[float]:
   """The largest ε of any client that holds for the released model: the certificate's, or else the formal one."""
   if run.certificate is not None:
     part, key = ('guarantee', 'epsilon') if _is_stopped(run) else ('achieved', 'epsilon_max')
-    found = run.certificate.get(part)
-    return _number(found.get(key)) if isinstance(found, dict) else None
+    return _number(_object(run.certificate, part).get(key))
   is_protected = _formal(run).get('covers') == 'released model' and run.summary.get('model_protected') is True
-  return _epsilon(run) if is_protected else None
+  return _smallest(run).get('epsilon_max') if is_protected else None
+
+
+def is_whole(group: study.Group) -> bool:
+  """Whether the formal ε of all its runs holds for the whole released model."""
+  return all(whole_model_epsilon(run) is not None for run in group.runs)
 
 
 def trust(run: runs_lib.Run) -> str:
-  """Whom or what a guarantee relies on: the server, the protocol of the secure sum, or nobody; and secret cohorts."""
+  """The trusted party (the server, the protocol of the secure sum, or nobody), and whether cohorts are secret."""
   trusted = str(run.summary.get('trust', 'server')).replace('_', ' ')
   return f'{trusted}, cohorts secret' if run.has_secret_cohorts else trusted
 
 
 def formal_text(group: study.Group) -> str:
-  """What the formal figure of a setting covers, and the figure itself: the largest over seeds. † marks ideal noise."""
+  """The coverage of a setting's formal figure, and the figure: the largest over seeds. † marks ideal noise."""
   whole = [epsilon for run in group.runs if (epsilon := whole_model_epsilon(run)) is not None]
   unlogged = [run for run in group.runs if _formal(run).get('covers') == 'weights without the logs']
-  of_weights = [epsilon for run in unlogged if (epsilon := _epsilon(run)) is not None]
+  of_weights = [smallest['epsilon_max'] for run in unlogged if (smallest := _smallest(run))]
   if len(whole) == len(group.runs):
     covers, epsilons = 'released model', whole
   elif len(of_weights) == len(group.runs):
@@ -62,7 +66,7 @@ def formal_text(group: study.Group) -> str:
   source = 'certificate.json' if run.certificate is not None else _ACCOUNTANTS.get(accountant, accountant)
   secret = ', cohorts secret' if run.has_secret_cohorts else ''
   text = f'{covers}: ε = {rounding.up(max(epsilons))} ({source}{secret}){IDEAL if ideal_note(run) else ""}'
-  readings = [_number(_reading(run).get('epsilon_max')) for run in group.runs if _is_stopped(run)]
+  readings = [_number(_object(_formal(run), 'reading').get('epsilon_max')) for run in group.runs if _is_stopped(run)]
   if not readings:
     return text
   known = [reading for reading in readings if reading is not None]
@@ -71,7 +75,7 @@ def formal_text(group: study.Group) -> str:
 
 
 def footnotes(groups: Sequence[study.Group]) -> list[str]:
-  """Whom the formal figures protect, under which relation and δ, and what † means."""
+  """The unit, the relation and the δ of the formal figures, and the meaning of †."""
   found = [run for group in groups for run in group.runs if _smallest(run)]
   if not found:
     certified = any(run.certificate is not None for group in groups for run in group.runs)
@@ -139,35 +143,32 @@ def _formal_epsilon(run) -> Optional[np.ndarray]:
   return epsilon if epsilon is not None and np.all(np.isfinite(epsilon)) else None
 
 
-def _thirds(run) -> list[np.ndarray]:
-  """Client ids by rounds taken part in, in three parts; ties by id."""
-  return np.array_split(np.argsort(run.counts, kind='stable'), 3)
+def _mean_of_third(of_run: Callable[[runs_lib.Run], Optional[np.ndarray]], third: int, run):
+  """The mean of a figure over those clients of a third of a run that have a value; None if there is none.
 
-
-def _mean_of_third(of_run: Callable[[runs_lib.Run], Optional[np.ndarray]], third: int, run: runs_lib.Run):
-  """The mean of a figure over those clients of a third of a run that have a value; None if there is none."""
-  values, members = of_run(run), _thirds(run)[third]
+  Thirds are by rounds taken part in; ties are by id.
+  """
+  values, members = of_run(run), np.array_split(np.argsort(run.counts, kind='stable'), 3)[third]
   known = values[members][np.isfinite(values[members])] if values is not None else ()
   return float(np.mean(known)) if len(known) else None
 
 
+def _object(holder, name) -> Mapping[str, Any]:
+  value = holder.get(name)
+  return value if isinstance(value, dict) else {}
+
+
 def _formal(run) -> Mapping[str, Any]:
-  formal = run.summary.get('formal')
-  return formal if isinstance(formal, dict) else {}
+  return _object(run.summary, 'formal')
 
 
 def _is_stopped(run) -> bool:
   return run.rounds < run.identity['rounds']
 
 
-def _reading(run) -> Mapping[str, Any]:
-  reading = _formal(run).get('reading')
-  return reading if isinstance(reading, dict) else {}
-
-
 def _is_only_read(run) -> bool:
   """Whether the figures are a reading. Earlier versions wrote only a reading for a run that ended early."""
-  return _is_stopped(run) and not _reading(run)
+  return _is_stopped(run) and not _object(_formal(run), 'reading')
 
 
 def _smallest(run) -> Mapping[str, Any]:
@@ -181,10 +182,6 @@ def _smallest(run) -> Mapping[str, Any]:
   figures = [f for f in figures if _number(f.get('epsilon_max')) is not None] if isinstance(figures, list) else []
   figures = [figure for figure in figures if figure.get('amplification') == 'none' or run.has_secret_cohorts]
   return min(figures, key=lambda figure: figure['epsilon_max'], default={})
-
-
-def _epsilon(run) -> Optional[float]:
-  return _smallest(run).get('epsilon_max')
 
 
 def ideal_note(run: runs_lib.Run) -> str:

@@ -22,9 +22,9 @@ def with_accuracy(groups: Sequence[study.Group]) -> list[pages.Block]:
   """Every setting that was run, with its accuracy and the privacy that it spends."""
 
   def columns(g):
-    known = lambda run, value: None if run.nominal_epsilon is None else value(run)
-    nominal = lambda reduce: g.measure(lambda run: known(run, lambda run: reduce(run.nominal_epsilon)), 3, True)
-    delta = g.measure(lambda run: known(run, lambda run: run.summary.get('nominal_delta_max')))
+    spent = lambda run: run.nominal_epsilon
+    nominal = lambda reduce: g.measure(lambda run: None if spent(run) is None else reduce(spent(run)), 3, True)
+    delta = g.measure(lambda run: None if spent(run) is None else run.summary.get('nominal_delta_max'))
     return {
       'document: accuracy (%)': accuracy.printed_accuracy(g),
       'measured: accuracy (%)': g.accuracy(),
@@ -38,13 +38,13 @@ def with_accuracy(groups: Sequence[study.Group]) -> list[pages.Block]:
   return blocks and [
     *published.notes('privacy_and_accuracy', blocks),
     *privacy.footnotes(groups),
-    *privacy.by_participation('participation_groups', [g for g in _side_by_side(groups) if not is_whole(g)]),
+    *privacy.by_participation('participation_groups', [g for g in _side_by_side(groups) if not privacy.is_whole(g)]),
   ]
 
 
 def certified(groups: Sequence[study.Group]) -> list[pages.Block]:
   """Certified runs and other runs whose ε holds for the released model, to compare accuracy at equal ε."""
-  members = [g for g in groups if is_whole(g)]
+  members = [g for g in groups if privacy.is_whole(g)]
   if not any(g.method == 'certified' for g in members):
     return []
   where = shown_with(members)
@@ -118,11 +118,6 @@ def shown_with(groups: Sequence[study.Group]) -> dict[study.Group, str]:
 
 def _side_by_side(groups) -> list[study.Group]:
   return [g for family in study.places(groups) for g in family.groups]
-
-
-def is_whole(group: study.Group) -> bool:
-  """Whether the formal ε of all its runs holds for the whole released model."""
-  return all(privacy.whole_model_epsilon(run) is not None for run in group.runs)
 
 
 def _certified_figures(groups, where) -> list[pages.Block]:
@@ -252,7 +247,6 @@ def cumulative(groups: Sequence[study.Group]) -> list[pages.Block]:
     columns,
     'participation',
     'epsilon',
-    source='November 2025, figure 3',
   )
   return blocks and blocks + [
     *(
@@ -301,7 +295,7 @@ def fairness(groups: Sequence[study.Group]) -> list[pages.Block]:
     return study.jain(accuracies[np.isfinite(accuracies)]) if accuracies is not None else None
 
   def columns(g):
-    printed = published.find('jain', scenario=g.scenario, method=g.method)
+    printed = published.find('fairness', scenario=g.scenario, method=g.method)
     return {
       'document: of an unnamed quantity': printed if g.is_of_documents else None,
       'measured: participation counts': g.measure(lambda run: study.jain(run.counts), 3),
@@ -309,9 +303,9 @@ def fairness(groups: Sequence[study.Group]) -> list[pages.Block]:
       'measured: test accuracy by client': g.measure(of_accuracy, 3),
     }
 
-  title, source = "Jain's index; 1 means that all clients are equal", 'first document, table 3'
+  title = "Jain's index; 1 means that all clients are equal"
   counted = [g for g in _side_by_side(groups) if all(run.counts is not None for run in g.runs)]
-  blocks = study.by_group('fairness', title, counted, columns, 'participation', source=source)
+  blocks = study.by_group('fairness', title, counted, columns, 'participation')
   return published.notes('fairness', blocks)
 
 
@@ -359,8 +353,7 @@ def communication(groups: Sequence[study.Group]) -> list[pages.Block]:
       'measured: kB up': pages.Quantity(up / 1e3, digits=1),
     }
 
-  title, source = 'Communication of a client in a round', 'November 2025, table 1'
-  blocks = study.by_group('communication', title, _side_by_side(logged), columns, source=source)
+  blocks = study.by_group('communication', 'Communication of a client in a round', _side_by_side(logged), columns)
   return published.notes('communication', blocks)
 
 

@@ -163,10 +163,7 @@ class TestCheckpoints:
       round_num, state, ledger = directory.restore(_state(), {key: np.zeros_like(v) for key, v in LEDGER.items()})
     assert round_num == 10
     assert isinstance(state, collections.OrderedDict) and list(state) == ['weights', 'counts', 'seed']
-    expected = _state(10)
-    for one, other in zip(
-      [*state['weights'], state['counts'], state['seed']], [*expected['weights'], expected['counts'], expected['seed']]
-    ):
+    for one, other in zip(tf.nest.flatten(state), tf.nest.flatten(_state(10))):
       assert np.asarray(one).dtype == other.dtype and np.asarray(one).tobytes() == other.tobytes()
     for key, value in LEDGER.items():
       assert ledger[key].dtype == value.dtype and ledger[key].tolist() == value.tolist()
@@ -337,23 +334,19 @@ class TestLog:
         directory.keep_rows(3, {'loss': 3.0})
 
 
+@contextlib.contextmanager
+def _full(most):
+  """No file can become longer than these bytes."""
+  soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+  try:
+    yield
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
 class TestFullDisk:
-  @pytest.fixture
-  def full(self):
-    """Within a block, no file can become longer than some bytes."""
-
-    @contextlib.contextmanager
-    def full(most):
-      soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-      resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
-      try:
-        yield
-      finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-    return full
-
-  def test_is_one_error_of_the_folder_and_no_second_one(self, tmp_path, full, monkeypatch):
+  def test_is_one_error_of_the_folder_and_no_second_one(self, tmp_path, monkeypatch):
     second = []
     monkeypatch.setattr(sys, 'unraisablehook', second.append)
     with _opened(tmp_path, keeps_times=False) as directory:
@@ -364,7 +357,10 @@ class TestFullDisk:
         lambda: directory.log(2, {'loss': 2.0}),
         lambda: directory.write_summary({'text': 100 * 'x'}),
       ):
-        with full(len(written) + 3), pytest.raises(run_folder.RunDirectoryError, match='cannot be written: ') as raised:
+        with (
+          _full(len(written) + 3),
+          pytest.raises(run_folder.RunDirectoryError, match='cannot be written: ') as raised,
+        ):
           step()
         text = command_line.error_text(raised.value)
         assert 'Make room and give the same command again' in text and '\n' not in text
@@ -387,12 +383,12 @@ class TestFullDisk:
 class TestResults:
   def test_a_summary_is_strict_json(self, tmp_path):
     with _opened(tmp_path) as directory:
-      assert directory.read_summary() is None
+      assert run_folder.read_summary(directory.path) is None
       with pytest.raises(ValueError):
         directory.write_summary({'loss': math.nan})
-      assert directory.read_summary() is None
+      assert run_folder.read_summary(directory.path) is None
       directory.write_summary({'loss': None})
-      assert directory.read_summary() == {'loss': None}
+      assert run_folder.read_summary(directory.path) == {'loss': None}
     assert json.loads((tmp_path / 'summary.json').read_text()) == {'loss': None}
 
   def test_a_file_is_replaced_whole(self, tmp_path):

@@ -1,7 +1,5 @@
 """The best pair of each method among tuning runs."""
 
-import pytest
-
 from experiments.reporting import best
 from tests.experiments.reporting import factory
 
@@ -25,9 +23,3 @@ def test_a_norm_at_the_edge_is_marked(tmp_path, capsys):
     factory.write_run(tmp_path / str(norm), algorithm=f'fixed_dp:clip={norm}', accuracy=accuracy)
   best.main(['best', str(tmp_path)])
   assert 'fixed_dp:clip=0.1 sgd:learning_rate=0.005 (edge): 90.00%' in capsys.readouterr().out
-
-
-@pytest.mark.parametrize('folders, words', [([], 'at least one folder'), (['/no/such/folder'], 'No such folder')])
-def test_folders_without_runs_are_refused(folders, words):
-  with pytest.raises(ValueError, match=words):
-    best.main(['best', *folders])

@@ -15,6 +15,9 @@ from experiments.reporting import runs as runs_lib
 from experiments.reporting import study
 from quap_tff import methods
 
+# The documents' tables are of 100 clients.
+FULL = {'num_clients': 100, 'cohort_size': 30}
+
 
 def write_run(
   folder: pathlib.Path,
@@ -210,6 +213,11 @@ def write_json(path: pathlib.Path, value: Any):
   path.write_text(json.dumps(value))
 
 
+def change_json(path: pathlib.Path, **changes: Any):
+  """Gives the object in a JSON file other values."""
+  write_json(path, {**json.loads(path.read_text()), **changes})
+
+
 def write_csv(path: pathlib.Path, columns: Mapping[str, Any]):
   with open(path, 'w', newline='') as f:
     writer = csv.writer(f)
@@ -217,12 +225,17 @@ def write_csv(path: pathlib.Path, columns: Mapping[str, Any]):
     writer.writerows(zip(*columns.values()))
 
 
-def groups_of(folder: pathlib.Path, *runs: Mapping[str, Any]) -> list[study.Group]:
-  """The groups of one run folder for each of `runs`, the arguments of `write_run`."""
+def collected(folder: pathlib.Path, *runs: Mapping[str, Any]) -> tuple[list[study.Group], list[runs_lib.LeftOut]]:
+  """The groups of the runs in a folder and what they leave out; first, each of `runs` is written, see `write_run`."""
   for number, arguments in enumerate(runs):
     write_run(folder / f'run_{number:03d}', **arguments)
   loaded = [runs_lib.load(path) for path in runs_lib.find([str(folder)])]
-  return study.collect(run for run, _ in loaded if run is not None)[0]
+  return study.collect(run for run, _ in loaded if run is not None)
+
+
+def groups_of(folder: pathlib.Path, *runs: Mapping[str, Any]) -> list[study.Group]:
+  """The groups alone, see `collected`."""
+  return collected(folder, *runs)[0]
 
 
 def seeds(*seeds_: int, **arguments) -> list[dict[str, Any]]:
@@ -237,6 +250,12 @@ def table(blocks: Sequence[pages.Block], name: str) -> list[dict[str, str]]:
   """The rows of the table of this name, cells as text by column."""
   (found,) = (block for block in blocks if isinstance(block, pages.Table) and block.name == name)
   return [{column: pages.text(row.get(column)) for column in found.frame} for row in found.rows]
+
+
+def row(rows: Sequence[Mapping[str, Any]], **cells: str) -> Mapping[str, Any]:
+  """The one row that has these cells."""
+  (found,) = (one for one in rows if all(one[name] == value for name, value in cells.items()))
+  return found
 
 
 def drawings(blocks: Sequence[pages.Block]) -> list[pages.Figure]:

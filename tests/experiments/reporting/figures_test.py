@@ -15,9 +15,8 @@ from quap_tff.common import flag_fields
 from tests.experiments.reporting import ticks
 
 
-def _series(place, label='', x=(1, 3), mean=90.0, **changes):
-  y = [pages.Quantity(mean + i, 0.5) for i in range(len(x))]
-  return figures.Series(place, label or f'method {place}', x, y, y[-1])._replace(**changes)
+def _point(place, label='', at=1, mean=90.0, deviation=0.5):
+  return figures.Point(place, label or f'method {place}', at, pages.Quantity(mean, deviation))
 
 
 def _many(count):
@@ -29,12 +28,12 @@ def _many(count):
 
 class TestLooks:
   def test_as_many_labels_as_a_figure_may_have_differ_in_colour_and_in_marker(self):
-    found = figures.looks([_series(place) for place in (0, 8, 16, 3, 4, 5, 6, 7)])
+    found = figures.looks([_point(place) for place in (0, 8, 16, 3, 4, 5, 6, 7)])
     for field in ('color', 'marker'):
       assert len({look[field] for look in found.values()}) == figures.MOST_LABELS == 8
 
   def test_neighbours_differ_in_dash(self):
-    found = list(figures.looks([_series(place) for place in range(8)]).values())
+    found = list(figures.looks([_point(place) for place in range(8)]).values())
     assert all(a['linestyle'] != b['linestyle'] for a, b in zip(found, found[1:]))
 
   def test_a_figure_of_many_labels_has_the_best(self):
@@ -44,15 +43,15 @@ class TestLooks:
     assert figures.most({'one': [None]}) == (['one'], '')
 
   def test_a_place_has_its_look_whatever_else_is_shown(self):
-    alone = figures.looks([_series(5)])['method 5']
-    assert figures.looks([_series(place) for place in (8, 5, 2)])['method 5'] == alone
+    alone = figures.looks([_point(5)])['method 5']
+    assert figures.looks([_point(place) for place in (8, 5, 2)])['method 5'] == alone
 
   def test_settings_of_one_method_have_colours_of_their_own(self):
-    shown = [_series(0), _series(1, 'a'), _series(1, 'b'), _series(1, 'c')]
+    shown = [_point(0), _point(1, 'a'), _point(1, 'b'), _point(1, 'c')]
     found = figures.looks(shown)
     assert len({look['color'] for look in found.values()}) == len({look['marker'] for look in found.values()}) == 4
     assert found == figures.looks(shown[::-1])
-    assert found['method 0'] == figures.looks([_series(0)])['method 0']
+    assert found['method 0'] == figures.looks([_point(0)])['method 0']
 
   def test_the_ablation_has_the_parts_of_the_methods(self):
     assert len(published.BY_PARTS) == 8
@@ -64,6 +63,12 @@ class TestLooks:
     assert set(naming.METHODS) <= set(methods.METHODS)
     assert len(set(naming.METHODS.values())) == len(naming.METHODS)
     assert naming.name_of('brand_new:a=1') == 'brand_new'
+
+  def test_the_words_of_flags(self):
+    assert naming.participation('beta:a=2,b=5') == 'Beta(2,5)'
+    assert naming.participation('extreme_imbalance:rare_rate=0.01') == 'extreme_imbalance:rare_rate=0.01'
+    assert naming.value('client_optimizer', 'sgd:learning_rate=1') == 'client optimizer sgd, learning rate 1'
+    assert naming.value('epsilon', 3) == 'ε = 3' and naming.dataset('npz:path=x') == 'npz:path=x'
 
   def test_labels_name_only_what_differs(self):
     specs = ['certified:clip=0.5', 'certified:clip=0.5,weights=uniform', 'quap', 'fixed_dp:clip=0.5']
@@ -85,7 +90,7 @@ class TestLooks:
 
 
 def test_a_method_has_its_colour_in_every_kind_of_figure():
-  shown, points = _many(2), [_series(0), _series(1)]
+  shown, points = _many(2), [_point(0), _point(1)]
   for drawing in (
     figures.by_round(shown, 'accuracy', 'final'),
     figures.panels({'a': points, 'b': points}, 'final'),
@@ -103,7 +108,7 @@ class TestPanels:
   def figure(self):
     means = {'uniform': (80, 90, 70), 'beta': (60, 90, None), 'markov': (20, 30, 10), 'hybrid': (50, None, None)}
     shown = {
-      place: [_series(i, f'method {"abc"[i]}', total=pages.Quantity(mean, 1.0)) for i, mean in enumerate(own) if mean]
+      place: [_point(i, f'method {"abc"[i]}', place, mean, 1.0) for i, mean in enumerate(own) if mean]
       for place, own in means.items()
     }
     return plots.drawn(*figures.panels(shown, 'accuracy'))
@@ -131,7 +136,7 @@ class TestPanels:
     assert all(box.x0 >= 0 and box.x1 <= figure.bbox.x1 for box in boxes)
 
   def test_of_one_method_the_places_are_the_rows(self):
-    shown = {place: [_series(0, 'quap', total=pages.Quantity(mean))] for place, mean in (('x', 5.0), ('y', 7.0))}
+    shown = {place: [_point(0, 'quap', place, mean)] for place, mean in (('x', 5.0), ('y', 7.0))}
     (axes,) = plots.drawn(*figures.panels(shown, 'accuracy')).axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ['x', 'y']
     assert len({line.get_color() for line in axes.get_lines()}) == 1
@@ -151,27 +156,28 @@ def test_of_twelve_methods_by_round_each_has_a_row_and_the_best_is_on_top():
 
 
 def test_curves_have_whole_rounds():
-  series = [_series(0, x=np.arange(1, 4), y=np.array([[10.0, 20, 30]]))]
+  series = [figures.Series(0, 'method', np.arange(1, 4), np.array([[10.0, 20, 30]]))]
   figure = plots.drawn(*figures.by_round(series, 'accuracy', 'final'))
   assert ticks.numbers(figure.axes[0].xaxis) == [1, 2, 3]
 
 
 class TestLines:
   def test_nearly_equal_epsilons_are_drawn_at_their_value(self):
-    series = [_series(0, x=(2.9999,), mean=92.0), _series(1, x=(3.0001,), mean=87.0)]
-    figure = plots.drawn(*figures.lines(series, 'ε', 'accuracy'))
+    points = [_point(0, at=2.9999, mean=92.0), _point(1, at=3.0001, mean=87.0)]
+    figure = plots.drawn(*figures.lines(points, 'ε', 'accuracy'))
     ticks.check(figure.axes[0].xaxis, 2.9999, 3.0001)
     ticks.check(figure.axes[0].yaxis, 86.5, 92.5)
 
   def test_an_accuracy_axis_shows_the_data_and_no_more_than_100(self):
-    series = [_series(0, mean=97.0), _series(1, y=[pages.Quantity(99.5), pages.Quantity(100)])]
-    axes = plots.drawn(*figures.lines(series, 'ε', 'accuracy')).axes[0]
+    points = [_point(0, at=1, mean=97.0), _point(0, at=3, mean=98.0)]
+    points += [_point(1, at=1, mean=99.5, deviation=None), _point(1, at=3, mean=100, deviation=None)]
+    axes = plots.drawn(*figures.lines(points, 'ε', 'accuracy')).axes[0]
     low, high = axes.get_ylim()
     assert 95 < low < 96.5 and 100 < high <= 101.5
 
   def test_the_legend_is_outside_the_axes(self):
-    series = [_series(0), _series(1, 'Fixed-DP, ' + 'a=1, ' * 20)]
-    figure = plots.drawn(*figures.lines(series, 'ε', 'accuracy'))
+    points = [_point(0), _point(1, 'Fixed-DP, ' + 'a=1, ' * 20)]
+    figure = plots.drawn(*figures.lines(points, 'ε', 'accuracy'))
     (axes,) = figure.axes
     box = axes.get_legend().get_window_extent()
     assert box.x0 >= axes.get_window_extent().x1 and box.x1 <= figure.bbox.x1

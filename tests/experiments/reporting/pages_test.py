@@ -162,13 +162,13 @@ def test_a_second_report_leaves_nothing_of_the_first(tmp_path):
 
 def test_folders_that_cannot_hold_a_report(tmp_path):
   (tmp_path / 'notes.txt').write_text('mine')
-  with pytest.raises(pages.OutputError, match='other than those of an earlier report'):
+  with pytest.raises(ValueError, match='other than those of an earlier report'):
     pages.check(str(tmp_path))
-  with pytest.raises(pages.OutputError, match='is a file'):
+  with pytest.raises(ValueError, match='is a file'):
     pages.check(str(tmp_path / 'notes.txt'))
   (tmp_path / 'run').mkdir()
   for name in ('run.json', 'report.md'):
     (tmp_path / 'run' / name).write_text('')
-  with pytest.raises(pages.OutputError):
+  with pytest.raises(ValueError, match='other than those'):
     pages.check(str(tmp_path / 'run'))
   pages.check(str(tmp_path / 'new'))

@@ -70,8 +70,7 @@ def test_an_unfinished_run_has_its_last_test(tmp_path):
 
 def test_an_interrupted_run_is_unfinished(tmp_path):
   folder = factory.write_run(tmp_path / 'run', rounds_run=4)
-  summary = json.loads((folder / 'summary.json').read_text())
-  factory.write_json(folder / 'summary.json', {**summary, 'interrupted': True})
+  factory.change_json(folder / 'summary.json', interrupted=True)
   assert not runs_lib.load(str(folder))[0].ended
 
 
@@ -110,21 +109,18 @@ def test_secret_cohorts_are_no_missing_file_and_the_number_of_clients_is_known(t
   folder = factory.write_run(tmp_path / 'run', cohort_seed='secret')
   for name in ('ledger.npz', 'clients.csv'):
     (folder / name).unlink()
-  run_json = json.loads((folder / 'run.json').read_text())
-  run_json['identity']['num_clients'] = None  # The dataset decides.
-  factory.write_json(folder / 'run.json', run_json)
+  identity = json.loads((folder / 'run.json').read_text())['identity']
+  factory.change_json(folder / 'run.json', identity={**identity, 'num_clients': None})  # The dataset decides.
   run, left_out = runs_lib.load(str(folder))
   assert not left_out and run.counts is None and run.num_clients == 10
 
 
-def test_a_certified_run_without_its_certificate_is_named(tmp_path):
-  folder = factory.write_run(tmp_path / 'run', algorithm='certified:weights=uniform')
-  assert 'certificate.json' in _reasons(runs_lib.load(str(folder))[1])
-
-
-def test_a_rehearsal_has_no_certificate_to_miss(tmp_path):
-  folder = factory.write_run(tmp_path / 'run', algorithm='certified:certificate=false')
-  assert not runs_lib.load(str(folder))[1]
+@pytest.mark.parametrize(
+  'parameters, missing', [('weights=uniform', {'certificate.json'}), ('certificate=false', set())]
+)
+def test_a_certified_run_without_its_certificate_is_named_unless_it_is_a_rehearsal(tmp_path, parameters, missing):
+  folder = factory.write_run(tmp_path / 'run', algorithm=f'certified:{parameters}')
+  assert _reasons(runs_lib.load(str(folder))[1]).keys() == missing
 
 
 def test_a_run_without_an_accuracy_is_left_out(tmp_path):
@@ -144,15 +140,13 @@ def test_without_a_ledger_the_clients_file_serves(tmp_path):
   assert run.nominal_epsilon.sum() == pytest.approx(40 * 0.6)
 
 
-@pytest.mark.parametrize('run', [{'calibration': 'exact'}, {'algorithm': 'certified:weights=uniform'}])
-def test_with_other_noise_there_is_no_nominal_epsilon(tmp_path, run):
+@pytest.mark.parametrize(
+  'run',
+  [{'calibration': 'exact'}, {'algorithm': 'certified:weights=uniform'}, {'algorithm': 'fedavg', 'noise_norm': 0}],
+)
+def test_with_other_noise_or_none_there_is_no_nominal_epsilon(tmp_path, run):
   factory.write_run(tmp_path / 'run', **run)
   assert runs_lib.load(str(tmp_path / 'run'))[0].nominal_epsilon is None
-
-
-def test_without_noise_there_is_no_nominal_epsilon(tmp_path):
-  folder = factory.write_run(tmp_path / 'run', algorithm='fedavg', noise_norm=0)
-  assert runs_lib.load(str(folder))[0].nominal_epsilon is None
 
 
 def test_cumulative_epsilon_of_some_clients(tmp_path):

@@ -6,15 +6,8 @@ import numpy as np
 import pytest
 
 from experiments.reporting import pages
-from experiments.reporting import runs as runs_lib
 from experiments.reporting import study
 from tests.experiments.reporting import factory
-
-
-def _collect(tmp_path, *runs):
-  for number, arguments in enumerate(runs):
-    factory.write_run(tmp_path / str(number), **arguments)
-  return study.collect(runs_lib.load(path)[0] for path in runs_lib.find([str(tmp_path)]))
 
 
 def _methods(families):
@@ -60,25 +53,25 @@ class TestGroups:
     assert len(study.families(groups, 'algorithm')) == 2
 
   def test_a_second_run_of_a_seed_is_left_out(self, tmp_path):
-    groups, left_out = _collect(tmp_path, {'accuracy': 0.8}, {'accuracy': 0.9})
+    groups, left_out = factory.collected(tmp_path, {'accuracy': 0.8}, {'accuracy': 0.9})
     assert groups[0].accuracy().mean == pytest.approx(80)
     assert left_out[0].path.endswith('1') and 'same setting and seed as' in left_out[0].reason
 
   def test_runs_of_fewer_rounds_are_left_out(self, tmp_path):
-    (group,), left_out = _collect(tmp_path, {'seed': 1, 'rounds_run': 4}, {'seed': 2, 'rounds_run': 6})
+    (group,), left_out = factory.collected(tmp_path, {'seed': 1, 'rounds_run': 4}, {'seed': 2, 'rounds_run': 6})
     assert [run.seed for run in group.runs] == [2]
     assert group.origin['rounds'] == '6 of 10 (stopped early)'
     assert left_out[0].reason.startswith('4 rounds, others of its setting 6')
 
   def test_runs_that_stop_at_an_accuracy_may_differ_in_length(self, tmp_path):
-    (group,), left_out = _collect(tmp_path, *factory.seeds(1, 2, rounds_run=[4, 6], stop_at_accuracy=0.9))
+    (group,), left_out = factory.collected(tmp_path, *factory.seeds(1, 2, rounds_run=[4, 6], stop_at_accuracy=0.9))
     assert not left_out
     assert group.origin['rounds'] == '4, 6 of 10 (stops at accuracy 0.9)'
 
   def test_an_unfinished_run_is_marked(self, tmp_path):
     (factory.write_run(tmp_path / 'run', rounds_run=3) / 'summary.json').unlink()
-    groups, _ = study.collect([runs_lib.load(str(tmp_path / 'run'))[0]])
-    assert groups[0].origin['rounds'] == '3 of 10 (unfinished)'
+    (group,) = factory.groups_of(tmp_path)
+    assert group.origin['rounds'] == '3 of 10 (unfinished)'
 
   @pytest.mark.parametrize(
     'participation, scenario',

@@ -8,24 +8,18 @@ from experiments.reporting.sections import accuracy
 from experiments.running import plots
 from tests.experiments.reporting import factory
 
-# The documents' tables are of 100 clients.
-FULL = {'num_clients': 100, 'cohort_size': 30}
-
-
-def _row(rows, **cells):
-  (found,) = (row for row in rows if all(row[name] == value for name, value in cells.items()))
-  return found
+FULL = factory.FULL
 
 
 class TestFinal:
   def test_beside_the_documents(self, tmp_path):
     groups = factory.groups_of(tmp_path, *factory.seeds(1, 2, accuracy=[0.93, 0.94], **FULL))
     rows = factory.table(accuracy.final(groups), 'accuracy_epsilon_6')
-    found = _row(rows, dataset='MNIST', method='QuAP-FL')
+    found = factory.row(rows, dataset='MNIST', method='QuAP-FL')
     assert found['document: accuracy (%)'] == '93.30 ± 0.10'
     assert found['measured: accuracy (%)'] == '93.50 ± 0.71'
     assert (found['difference'], found['seeds']) == ('+0.20', '2 (1, 2)')
-    assert _row(rows, dataset='MNIST', method='Fixed-DP')['measured: accuracy (%)'] == 'not run'
+    assert factory.row(rows, dataset='MNIST', method='Fixed-DP')['measured: accuracy (%)'] == 'not run'
     assert len(rows) == 6
 
   def test_only_runs_of_the_tables_own_epsilon_and_scenario(self, tmp_path):
@@ -77,9 +71,9 @@ class TestConvergence:
       tmp_path, *factory.seeds(1, 2, curve=[[0.1, 0.9, 0.8], [0.1, 0.5, 0.95]], rounds_run=3, **FULL)
     )
     rows = factory.table(accuracy.convergence(groups), 'rounds_to_90')
-    found = _row(rows, participation='heterogeneous, Beta(2,5)', method='QuAP-FL')
+    found = factory.row(rows, participation='heterogeneous, Beta(2,5)', method='QuAP-FL')
     assert (found['document: rounds'], found['measured: rounds'], found['difference']) == ('67', '2.5 ± 0.7', '-64.5')
-    assert _row(rows, participation='extreme imbalance', method='Fixed-DP')['document: rounds'] == 'not reached'
+    assert factory.row(rows, participation='extreme imbalance', method='Fixed-DP')['document: rounds'] == 'not reached'
 
   def test_not_reached(self, tmp_path):
     (group,) = factory.groups_of(tmp_path, *factory.seeds(1, 2, curve=[[0.1, 0.9], [0.1, 0.89]], rounds_run=2))
@@ -115,7 +109,7 @@ def test_alpha_beta_grid(tmp_path):
     {'dataset': 'cifar10', 'alpha': 0.7},
   )
   rows = factory.table(accuracy.alpha_beta(groups), 'alpha_beta')
-  found = _row(rows, **{'α and β': 'α = 0.5, β = 2'})
+  found = factory.row(rows, **{'α and β': 'α = 0.5, β = 2'})
   assert (found['document: accuracy (%)'], found['measured: accuracy (%)']) == ('81.2', '50.00')
   assert len(rows) == 2
 
@@ -202,7 +196,9 @@ def test_a_thousand_clients(tmp_path):
   groups = factory.groups_of(
     tmp_path, {'accuracy': 0.8, 'noise_norm': 1.0, **at}, {'algorithm': 'fixed_dp', 'noise_norm': 4.0, **at}, {}
   )
-  found = [_row(block.rows, method='QuAP-FL') for block in accuracy.at_scale(groups) if isinstance(block, pages.Table)]
+  found = [
+    factory.row(block.rows, method='QuAP-FL') for block in accuracy.at_scale(groups) if isinstance(block, pages.Table)
+  ]
   assert found[0]['difference'] == '-4.70'
   assert str(found[2]["measured: noise norm over Fixed-DP's (%)"]) == '25.0'
 

@@ -11,10 +11,6 @@ from tests.experiments.reporting import factory
 NOTE = 'The figures are for ideal Gaussian noise; the noise that TFF adds is weaker.'
 
 
-def _cell(tmp_path, **run):
-  return privacy.formal_text(factory.groups_of(tmp_path, run)[0])
-
-
 class TestFormal:
   @pytest.mark.parametrize('covers', ['nothing', None, 'noised weights', 'weights without the logs', 'something new'])
   def test_only_a_run_that_says_so_itself_has_an_epsilon_of_the_model(self, tmp_path, covers):
@@ -30,24 +26,23 @@ class TestFormal:
   )
   def test_figures_that_are_null_or_amplified_alone(self, change, tmp_path):
     folder = factory.write_run(tmp_path / 'run', covers='released model')
-    summary = json.loads((folder / 'summary.json').read_text())
-    summary['formal']['figures'] = change(summary['formal']['figures'])
-    factory.write_json(folder / 'summary.json', summary)
+    formal = json.loads((folder / 'summary.json').read_text())['formal']
+    factory.change_json(folder / 'summary.json', formal={**formal, 'figures': change(formal['figures'])})
     assert privacy.formal_text(factory.groups_of(tmp_path)[0]) == privacy.NO_FINITE
 
   def test_a_summary_that_contradicts_itself_claims_nothing(self, tmp_path):
     folder = factory.write_run(tmp_path / 'run', covers='released model')
-    summary = json.loads((folder / 'summary.json').read_text())
-    factory.write_json(folder / 'summary.json', {**summary, 'model_protected': False})
+    factory.change_json(folder / 'summary.json', model_protected=False)
     assert privacy.formal_text(factory.groups_of(tmp_path)[0]) == privacy.NO_FINITE
 
-  def test_noise_everywhere_beside_logged_metrics(self, tmp_path):
-    assert _cell(tmp_path, covers='weights without the logs', epsilon_max=0.5) == (
-      'weights only, if the logs stay secret: ε = 0.5 (exact accounting)'
-    )
-
-  def test_a_figure_is_rounded_up(self, tmp_path):
-    assert 'ε = 0.2253 (' in _cell(tmp_path, covers='weights without the logs', epsilon_max=0.22522370438424397)
+  @pytest.mark.parametrize(
+    'epsilon, text',
+    [(0.5, '0.5 (exact accounting)'), (0.22522370438424397, '0.2253 (exact accounting)')],
+    ids=['noise everywhere alongside logged metrics', 'rounded up'],
+  )
+  def test_of_the_weights(self, tmp_path, epsilon, text):
+    (group,) = factory.groups_of(tmp_path, {'covers': 'weights without the logs', 'epsilon_max': epsilon})
+    assert privacy.formal_text(group) == f'weights only, if the logs stay secret: ε = {text}'
 
   def test_an_amplified_figure_counts_where_cohorts_are_secret(self, tmp_path):
     (group,) = factory.groups_of(tmp_path, {'covers': 'released model', 'epsilon_max': 3.0, 'cohort_seed': 'secret'})
@@ -133,9 +128,8 @@ class TestFootnotes:
 
   def test_a_note_of_the_summary_is_quoted(self, tmp_path):
     folder = factory.write_run(tmp_path / 'run', algorithm='tff_dp_fedavg', covers='released model')
-    summary = json.loads((folder / 'summary.json').read_text())
-    summary['formal']['noise_note'] = 'Its own words.'
-    factory.write_json(folder / 'summary.json', summary)
+    formal = json.loads((folder / 'summary.json').read_text())['formal']
+    factory.change_json(folder / 'summary.json', formal={**formal, 'noise_note': 'Its own words.'})
     assert '† TFF DP-FedAvg: Its own words.' in privacy.footnotes(factory.groups_of(tmp_path))
 
 

@@ -6,20 +6,13 @@ import numpy as np
 import pytest
 
 from experiments.reporting import pages
-from experiments.reporting import runs as runs_lib
-from experiments.reporting import study
 from experiments.reporting.sections import privacy
 from experiments.reporting.sections import spending
 from experiments.running import plots
 from tests.experiments.reporting import factory
 from tests.experiments.reporting import ticks
 
-FULL = {'num_clients': 100, 'cohort_size': 30}
-
-
-def _row(rows, **cells):
-  (found,) = (row for row in rows if all(row[name] == value for name, value in cells.items()))
-  return found
+FULL = factory.FULL
 
 
 class TestBesideAccuracy:
@@ -196,10 +189,10 @@ def test_cumulative_privacy_of_top_and_bottom(tmp_path):
   rows = factory.table(spending.cumulative(groups), 'cumulative_privacy')
   (run,) = groups[1].runs
   counts = np.sort(run.counts)
-  uniform = _row(rows, method='Layer-wise, uniform budget')
+  uniform = factory.row(rows, method='Layer-wise, uniform budget')
   assert uniform['measured: top 20%'] == f'{0.6 * counts[-20:].mean():.3f}'
   assert uniform['measured: bottom 20%'] == f'{0.6 * counts[:20].mean():.3f}'
-  assert _row(rows, method='QuAP-FL')['document: top 20%'] == 'below ε_total'
+  assert factory.row(rows, method='QuAP-FL')['document: top 20%'] == 'below ε_total'
   top, _ = spending.top_and_bottom(run)
   assert len(top) == 10 and np.all(np.diff(top) >= 0)
 
@@ -207,7 +200,7 @@ def test_cumulative_privacy_of_top_and_bottom(tmp_path):
 def test_fairness_three_ways(tmp_path):
   groups = factory.groups_of(tmp_path, {'algorithm': 'fixed_dp', **FULL}, {'spread': 2.0, **FULL})
   rows = factory.table(spending.fairness(groups), 'fairness')
-  quap, fixed = _row(rows, method='QuAP-FL'), _row(rows, method='Fixed-DP')
+  quap, fixed = factory.row(rows, method='QuAP-FL'), factory.row(rows, method='Fixed-DP')
   counts = groups[0].runs[0].counts
   of_counts = f'{counts.sum()**2 / (100 * (counts**2).sum()):.3f}'
   assert quap['measured: participation counts'] == fixed['measured: participation counts'] == of_counts
@@ -222,9 +215,8 @@ def test_fairness_has_rows_for_known_cohorts_and_notes_for_its_columns(tmp_path)
   secret = factory.write_run(tmp_path / '1', algorithm='tff_dp_fedavg', cohort_seed='secret')
   for name in ('ledger.npz', 'clients.csv'):
     (secret / name).unlink()
-  runs = [factory.write_run(tmp_path / '0', algorithm='fedavg', clients={'test_accuracy': [''] * 10}), secret]
-  groups, _ = study.collect(run for run, _ in map(runs_lib.load, map(str, runs)))
-  blocks = spending.fairness(groups)
+  factory.write_run(tmp_path / '0', algorithm='fedavg', clients={'test_accuracy': [''] * 10})
+  blocks = spending.fairness(factory.groups_of(tmp_path))
   (row,) = factory.table(blocks, 'fairness')
   assert row['method'] == 'FedAvg (no privacy)' and 'participation counts' in row
   words = factory.text(blocks)
@@ -240,7 +232,7 @@ def test_noise_of_methods_that_have_it(tmp_path):
 def test_bytes_beside_fedavg(tmp_path):
   fedavg = {'algorithm': 'fedavg', 'noise_norm': 0, 'up_bytes': 4000}
   groups = factory.groups_of(tmp_path, {'up_bytes': 4012, **FULL}, {**fedavg, **FULL})
-  found = _row(factory.table(spending.communication(groups), 'communication'), method='QuAP-FL')
+  found = factory.row(factory.table(spending.communication(groups), 'communication'), method='QuAP-FL')
   assert found['document: bytes above FedAvg'] == '4'
   assert found['measured: bytes above FedAvg'] == '12'
   assert found["measured: upload / FedAvg's"] == '1.0030'

@@ -8,7 +8,6 @@ import pytest
 
 from experiments.folders import directory as run_directory
 from experiments.folders import folder as run_folder
-from experiments.folders import provenance
 from tests.experiments import harness
 
 _IDENTITY = {'rounds': 8}
@@ -43,7 +42,7 @@ def _stretches(path):
 @pytest.fixture(name='code_is')
 def _code_is(monkeypatch):
   """A function that makes this program another one."""
-  return lambda name: monkeypatch.setattr(provenance, 'source_digest', lambda: name * 64)
+  return lambda name: monkeypatch.setattr(run_folder, 'source_digest', lambda: name * 64)
 
 
 class TestSourceDigest:
@@ -53,7 +52,7 @@ class TestSourceDigest:
       for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
-      return provenance.source_digest(str(root))
+      return run_folder.source_digest(str(root))
 
     files = {'quap_tff/a.py': 'a', 'data/b.py': 'b', 'experiments/x/c.py': 'c'}
     others = [{**files, 'data/b.py': 'd'}, {**files, 'quap_tff/new.py': ''}, {**files, 'experiments/x/c.py': 'd'}]
@@ -88,7 +87,7 @@ class TestStretches:
 
   def test_other_versions_or_another_machine_are_written_down_and_not_refused(self, tmp_path, monkeypatch):
     _run_rounds(tmp_path, 1, 2)
-    monkeypatch.setattr(provenance, 'machine', lambda: {'cores': 1000})
+    monkeypatch.setattr(run_folder, 'machine', lambda: {'cores': 1000})
     _run_rounds(tmp_path, 3, 4, needs_same_code=True)
     first, second = _run_json(tmp_path)['stretches']
     assert (second['first_round'], second['machine']) == (3, {'cores': 1000})

@@ -1,14 +1,12 @@
-"""Grids: what combinations they mean, how these are named and put beside base flags, and what is wrong with a grid."""
+"""Grids: what combinations they mean, how these are named and put beside base flags, and what is wrong with a plan."""
 
 import pytest
 
-from experiments.sweeps import grid
-
-_NAMES = ('algorithm', 'clip', 'data_dir', 'dataset', 'flagfile', 'output_dir', 'seed')
+from experiments.sweeps import plan
 
 
 def test_axes_are_multiplied_and_the_last_varies_fastest():
-  assert grid.combinations(['algorithm=fedavg|quap', 'seed=42|7'], _NAMES) == [
+  assert plan.combinations(['algorithm=fedavg|quap', 'seed=42|7']) == [
     {'algorithm': 'fedavg', 'seed': '42'},
     {'algorithm': 'fedavg', 'seed': '7'},
     {'algorithm': 'quap', 'seed': '42'},
@@ -18,11 +16,11 @@ def test_axes_are_multiplied_and_the_last_varies_fastest():
 
 def test_values_may_hold_commas_colons_and_equals_signs():
   clip = 'quantile_ema:quantile=0.8,max_clip=1.0'
-  assert grid.combinations([f'clip={clip}|fixed:norm=2'], _NAMES) == [{'clip': clip}, {'clip': 'fixed:norm=2'}]
+  assert plan.combinations([f'clip={clip}|fixed:norm=2']) == [{'clip': clip}, {'clip': 'fixed:norm=2'}]
 
 
 def test_flags_of_one_axis_go_together():
-  assert grid.combinations(['dataset=mnist|cifar10;flagfile=a.flags|b.flags', 'seed=1|2'], _NAMES) == [
+  assert plan.combinations(['dataset=mnist|cifar10;flagfile=a.flags|b.flags', 'seed=1|2']) == [
     {'dataset': 'mnist', 'flagfile': 'a.flags', 'seed': '1'},
     {'dataset': 'mnist', 'flagfile': 'a.flags', 'seed': '2'},
     {'dataset': 'cifar10', 'flagfile': 'b.flags', 'seed': '1'},
@@ -48,23 +46,23 @@ def test_flags_of_one_axis_go_together():
 )
 def test_a_wrong_grid_is_named(axes, message):
   with pytest.raises(ValueError) as caught:
-    grid.combinations(axes, _NAMES)
+    plan.combinations(axes)
   assert message in str(caught.value)
 
 
 def test_names_are_readable_and_depend_on_the_combination_only():
   combination = {'seed': '42', 'clip': 'quantile_ema:quantile=0.8,max_clip=1.0', 'flagfile': 'presets/mnist_2025.flags'}
   name = 'clip=quantile_ema-quantile=0.8-max_clip=1.0,flagfile=mnist_2025,seed=42'
-  assert grid.directory_name(combination) == name
-  assert grid.directory_name(dict(reversed(combination.items()))) == name
+  assert plan.directory_name(combination) == name
+  assert plan.directory_name(dict(reversed(combination.items()))) == name
 
 
 @pytest.mark.parametrize('value', ['..', '../..', '/', '*', 'a b', '-rf'])
 def test_no_value_makes_a_name_that_leads_elsewhere(value):
-  name = grid.directory_name({'data_dir': value})
+  name = plan.directory_name({'data_dir': value})
   assert name.startswith('data_dir=') and '/' not in name and ' ' not in name and '*' not in name
 
 
 def test_the_grid_overrides_the_base_and_the_base_a_flag_file_of_the_grid():
-  found = grid.arguments(['--rounds=5', '--seed=1'], {'seed': '2', 'flagfile': 'a.flags'})
+  found = plan.arguments_of(['--rounds=5', '--seed=1'], {'seed': '2', 'flagfile': 'a.flags'})
   assert found == ['--flagfile=a.flags', '--rounds=5', '--seed=1', '--seed=2']
