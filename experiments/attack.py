@@ -205,20 +205,13 @@ def main(argv: list[str]) -> int:
   interrupts.install()
   try:
     summary = _run(settings)
-  except Exception as error:  # pylint: disable=broad-except
+  except (Exception, KeyboardInterrupt) as error:  # pylint: disable=broad-except
     if not interrupts.is_interrupt(error):
       raise
-    del error
-    return _interrupted()
-  except KeyboardInterrupt:
-    return _interrupted()
+    print('\nInterrupted; nothing was written.', file=sys.stderr)
+    return command_line.INTERRUPTED
   print(json.dumps(summary, allow_nan=False), flush=True)
   return 0
-
-
-def _interrupted() -> int:
-  print('\nInterrupted; nothing was written.', file=sys.stderr)
-  return command_line.INTERRUPTED
 
 
 if __name__ == '__main__':

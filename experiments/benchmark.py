@@ -50,18 +50,14 @@ from quap_tff.common import processors
 from quap_tff.common import registry
 
 _SECTION_NAMES = ['cases', 'aggregation', 'small', 'start', 'growth', 'memory', 'cohort']
-_DEFAULT_SECTIONS = _SECTION_NAMES[:4]
 
 _FLAGS = command_line.new_flags()
-_CLIENTS = flags.DEFINE_integer('clients', 30, 'Clients in each round.', lower_bound=1, flag_values=_FLAGS)
-_EXAMPLES = flags.DEFINE_integer('examples', 600, 'Examples of each client.', lower_bound=1, flag_values=_FLAGS)
-_BATCH_SIZE = flags.DEFINE_integer('batch_size', 32, 'Examples in each local step.', lower_bound=1, flag_values=_FLAGS)
-_ROUNDS = flags.DEFINE_integer(
-  'rounds',
-  3,
-  'Timed rounds of each case, after a first one that is not timed. Section small: at least 20.',
-  lower_bound=1,
-  flag_values=_FLAGS,
+_number = functools.partial(flags.DEFINE_integer, lower_bound=1, flag_values=_FLAGS)
+_CLIENTS = _number('clients', 30, 'Clients in each round.')
+_EXAMPLES = _number('examples', 600, 'Examples of each client.')
+_BATCH_SIZE = _number('batch_size', 32, 'Examples in each local step.')
+_ROUNDS = _number(
+  'rounds', 3, 'Timed rounds of each case, after a first one that is not timed. Section small: at least 20.'
 )
 _DEVICE = flags.DEFINE_enum(
   'device', 'auto', ['cpu', 'gpu', 'auto'], 'Device for all cases but tff_worker.', flag_values=_FLAGS
@@ -74,7 +70,7 @@ _CSV = flags.DEFINE_string(
 )
 _SECTIONS = flags.DEFINE_list(
   'sections',
-  _DEFAULT_SECTIONS,
+  _SECTION_NAMES[:4],
   f'What to measure, separated by commas: {", ".join(_SECTION_NAMES)}.',
   flag_values=_FLAGS,
 )
@@ -87,8 +83,6 @@ _COHORT_RULES = ['current', 'previous', 'fixed', 'private_quantile', 'certified'
 _SMALL_MODELS = {'logistic': 'logistic_regression', 'cnn': 'digits_cnn'}
 _SMALL_CLIENTS = 100
 _STARTS = 5
-_DEMO = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'presets', 'demo.flags')
-_FIRST_ROUND = ['experiments.train', f'--flagfile={_DEMO}', '--stop_after=1', '--progress=lines']
 _SPREAD_COLUMNS = ['samples_per_second', 'seconds_per_round', 'peak_memory_mib', 'cpu_ms_per_client']
 _CSV_COLUMNS = ['case', *_SPREAD_COLUMNS, *(f'{column}_spread' for column in _SPREAD_COLUMNS), 'start_seconds']
 _CSV_COLUMNS += [f'of_{other}{end}' for other in _REFERENCES for end in ('', '_spread')]
@@ -133,11 +127,10 @@ def _note(begin: float, section: str, what: str) -> None:
 
 def _cells(row: turns.Row) -> turns.Row:
   """A row of the CSV file: each figure takes two columns."""
-  cells: turns.Row = {}
+  cells = dict(row)
   for name, value in row.items():
-    cells.update(
-      {name: value.value, f'{name}_spread': value.spread} if isinstance(value, turns.Figure) else {name: value}
-    )
+    if isinstance(value, turns.Figure):
+      cells[name], cells[f'{name}_spread'] = value
   return cells
 
 
@@ -222,10 +215,12 @@ def _start(note: turns.Note) -> list[turns.Row]:
 
 def _first_round() -> tuple[float, float]:
   """Seconds from the command to the end of a run's first round, and the peak memory of that run in MiB."""
+  demo = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'presets', 'demo.flags')
+  command = ['experiments.train', f'--flagfile={demo}', '--stop_after=1', '--progress=lines']
   streams = dict(stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-  with turns.Child(*_FIRST_ROUND, **streams) as run:
-    seconds: Optional[float] = None
-    last = ''
+  seconds: Optional[float] = None
+  last = ''
+  with turns.Child(*command, **streams) as run:
     while line := run.line():
       last = line
       if seconds is None and line.startswith('round 1/'):

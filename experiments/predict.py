@@ -25,6 +25,7 @@ probabilities, float32[n, classes]. Exit status: 0, or 1 for a wrong flag or a f
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import os
@@ -98,15 +99,19 @@ class Predictor:
     Raises:
       ValueError: For images of another shape, type or range.
     """
-    x = self.scaled(images)
+    x = self._scaled(np.asarray(images))
     if invert:
       x = 1 - x
-    found = [self._probabilities(x[start : start + _CHUNK]) for start in range(0, len(x), _CHUNK)]
-    return np.concatenate(found) if found else np.zeros((0, self.model.output_shape[-1]), np.float32)
+    found = [np.zeros((0, self.model.output_shape[-1]), np.float32)]
+    for start in range(0, len(x), _CHUNK):
+      part = x[start : start + _CHUNK]
+      if not isinstance(self.features, maps.NoFeatures):
+        part = store.uncached(self.features, part)
+      found.append(tf.nn.softmax(self.model.predict(part, batch_size=512, verbose=0)).numpy())
+    return np.concatenate(found)
 
-  def scaled(self, images: np.ndarray) -> np.ndarray:
-    """The images as float32[n, *image_shape] in [0, 1], as in training; the errors are those of a call."""
-    images = np.asarray(images)
+  def _scaled(self, images):
+    """The images as float32[n, *image_shape] in [0, 1], as in training."""
     shapes = [self.image_shape] + ([self.image_shape[:-1]] if self.image_shape[-1] == 1 else [])
     if images.shape[1:] in shapes:
       images = images.reshape(-1, *self.image_shape)
@@ -131,11 +136,6 @@ class Predictor:
         f'{images.min():g} to {images.max():g}. {hint}'
       )
     return np.divide(images, np.float32(largest), dtype=np.float32)
-
-  def _probabilities(self, x):
-    if not isinstance(self.features, maps.NoFeatures):
-      x = store.uncached(self.features, x)
-    return tf.nn.softmax(self.model.predict(x, batch_size=512, verbose=0)).numpy()
 
 
 def load(path: str, extractor: Optional[str] = None) -> Predictor:
@@ -178,7 +178,10 @@ def load(path: str, extractor: Optional[str] = None) -> Predictor:
       f'{path} is a run on {identity["dataset"]!r}, whose examples are not images. This command predicts the labels '
       'of images only; load the model with Keras instead.'
     )
-  features = _with_extractor(features, extractor)
+  if extractor is not None:
+    if not isinstance(features, maps.Pretrained):
+      raise ValueError('--extractor is for runs with --features=pretrained, and this run has none. Leave it out.')
+    features = dataclasses.replace(features, path=extractor)
   features.check(shape)
   if features.public_data() != public_data:
     raise ValueError(_other_features(features, identity['features'], public_data))
@@ -255,14 +258,6 @@ def _other_features(features, spec, public_data) -> str:
   )
 
 
-def _with_extractor(features, extractor):
-  if extractor is None:
-    return features
-  if not isinstance(features, maps.Pretrained):
-    raise ValueError('--extractor is for runs with --features=pretrained, and this run has none. Leave it out.')
-  return dataclasses.replace(features, path=extractor)
-
-
 def _warnings(path) -> tuple[str, ...]:
   summary = run_folder.read_summary(path)
   if summary is None:
@@ -279,17 +274,12 @@ def _write(probabilities, path):
   labels = probabilities.argmax(axis=1).astype(np.int32)
   if path is not None and path.endswith('.npz'):
     files.write(path, files.npz({'labels': labels, 'probabilities': probabilities}))
-  elif path is not None:
-    with open(path, 'w', newline='', encoding='utf-8') as f:
-      _write_rows(f, labels, probabilities)
-  else:
-    _write_rows(sys.stdout, labels, probabilities)
-
-
-def _write_rows(f, labels, probabilities):
-  writer = csv.writer(f, lineterminator='\n')
-  writer.writerow(('label', 'probability'))
-  writer.writerows((label, f'{row[label]:.6g}') for label, row in zip(labels, probabilities))
+    return
+  with contextlib.ExitStack() as stack:
+    f = sys.stdout if path is None else stack.enter_context(open(path, 'w', newline='', encoding='utf-8'))
+    writer = csv.writer(f, lineterminator='\n')
+    writer.writerow(('label', 'probability'))
+    writer.writerows((label, f'{row[label]:.6g}') for label, row in zip(labels, probabilities))
 
 
 def main(argv: list[str]) -> int:

@@ -14,6 +14,7 @@ Exit status: 0, 1 for a wrong flag or a failure, 130 when interrupted.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import json
@@ -25,11 +26,11 @@ from typing import Any, Callable
 from absl import flags
 import numpy as np
 
+from data.features import imported_models
 from data.features import maps
 from data.features import public_images
 from experiments.command import command_line
 from experiments.command import interrupts
-from experiments.pretraining import importing
 import quap_tff
 from quap_tff.common import checks
 from quap_tff.common import files
@@ -39,45 +40,32 @@ from quap_tff.common.lazy import tf
 from quap_tff.training.layers import saving
 
 _FLAGS = command_line.new_flags()
-_DATA_DIR = flags.DEFINE_string(
-  'data_dir', None, 'Folder with emnist_byclass_test.npz. Glyphs need no folder.', flag_values=_FLAGS
+_text = functools.partial(flags.DEFINE_string, flag_values=_FLAGS)
+_integer = functools.partial(flags.DEFINE_integer, flag_values=_FLAGS)
+_DATA_DIR = _text('data_dir', None, 'Folder with emnist_byclass_test.npz. Glyphs need no folder.')
+_PUBLIC_DATA = _text(
+  'public_data', 'emnist_letters', f'Data that the network learns from: {registry.describe(public_images.SOURCES)}.'
 )
-_PUBLIC_DATA = flags.DEFINE_string(
-  'public_data',
-  'emnist_letters',
-  f'Data that the network learns from: {registry.describe(public_images.SOURCES)}.',
-  flag_values=_FLAGS,
-)
-_OUTPUT = flags.DEFINE_string('output', None, 'Folder to write. It must be new or empty.', flag_values=_FLAGS)
-_FEATURES = flags.DEFINE_integer('num_features', 256, 'Number of features.', flag_values=_FLAGS)
-_EPOCHS = flags.DEFINE_integer(
-  'epochs', None, 'Passes over the images. Default: as many as come nearest to 300,000 images.', flag_values=_FLAGS
-)
+_OUTPUT = _text('output', None, 'Folder to write. It must be new or empty.')
+_FEATURES = _integer('num_features', 256, 'Number of features.')
+_EPOCHS = _integer('epochs', None, 'Passes over the images. Default: as many as come nearest to 300,000 images.')
 _WHITENING = flags.DEFINE_float(
   'whitening', 0.15, 'p in the formula above: 0 only centres the features, and 0.5 whitens them.', flag_values=_FLAGS
 )
-_SEED = flags.DEFINE_integer('seed', 0, 'Seed of drawings, initial weights, order and distortions.', flag_values=_FLAGS)
-_IMPORT_MODEL = flags.DEFINE_string(
+_SEED = _integer('seed', 0, 'Seed of drawings, initial weights, order and distortions.')
+_IMPORT_MODEL = _text(
   'import_model',
   None,
   'File of a trained Keras model, .keras or .h5, to take in place of training. Such a file can hold code.',
-  flag_values=_FLAGS,
 )
-_LAYER = flags.DEFINE_string(
-  'layer', None, 'Its layer whose output is the features. Of a spatial output, the mean is taken.', flag_values=_FLAGS
-)
-_DESCRIPTION = flags.DEFINE_string(
-  'public_data_description', None, 'Sentences for certificates: what it was trained on.', flag_values=_FLAGS
-)
-_IMAGE_SHAPE = flags.DEFINE_string(
-  'image_shape', None, "Of the run's images, such as 28x28x1. Default: that of its input.", flag_values=_FLAGS
-)
-_PREPROCESSING = flags.DEFINE_string(
+_LAYER = _text('layer', None, 'Its layer whose output is the features. Of a spatial output, the mean is taken.')
+_DESCRIPTION = _text('public_data_description', None, 'Sentences for certificates: what it was trained on.')
+_IMAGE_SHAPE = _text('image_shape', None, "Of the run's images, such as 28x28x1. Default: that of its input.")
+_PREPROCESSING = _text(
   'preprocessing',
   'none',
-  f'What it does with pixels in [0, 1] first: {", ".join(importing.PREPROCESSINGS)}. bytes is 0 to 255, and tf, torch '
-  'and caffe are the modes of the preprocess_input of Keras.',
-  flag_values=_FLAGS,
+  f'What it does with pixels in [0, 1] first: {", ".join(imported_models.PREPROCESSINGS)}. bytes is 0 to 255, and tf, '
+  'torch and caffe are the modes of the preprocess_input of Keras.',
 )
 _OF_TRAINING = ('data_dir', 'public_data', 'num_features', 'epochs', 'whitening', 'seed')
 _OF_IMPORTING = ('layer', 'public_data_description', 'image_shape', 'preprocessing')
@@ -211,12 +199,14 @@ def _whitening(hidden, power):
 
 
 def write(output: str, extractor: tf.keras.Model, card: dict[str, Any]) -> dict[str, Any]:
-  """Writes the folder whole. Returns the card with the extractor's SHA-256."""
+  """Writes the folder whole. Returns the card with the versions and the extractor's SHA-256."""
   with files.new_folder(os.path.abspath(output)) as folder:
     path = os.path.join(folder, maps.EXTRACTOR)
     saving.save_model(extractor, path)
     with open(path, 'rb') as f:
-      card = {**card, 'sha256': hashlib.sha256(f.read()).hexdigest()}
+      sha256 = hashlib.sha256(f.read()).hexdigest()
+    versions = {'quap_tff': quap_tff.__version__, 'tensorflow': tf.__version__}
+    card = {**card, 'versions': versions, 'sha256': sha256}
     files.write_json(os.path.join(folder, maps.CARD), card)
   return card
 
@@ -241,14 +231,7 @@ def _check_together():
     raise ValueError('--layer is missing: name the layer of the model whose output is the features.')
 
 
-def _import():
-  extractor, card = importing.imported(
-    _IMPORT_MODEL.value, _LAYER.value, _DESCRIPTION.value or '', _IMAGE_SHAPE.value or '', _PREPROCESSING.value
-  )
-  return write(_OUTPUT.value, extractor, card)
-
-
-def _run():
+def _train():
   source = registry.parse_spec('public data', _PUBLIC_DATA.value, public_images.SOURCES)
   num_features = checks.integer('num_features', _FEATURES.value, at_least=2)
   epochs = None if _EPOCHS.value is None else checks.integer('epochs', _EPOCHS.value, at_least=1)
@@ -263,7 +246,7 @@ def _run():
   extractor, accuracy = pretrain(
     images, num_features=num_features, epochs=epochs, whitening=whitening, seed=seed, progress=say
   )
-  card = {
+  return extractor, {
     'public_data': images.description,
     'source': registry.format_spec(_PUBLIC_DATA.value.partition(':')[0], source),
     'images': len(images.y),
@@ -274,9 +257,7 @@ def _run():
     'whitening': whitening,
     'seed': seed,
     'seconds': round(time.monotonic() - begin, 1),
-    'versions': {'quap_tff': quap_tff.__version__, 'tensorflow': tf.__version__},
   }
-  return write(_OUTPUT.value, extractor, card)
 
 
 def main(argv: list[str]) -> int:
@@ -291,7 +272,13 @@ def main(argv: list[str]) -> int:
   lazy.load('tensorflow')
   interrupts.install()
   try:
-    print(json.dumps(_run() if _IMPORT_MODEL.value is None else _import(), indent=2))
+    if _IMPORT_MODEL.value is None:
+      extractor, card = _train()
+    else:
+      extractor, card = imported_models.imported(
+        _IMPORT_MODEL.value, _LAYER.value, _DESCRIPTION.value or '', _IMAGE_SHAPE.value or '', _PREPROCESSING.value
+      )
+    print(json.dumps(write(_OUTPUT.value, extractor, card), indent=2))
   except KeyboardInterrupt:
     print('\nInterrupted; nothing was written.', file=sys.stderr)
     return command_line.INTERRUPTED

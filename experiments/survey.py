@@ -9,6 +9,7 @@ clients. The last line of standard output is one JSON object with `epsilon`, `es
 status: 0, or 1 for wrong input.
 """
 
+import functools
 import json
 
 from absl import flags
@@ -31,47 +32,37 @@ _QUESTIONS = ('label', 'participation')
 # The answers to the question of participation: fifths of the rounds.
 _FIFTHS = 5
 
-
-def _define(kind, name, *args):
-  return getattr(flags, f'DEFINE_{kind}')(name, *args, flag_values=_FLAGS)
-
-
-_DATASET = _define('string', 'dataset', 'digits', f'Dataset: {registry.describe(datasets.DATASETS)}.')
-_DATA_DIR = _define('string', 'data_dir', None, "Folder with the dataset's file. Default: the download cache.")
-_NUM_CLIENTS = _define('integer', 'num_clients', None, "Number of clients. Default: 100, or all of a dataset's own.")
-_PARTITION = _define(
-  'string',
+_text = functools.partial(flags.DEFINE_string, flag_values=_FLAGS)
+_integer = functools.partial(flags.DEFINE_integer, flag_values=_FLAGS)
+_DATASET = _text('dataset', 'digits', f'Dataset: {registry.describe(datasets.DATASETS)}.')
+_DATA_DIR = _text('data_dir', None, "Folder with the dataset's file. Default: the download cache.")
+_NUM_CLIENTS = _integer('num_clients', None, "Number of clients. Default: 100, or all of a dataset's own.")
+_PARTITION = _text(
   'partition',
   'dirichlet:alpha=0.5',
   f'How examples are shared out among clients: {registry.describe(partition.PARTITIONS)}.',
 )
-_QUESTION = _define(
-  'string',
+_QUESTION = _text(
   'question',
   'label',
   "label: which label is the most frequent among the client's examples. participation: in which fifth of the rounds "
   'lies the number of rounds that the client takes part in.',
 )
-_MECHANISM = _define(
-  'string',
+_MECHANISM = _text(
   'mechanism',
   'randomized_response',
   f'How answers are randomised: {registry.describe(randomized_response.MECHANISMS)}.',
 )
-_REPORTS = _define('integer', 'reports', 1, 'How often each client reports the same answer.')
-_PARTICIPATION = _define(
-  'string', 'participation', 'beta', f'Who takes part: {registry.describe(cohorts.PARTICIPATION_MODELS)}.'
-)
-_COHORT_SIZE = _define(
-  'integer',
+_REPORTS = _integer('reports', 1, 'How often each client reports the same answer.')
+_PARTICIPATION = _text('participation', 'beta', f'Who takes part: {registry.describe(cohorts.PARTICIPATION_MODELS)}.')
+_COHORT_SIZE = _integer(
   'cohort_size',
   30,
   'Clients in a round, for --question=participation. The default is lowered to the number of clients.',
 )
-_ROUNDS = _define('integer', 'rounds', 50, 'Rounds, for --question=participation.')
-_SEED = _define('integer', 'seed', 42, 'Seed of the partition and of the cohorts.')
-_ANSWER_SEED = _define(
-  'integer',
+_ROUNDS = _integer('rounds', 50, 'Rounds, for --question=participation.')
+_SEED = _integer('seed', 42, 'Seed of the partition and of the cohorts.')
+_ANSWER_SEED = _integer(
   'answer_seed',
   None,
   "Seed of the clients' randomness, for reproducible experiments only: anyone who knows it knows the answers. Default: "
@@ -94,9 +85,7 @@ def main(argv: list[str]) -> int:
   if _ANSWER_SEED.value is not None:
     checks.integer('answer_seed', _ANSWER_SEED.value, at_least=0)
   answers, names = _answers_about_labels() if _QUESTION.value == 'label' else _answers_about_participation()
-  count = _REPORTS.value
-  received = mechanism.reports(np.random.default_rng(_ANSWER_SEED.value), answers, len(names), count)
-  _show(mechanism, mechanism.estimate(received, len(answers), count), answers, names)
+  _ask(mechanism, answers, names)
   return 0
 
 
@@ -108,10 +97,9 @@ def _answers_about_labels():
     partition=_PARTITION.value,
     seed=_SEED.value,
   )
-  found = np.array(
-    [randomized_response.majority_answer(client.y, federation.num_classes) for client in federation.clients]
-  )
-  return found, [f'label {label}' for label in range(federation.num_classes)]
+  classes = federation.num_classes
+  found = [randomized_response.majority_answer(client.y, classes) for client in federation.clients]
+  return np.array(found), [f'label {label}' for label in range(classes)]
 
 
 def _answers_about_participation():
@@ -122,40 +110,35 @@ def _answers_about_participation():
       'smaller cohort, or more clients (--num_clients).'
     )
   model = cohorts.make(_PARTICIPATION.value, num_clients, min(_COHORT_SIZE.value, num_clients), _SEED.value)
-  counts = np.zeros(num_clients, np.int64)
-  for round_num in range(1, _ROUNDS.value + 1):
-    counts[model.cohort(round_num)] += 1
+  schedule = [model.cohort(round_num) for round_num in range(1, _ROUNDS.value + 1)]
+  counts = np.bincount(np.concatenate(schedule), minlength=num_clients)
   answers = np.minimum(counts * _FIFTHS // _ROUNDS.value, _FIFTHS - 1)
   return answers, [f'{20 * fifth}-{20 * fifth + 20}% of rounds' for fifth in range(_FIFTHS)]
 
 
-def _show(mechanism, estimate, answers, names):
-  true = np.bincount(answers, minlength=len(names)) / len(answers)
-  epsilon = mechanism.epsilon_of(_REPORTS.value)
-  print(
-    f"{len(answers)} clients, {_REPORTS.value} report(s) each; ε = {rounding.up(epsilon)} for a client's answer, "
-    'δ = 0.'
-  )
+def _ask(mechanism, answers, names):
+  """Randomises the answers, estimates their shares, and prints both."""
+  clients, reports = len(answers), _REPORTS.value
+  received = mechanism.reports(np.random.default_rng(_ANSWER_SEED.value), answers, len(names), reports)
+  estimate = mechanism.estimate(received, clients, reports)
+  true = np.bincount(answers, minlength=len(names)) / clients
+  epsilon = mechanism.epsilon_of(reports)
+  print(f"{clients} clients, {reports} report(s) each; ε = {rounding.up(epsilon)} for a client's answer, δ = 0.")
   print("Neighbours: replace one client's answer by another; nobody is trusted, not even the server.")
   print(f'{"answer":<20}{"estimated":>12}{"± 1 s.d.":>12}{"true":>12}')
   for name, share, stddev, real in zip(names, estimate.shares, estimate.stddev, true):
     print(f'{name:<20}{share:>12.4f}{stddev:>12.4f}{real:>12.4f}')
   rounded = lambda values: [round(float(value), 6) for value in values]
-  print(
-    json.dumps(
-      {
-        'question': _QUESTION.value,
-        'mechanism': _MECHANISM.value,
-        'clients': len(answers),
-        'epsilon': epsilon,
-        'estimated': rounded(estimate.shares),
-        'stddev': rounded(estimate.stddev),
-        'true': rounded(true),
-      },
-      allow_nan=False,
-    ),
-    flush=True,
-  )
+  summary = {
+    'question': _QUESTION.value,
+    'mechanism': _MECHANISM.value,
+    'clients': clients,
+    'epsilon': epsilon,
+    'estimated': rounded(estimate.shares),
+    'stddev': rounded(estimate.stddev),
+    'true': rounded(true),
+  }
+  print(json.dumps(summary, allow_nan=False), flush=True)
 
 
 if __name__ == '__main__':

@@ -1,6 +1,5 @@
 """The setting of gradient inversion: plans of the presets, batches of clients, and the views of observers."""
 
-from collections.abc import Sequence
 import dataclasses
 import functools
 import os
@@ -115,24 +114,13 @@ def setting_of(dataset: str, data_dir: Any, seed: int) -> tuple[data.Federation,
   return data.load(dataset, data_dir=data_dir, **kept), run.local.client_optimizer.learning_rate
 
 
-class Batches(NamedTuple):
-  """The examples of each target's cohort; the first client of a cohort is the target.
-
-  Attributes:
-    x: float32[T, M, B, …].
-    y: int32[T, M, B].
-  """
-
-  x: np.ndarray
-  y: np.ndarray
-
-  def first(self, batch: int) -> 'Batches':
-    """The same cohorts with the first examples of each client."""
-    return Batches(self.x[:, :, :batch], self.y[:, :, :batch])
-
-
-def batches_of(federation: data.Federation, targets: int, cohort: int, batch: int, seed: int) -> Batches:
+def batches_of(
+  federation: data.Federation, targets: int, cohort: int, batch: int, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
   """Draws cohorts and their batches. Each target is another client, as far as there are enough.
+
+  Returns:
+    x float32[T, M, B, …] and y int32[T, M, B]. The first client of a cohort is the target.
 
   Raises:
     ValueError: If fewer clients than `cohort` have `batch` examples.
@@ -148,85 +136,47 @@ def batches_of(federation: data.Federation, targets: int, cohort: int, batch: in
   for target in range(targets):
     first = order[target % len(order)]
     others = rng.permutation([i for i in eligible if i != first])[: cohort - 1]
-    drawn = []
     for client in (first, *others):
       rows = rng.choice(len(federation.clients[client]), batch, replace=False)
-      drawn.append((federation.clients[client].x[rows], federation.clients[client].y[rows]))
-    x.append(np.stack([part for part, _ in drawn]))
-    y.append(np.stack([part for _, part in drawn]))
-  return Batches(np.stack(x), np.stack(y))
-
-
-class Seen(NamedTuple):
-  """The view of one observer in all targets' rounds.
-
-  Attributes:
-    problem: The attacker's knowledge.
-    clip: The mean of the rounds' clipping norms; None if nothing is clipped.
-    noise: The mean standard deviation of the noise on a noised entry.
-    norm: The mean norm of the target's update.
-  """
-
-  problem: Any
-  clip: Any
-  noise: float
-  norm: float
+      x.append(federation.clients[client].x[rows])
+      y.append(federation.clients[client].y[rows])
+  return np.reshape(x, [targets, cohort, batch, *federation.input_shape]), np.reshape(y, [targets, cohort, batch])
 
 
 class AttackedModel:
-  """A model and its shape."""
+  """A model whose clients are attacked.
 
-  def __init__(self, dataset: str, name: str, input_shape: Sequence[int], num_classes: int, seed: int):
-    keras = models.build_keras_model(name, input_shape, num_classes, seed=seed)
+  Args:
+    name: The model.
+    dataset: Whose presets its methods have.
+    federation: The clients.
+    learning_rate: Theirs.
+    seed: Of the initial weights and of the noise.
+  """
+
+  def __init__(self, name: str, dataset: str, federation: data.Federation, learning_rate: float, seed: int):
+    keras = models.build_keras_model(name, federation.input_shape, federation.num_classes, seed=seed)
     self.name, self.stacked = name, inversion_model.StackedModel(keras)
     shapes = tuple(tuple(v.shape) for v in keras.trainable_variables)
-    self.shape = layers_lib.ModelShape(layers_lib.from_variables(keras.trainable_variables), shapes)
-    self._dataset = dataset
+    self._shape = layers_lib.ModelShape(layers_lib.from_variables(keras.trainable_variables), shapes)
+    self._dataset, self._learning_rate, self._seed = dataset, learning_rate, seed
 
-  def updates(self, batches: Batches, learning_rate: float, steps: int) -> list[list[np.ndarray]]:
+  def updates(self, x: np.ndarray, y: np.ndarray, steps: int) -> list[list[np.ndarray]]:
     """The updates of the cohorts' clients before clipping: for each place in a cohort, float32[T, …] tensors."""
-    weights = self.stacked.stacked(len(batches.x))
-    classes = self.stacked.num_classes
-    return [
-      [
-        u.numpy()
-        for u in inversion_model.local_update(
-          self.stacked,
-          weights,
-          tf.constant(batches.x[:, m]),
-          tf.one_hot(batches.y[:, m], classes),
-          learning_rate,
-          steps,
-        )
-      ]
-      for m in range(batches.x.shape[1])
-    ]
+    weights = self.stacked.stacked(len(x))
+    updates = []
+    for m in range(x.shape[1]):
+      images, labels = tf.constant(x[:, m]), tf.one_hot(y[:, m], self.stacked.num_classes)
+      found = inversion_model.local_update(self.stacked, weights, images, labels, self._learning_rate, steps)
+      updates.append([u.numpy() for u in found])
+    return updates
 
-  def seen(
-    self, method: str, updates: list[list[np.ndarray]], batch: int, learning_rate: float, steps: int, seed: int
-  ) -> dict[str, Seen]:
-    """Each observer's view of these updates under a method, by the observer's name."""
-    plan, cohort, targets = plan_of(self._dataset, method, self.shape), len(updates), len(updates[0][0])
-    rounds = [
-      views.observe(
-        plan,
-        self.shape.layers,
-        [[tensor[t] for tensor in update] for update in updates],
-        range(cohort),
-        seed * targets + t,
-      )
-      for t in range(targets)
-    ]
-    norm = np.mean([np.sqrt(sum(np.square(tensor[t]).sum() for tensor in updates[0])) for t in range(targets)])
+  def seen(self, method: str, updates: list[list[np.ndarray]], batch: int) -> dict[str, tuple[Any, Any]]:
+    """What each observer knows of these updates under a method, by its name: an `inversion.Problem` and its `View`."""
+    plan = plan_of(self._dataset, method, self._shape)
+    examples = {'client_update': batch, 'aggregate': batch * len(updates)}
     found = {}
-    for observer, examples in ((views.CLIENT_UPDATE, batch), (views.AGGREGATE, batch * cohort)):
-      own = [getattr(one, observer) for one in rounds]
-      observed = [np.stack(parts).astype(np.float32) for parts in zip(*(view.update for view in own))]
-      clip = float(np.mean([view.clip for view in own]))
-      found[observer] = Seen(
-        inversion.Problem(self.stacked, learning_rate, steps, examples, observed, own[0].noised),
-        clip if np.isfinite(clip) else None,
-        float(np.mean([view.noise for view in own])),
-        float(norm),
-      )
+    for observer, view in views.observe(plan, self._shape.layers, updates, self._seed).items():
+      observed = [tensor.astype(np.float32) for tensor in view.update]
+      found[observer] = inversion.Problem(self.stacked, examples[observer], observed, view.noised), view
     return found

@@ -1,5 +1,6 @@
 """Gradient inversion of every method: settings, the study itself, and its rows."""
 
+import collections
 from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import functools
@@ -19,21 +20,19 @@ from quap_tff.training import models as models_lib
 closed_form = lazy.module('quap_tff.auditing.inversion.closed_form')
 images_lib = lazy.module('quap_tff.auditing.inversion.images')
 inversion = lazy.module('quap_tff.auditing.inversion.attack')
-inversion_labels = lazy.module('quap_tff.auditing.inversion.labels')
 stats = lazy.module('scipy.stats')
 
 ATTACKS = ('closed_form', 'dlg', 'idlg', 'geiping')
 OBSERVERS = ('client_update', 'aggregate')
 # An image counts as recovered from this PSNR on: the mean squared error is then a hundredth.
 RECOVERED_PSNR = 20.0
-_CONFIDENCE = 0.95
 # Fewer targets give no interval.
 FEWEST_TARGETS = 5
 _MOST_IMAGES = 10
 
 
 @dataclasses.dataclass(frozen=True)
-class InversionSettings:
+class InversionSettings(checks.Checked):
   """The attacked setting and the attacks: each field is a flag of `experiments.attack`, with its description as help.
 
   Attributes:
@@ -66,17 +65,18 @@ class InversionSettings:
   attacks: tuple[str, ...] = ATTACKS
   batches: tuple[int, ...] = (1, 4)
   steps: tuple[int, ...] = (1, 4)
-  targets: int = 10
-  cohort: int = 3
-  measured: int = 4
-  iterations: int = 300
-  feature_iterations: int = 200
-  feature_learning_rate: float = 0.05
-  feature_smoothness: float = 1e-3
-  matching_images: int = 4
-  seed: int = 42
+  targets: int = checks.integer_field('--targets', 10, at_least=2)
+  cohort: int = checks.integer_field('cohort', 3, at_least=1)
+  measured: int = checks.integer_field('measured', 4, at_least=1)
+  iterations: int = checks.integer_field('iterations', 300, at_least=1)
+  feature_iterations: int = checks.integer_field('feature_iterations', 200, at_least=1)
+  feature_learning_rate: float = checks.number_field('feature_learning_rate', 0.05, above=0)
+  feature_smoothness: float = checks.number_field('feature_smoothness', 1e-3, at_least=0)
+  matching_images: int = checks.integer_field('matching_images', 4, at_least=0)
+  seed: int = checks.integer_field('seed', 42, at_least=0)
 
   def __post_init__(self):
+    super().__post_init__()
     presets = setting_lib.presets_of(self.dataset)
     if not self.models:
       object.__setattr__(self, 'models', (presets.model, setting_lib.DENSE_MODEL))
@@ -96,13 +96,6 @@ class InversionSettings:
         raise ValueError(f'--{name} is empty: give at least one number, such as --{name}=1,4.')
       for value in getattr(self, name):
         checks.integer(name, value, at_least=1)
-    checks.integer('--targets', self.targets, at_least=2)
-    for name in ('cohort', 'measured', 'iterations', 'feature_iterations'):
-      checks.integer(name, getattr(self, name), at_least=1)
-    checks.number('feature_learning_rate', self.feature_learning_rate, above=0)
-    checks.number('feature_smoothness', self.feature_smoothness, at_least=0)
-    for name in ('matching_images', 'seed'):
-      checks.integer(name, getattr(self, name), at_least=0)
 
 
 class Attempt(NamedTuple):
@@ -131,25 +124,21 @@ def run(settings: InversionSettings, say: Callable[[str], None]) -> results.Resu
   """
   federation, learning_rate = setting_lib.setting_of(settings.dataset, settings.data_dir, settings.seed)
   say(f'{federation.name}: {settings.targets} targets, a cohort of {settings.cohort}, learning rate {learning_rate:g}.')
-  batches = setting_lib.batches_of(federation, settings.targets, settings.cohort, max(settings.batches), settings.seed)
+  x, y = setting_lib.batches_of(federation, settings.targets, settings.cohort, max(settings.batches), settings.seed)
   blind = federation.test.x.mean(axis=0)
   attempts = []
   for name in settings.models:
-    model = setting_lib.AttackedModel(
-      settings.dataset, name, federation.input_shape, federation.num_classes, settings.seed
-    )
+    model = setting_lib.AttackedModel(name, settings.dataset, federation, learning_rate, settings.seed)
     invert = closed_form.build_feature_inversion(
       model.stacked, settings.feature_iterations, settings.feature_smoothness, settings.feature_learning_rate
     )
     for steps in settings.steps:
       attacks = {
-        kind: inversion.ATTACKS[kind](**({} if kind == 'closed_form' else {'iterations': settings.iterations})).build(
-          model.stacked, learning_rate, steps
-        )
+        kind: inversion.ATTACKS[kind].build(model.stacked, learning_rate, steps, settings.iterations)
         for kind in settings.attacks
       }
       for batch in settings.batches:
-        case = _Case(settings, model, learning_rate, batches.first(batch), batch, steps, attacks, invert, blind)
+        case = _Case(settings, model, x[:, :, :batch], y[:, :, :batch], batch, steps, attacks, invert, blind)
         for attempt in case.attempts():
           attempts.append(attempt)
           say(_line(attempt.row))
@@ -173,9 +162,9 @@ class _Case:
   """All methods, observers and attacks on one model, number of steps and batch."""
 
   settings: InversionSettings
-  model: Any
-  learning_rate: float
-  batches: setting_lib.Batches
+  model: setting_lib.AttackedModel
+  x: np.ndarray
+  y: np.ndarray
   batch: int
   steps: int
   attacks: Mapping[str, Callable[..., Any]]
@@ -184,34 +173,38 @@ class _Case:
 
   def attempts(self) -> Iterator[Attempt]:
     settings = self.settings
-    solved: list[Any] = []
-    updates = self.model.updates(self.batches, self.learning_rate, self.steps)
+    solved: collections.defaultdict[tuple[str, str], list[Any]] = collections.defaultdict(list)
+    updates = self.model.updates(self.x, self.y, self.steps)
+    norms = [np.sqrt(sum(np.square(tensor[t]).sum() for tensor in updates[0])) for t in range(len(self.x))]
     for method in settings.methods:
-      seen = self.model.seen(method, updates, self.batch, self.learning_rate, self.steps, settings.seed)
+      seen = self.model.seen(method, updates, self.batch)
       for observer in settings.observers:
-        problem = seen[observer].problem
+        problem, view = seen[observer]
         for kind in settings.attacks:
           attack = inversion.ATTACKS[kind]
           if attack.is_iterative and problem.examples * self.steps > settings.matching_images:
             continue
-          key, same_as = (kind, observer), ''
-          for other in solved:
-            if other[0] == key and inversion.same_problem(problem, other[1], not attack.needs_scale):
-              _, _, found, same_as = other
-              break
-          else:
-            found = self._solved(kind, observer, problem)
-            solved.append((key, problem, found, method))
+          before = solved[kind, observer]
+          known = next((one for one in before if inversion.same_problem(problem, one[0], not attack.needs_scale)), None)
+          _, found, same_as = known or (problem, self._solved(kind, observer, problem), '')
+          if known is None:
+            before.append((problem, found, method))
           names = {'method': method, 'observer': observer, 'attack': kind}
+          facts = {
+            'looked_at': 'all layers' if all(problem.visible) else 'layers without noise',
+            'clipping_norm': view.clip if np.isfinite(view.clip) else None,
+            'update_norm': float(np.mean(norms)),
+            'noise_stddev': view.noise,
+            'same_as': same_as,
+          }
           true, recovered, labels = found
-          yield Attempt(self._row(names, seen[observer], true, recovered, labels, same_as), true, recovered)
+          yield Attempt(self._row(names, facts, true, recovered, labels), true, recovered)
 
   def _solved(self, kind, observer, problem):
     """(true images, recovered images, the share of each target's labels that were found)."""
-    x, y = self.batches
     found = self.attacks[kind](problem, self.settings.seed)
-    shape, targets = x.shape[3:], len(x)
-    true, n = x[:, 0], min(self.batch, self.settings.measured)
+    shape, targets = self.x.shape[3:], len(self.x)
+    true, n = self.x[:, 0], min(self.batch, self.settings.measured)
     codes = true.reshape([targets, self.batch, -1])
     if not found.are_images:
       model = self.model.stacked
@@ -222,14 +215,11 @@ class _Case:
     chosen = np.stack([found.codes[t][images_lib.nearest(codes[t], found.codes[t])[:n]] for t in range(targets)])
     flat = chosen.reshape([targets * n, -1]).astype(np.float32)
     recovered = flat.reshape([-1, *shape]) if found.are_images else self.invert(flat)
-    labels = y[:, 0] if observer == 'client_update' else y.reshape([targets, -1])
-    return (
-      true[:, :n],
-      np.clip(recovered, 0, 1).reshape([targets, n, *shape]),
-      inversion_labels.accuracy(labels, found.labels),
-    )
+    labels = self.y[:, 0] if observer == 'client_update' else self.y.reshape([targets, -1])
+    recovered = np.clip(recovered, 0, 1).reshape([targets, n, *shape])
+    return true[:, :n], recovered, images_lib.label_accuracy(labels, found.labels)
 
-  def _row(self, names, seen, true, recovered, labels, same_as):
+  def _row(self, names, facts, true, recovered, labels):
     psnr, ssim = _measures(true, recovered)
     blind_psnr, blind_ssim = _measures(true, np.broadcast_to(self.blind, true.shape).astype(np.float32))
     row = {
@@ -251,11 +241,7 @@ class _Case:
     return {
       **row,
       'recovered': float(np.mean(psnr >= RECOVERED_PSNR)),
-      'looked_at': 'all layers' if all(seen.problem.visible) else 'layers without noise',
-      'clipping_norm': seen.clip,
-      'update_norm': seen.norm,
-      'noise_stddev': seen.noise,
-      'same_as': same_as,
+      **facts,
       'psnr_blind': float(blind_psnr.mean()),
       'ssim_blind': float(blind_ssim.mean()),
     }
@@ -277,7 +263,7 @@ def interval(values: np.ndarray, low: float, high: float) -> tuple[float, Option
   mean, count = float(np.mean(values)), len(values)
   if count < FEWEST_TARGETS:
     return mean, None, None
-  reach = float(stats.t.ppf((1 + _CONFIDENCE) / 2, count - 1) * np.std(values, ddof=1) / np.sqrt(count))
+  reach = float(stats.t.ppf(0.975, count - 1) * np.std(values, ddof=1) / np.sqrt(count))
   return mean, max(mean - reach, low), min(mean + reach, high)
 
 

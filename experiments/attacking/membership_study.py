@@ -2,38 +2,35 @@
 
 Every model of a method is the target once, and the others are its shadow models. All methods are attacked in the same
 worlds: model number m of each method has the same members. The attacker knows the method, its flags with their seed
-(initial weights, shuffles, the schedule of participation), and the pool that members are drawn from. It does
-not know the noise, nor who else is a member.
+(initial weights, shuffles, the schedule of participation), and the pool that members are drawn from. It does not know
+the noise, nor who else is a member.
 
 Runs of `certified` are rehearsals (`certificate=false`): an attacked run is never one that is published.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import time
 from typing import Any, Callable, Optional
 
 import numpy as np
 
-from experiments.attacking import membership_figures
 from experiments.attacking import result as results
-from experiments.attacking import subject as subjects
-from experiments.attacking import worlds as worlds_lib
+from experiments.attacking import shadow_models
 from experiments.command import parts
+from experiments.running import plots
 from experiments.running import setup
 from quap_tff import methods
 from quap_tff import runtime
-from quap_tff.auditing.membership import attack as membership
-from quap_tff.auditing.membership import roc
+from quap_tff.auditing import membership
+from quap_tff.auditing import roc
 from quap_tff.common import checks
 from quap_tff.common.numbers import rounding
 from quap_tff.common.numbers import tradeoff
 
 ALL = 'all'
-_FEWEST_MODELS = 8
-
 METHODS = (
   'fedavg',
   'quap',
@@ -42,6 +39,21 @@ METHODS = (
   'certified:weights=participation,clip=0.5',
   'certified:weights=online,clip=0.5',
 )
+
+# Of the pictures.
+_COLOURS = ('#000000', '#b2182b', '#4393c3', '#7f7f7f', '#762a83', '#1b7837', '#e08214', '#35978f')
+_ATTACK_COLOURS = ('#e08214', '#1b7837', '#b2182b', '#4393c3')
+_GROUP_COLOURS = ('#4393c3', '#7f7f7f', '#b2182b')
+_DASHES = ('-', (0, (6, 2)), (0, (1, 1.3)), (0, (6, 1.5, 1, 1.5)))
+_MARKERS = 'oDs'
+# The attack whose curves are drawn for every method.
+_STRONGEST = 'lira_online'
+_WORDS = {
+  'loss_threshold': 'the loss threshold',
+  'shadow_classifier': 'shadow models and a classifier',
+  'lira_online': 'LiRA, online',
+  'lira_offline': 'LiRA, offline',
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,10 +69,10 @@ class MembershipSettings(checks.Checked):
     num_clients: Clients in the pool. Half of them are members of each model.
     examples_per_client: The most examples that a client has; the others are left out. None keeps all.
     nominal_epsilon: ε_total of the methods whose noise follows the documents' formula.
-    real_epsilon: The proven ε at which methods are compared. None: the proven ε of Fixed-DP at the nominal
-      ε. Then one noise serves both comparisons.
+    real_epsilon: The proven ε at which methods are compared. None: the proven ε of Fixed-DP at the nominal ε. Then one
+      noise serves both comparisons.
     methods: Specs of --algorithm. `certificate=false` is added to certified.
-    levels: Of `worlds.LEVELS`.
+    levels: Of `shadow_models.LEVELS`.
     models: Models of each method and level, at least 8. Each has models - 1 shadow models.
     attacks: Of `membership.ATTACKS`.
     resamples: Draws of the bootstrap.
@@ -84,8 +96,8 @@ class MembershipSettings(checks.Checked):
   delta: float = 1e-5
   gaussian_calibration: str = 'analytic'
   methods: tuple[str, ...] = METHODS
-  levels: tuple[str, ...] = worlds_lib.LEVELS
-  models: int = checks.integer_field('models', 8, at_least=_FEWEST_MODELS)
+  levels: tuple[str, ...] = shadow_models.LEVELS
+  models: int = checks.integer_field('models', 8, at_least=8)
   attacks: tuple[str, ...] = tuple(membership.ATTACKS)
   resamples: int = checks.integer_field('resamples', 200, at_least=20)
   seed: int = 42
@@ -94,7 +106,7 @@ class MembershipSettings(checks.Checked):
     super().__post_init__()
     if self.examples_per_client is not None:
       checks.integer('examples_per_client', self.examples_per_client, at_least=2)
-    for name, known in (('methods', None), ('levels', worlds_lib.LEVELS), ('attacks', tuple(membership.ATTACKS))):
+    for name, known in (('methods', None), ('levels', shadow_models.LEVELS), ('attacks', tuple(membership.ATTACKS))):
       value = getattr(self, name)
       if not value or len(set(value)) != len(value) or (known and not set(value) <= set(known)):
         expected = f'distinct names of {", ".join(known)}' if known else 'distinct specs'
@@ -130,17 +142,17 @@ def run(settings: MembershipSettings, say: Callable[[str], None] = lambda text: 
     ValueError: For settings that no run can have. The message names the flag.
   """
   begin = time.monotonic()
-  variant = subjects.Variant('fixed_dp', settings.nominal_epsilon, 'documents', ())
-  reference = subjects.experiment_of(variant, settings.flags)
+  variant = shadow_models.Variant('fixed_dp', settings.nominal_epsilon, 'documents', ())
+  reference = shadow_models.experiment_of(variant, settings.flags)
   clients = reference.federation.clients
   if settings.examples_per_client is not None:
-    clients = worlds_lib.few_examples(clients, settings.examples_per_client, settings.seed)
+    clients = shadow_models.few_examples(clients, settings.examples_per_client, settings.seed)
   schedule = [reference.cohorts.cohort(round_num) for round_num in range(1, settings.rounds + 1)]
-  pool = worlds_lib.Pool(clients, schedule)
-  worlds = [worlds_lib.draw(level, pool, settings.models, settings.seed) for level in settings.levels]
+  pool = shadow_models.Pool(clients, schedule)
+  worlds = [shadow_models.draw_worlds(level, pool, settings.models, settings.seed) for level in settings.levels]
   real_epsilon = settings.real_epsilon
   if real_epsilon is None:
-    real_epsilon = subjects.planned_epsilon(reference, schedule)
+    real_epsilon = shadow_models.planned_epsilon(reference, schedule)
   say(
     f'membership: {len(clients)} clients with {len(pool.owners)} examples, {settings.models - 1} shadow models; '
     f'compared at nominal ε = {settings.nominal_epsilon:g} and at real ε = {rounding.up(real_epsilon)}.'
@@ -149,9 +161,9 @@ def run(settings: MembershipSettings, say: Callable[[str], None] = lambda text: 
   with runtime.activate(reference.runtime):
     for variant, experiment in attacked_experiments(settings, real_epsilon):
       process = experiment.build_process()
-      account = subjects.account_of(experiment, process, pool)
+      account = shadow_models.account_of(experiment, process, pool)
       for world in worlds:
-        outputs = subjects.outputs_of(experiment, process, pool, world)
+        outputs = shadow_models.outputs_of(experiment, process, pool, world)
         found, its_curves = _attacked(settings, pool, world, outputs, account)
         rows += [{'compared_at': at, 'method': variant.spec, **row} for at in variant.compared_at for row in found]
         curves.update({(variant.spec, world.level, attack): curve for attack, curve in its_curves.items()})
@@ -160,28 +172,28 @@ def run(settings: MembershipSettings, say: Callable[[str], None] = lambda text: 
           f'membership: {variant.spec}, {world.level} level: largest AUC {largest:.3f}, '
           f'{time.monotonic() - begin:.0f} s so far.'
         )
-  return results.Result('membership', rows, lambda: membership_figures.images(rows, curves))
+  return results.Result('membership', rows, lambda: _pictures(rows, curves))
 
 
 def attacked_experiments(
   settings: MembershipSettings, real_epsilon: float
-) -> Iterator[tuple[subjects.Variant, setup.Experiment]]:
+) -> Iterator[tuple[shadow_models.Variant, setup.Experiment]]:
   """Each variant that is attacked, and its experiment; they are compared at `real_epsilon`."""
   for spec in settings.methods:
     if methods.parse(spec).gives_certificate:
       audited = spec + (',' if ':' in spec else ':') + 'certificate=false'
-      found = [subjects.Variant(audited, real_epsilon, 'documents', (subjects.REAL,))]
+      found = [shadow_models.Variant(audited, real_epsilon, 'documents', (shadow_models.REAL,))]
     else:
-      found = [subjects.Variant(spec, settings.nominal_epsilon, 'documents', (subjects.NOMINAL,))]
-      plan = subjects.experiment_of(found[0], settings.flags).plan
+      found = [shadow_models.Variant(spec, settings.nominal_epsilon, 'documents', (shadow_models.NOMINAL,))]
+      plan = shadow_models.experiment_of(found[0], settings.flags).plan
       has_real_epsilon = plan.protection.model_protected
       if has_real_epsilon and settings.real_epsilon is not None:
-        found.append(subjects.Variant(spec, real_epsilon, 'exact', (subjects.REAL,)))
+        found.append(shadow_models.Variant(spec, real_epsilon, 'exact', (shadow_models.REAL,)))
       elif has_real_epsilon or not plan.has_nominal:
         # Both comparisons have the same noise, or none at all, as for FedAvg, the reference of both.
-        found = [found[0]._replace(compared_at=(subjects.NOMINAL, subjects.REAL))]
+        found = [found[0]._replace(compared_at=(shadow_models.NOMINAL, shadow_models.REAL))]
     for variant in found:
-      yield variant, subjects.experiment_of(variant, settings.flags)
+      yield variant, shadow_models.experiment_of(variant, settings.flags)
 
 
 def _attacked(settings, pool, world, outputs, account) -> tuple[list[dict[str, Any]], dict[str, roc.Curve]]:
@@ -193,8 +205,8 @@ def _attacked(settings, pool, world, outputs, account) -> tuple[list[dict[str, A
   for attack in settings.attacks:
     scores = membership.attack_each(attack, outputs.logits, labels, world.units, world.members)
     curves[attack] = roc.curve(scores.ravel(), world.members.ravel())
-    for name in (ALL, *worlds_lib.GROUPS):
-      clients = np.ones(len(pool.clients), bool) if name == ALL else pool.groups == worlds_lib.GROUPS.index(name)
+    for name in (ALL, *shadow_models.GROUPS):
+      clients = np.ones(len(pool.clients), bool) if name == ALL else pool.groups == shadow_models.GROUPS.index(name)
       chosen = clients[of_client]
       summary = roc.summarize(
         scores[chosen],
@@ -230,7 +242,7 @@ def _figures(summary: roc.Summary) -> dict[str, Any]:
   return {**found, 'members': summary.members, 'non_members': summary.non_members}
 
 
-def _spent(account: subjects.Account, clients: np.ndarray, level: str, delta: float) -> dict[str, Optional[float]]:
+def _spent(account: shadow_models.Account, clients: np.ndarray, level: str, delta: float) -> dict[str, Optional[float]]:
   """The largest ε of these clients, and the limits that it sets to any attack.
 
   A client that is not a member adds nothing, so the bounds of a client's membership follow from its μ. An example is
@@ -246,3 +258,106 @@ def _spent(account: subjects.Account, clients: np.ndarray, level: str, delta: fl
     found['auc_bound'], tpr_bound = roc.gaussian_bound(mu if level == 'client' else 2 * mu)
     found['tpr_at_1pct_bound'] = tpr_bound[0.01]
   return found
+
+
+def _pictures(rows: Sequence[Mapping[str, Any]], curves: Mapping[tuple[str, str, str], roc.Curve]) -> dict[str, bytes]:
+  """PNG files by name: `membership_roc_LEVEL.png` for each level, and `membership_groups.png`.
+
+  Args:
+    rows: Of `run`.
+    curves: ROC curves on all clients, by (method, level, attack).
+  """
+  found = {}
+  for level in _in_order(level for _, level, _ in curves):
+    of_level = {(method, attack): curve for (method, its, attack), curve in curves.items() if its == level}
+    found[f'membership_roc_{level}.png'] = plots.png(_roc_figure(level, of_level, rows), (11, 5.2))
+  found['membership_groups.png'] = plots.png(*_groups_figure(rows))
+  return found
+
+
+def _roc_figure(level, curves, rows):
+  specs, attacks = _in_order(method for method, _ in curves), _in_order(attack for _, attack in curves)
+  attack = _strongest(attacks)
+  trials = next(row for row in rows if row['level'] == level and row['group'] == 'all')
+  # One non-member that is called a member, and one member that is found: nothing smaller can be measured.
+  lowest = 0.5 / max(trials['members'], trials['non_members'])
+
+  def draw(figure):
+    left, right = figure.subplots(1, 2)
+    for index, method in enumerate(specs):
+      _curve(left, curves[method, attack], lowest, _COLOURS[index % len(_COLOURS)], _DASHES[index % 4], _short(method))
+    left.set_title(f'All methods under {_WORDS[attack]}', loc='left')
+    for index, its in enumerate(attacks):
+      _curve(right, curves[specs[0], its], lowest, _ATTACK_COLOURS[index % 4], _DASHES[index % 4], _WORDS[its])
+    right.set_title(f'All attacks on {_short(specs[0])}', loc='left')
+    for axes in (left, right):
+      axes.plot([lowest, 1], [lowest, 1], color='grey', linewidth=0.9, linestyle='-', label='chance')
+      axes.set(xlim=(lowest, 1.1), ylim=(lowest, 1.1), xscale='log', yscale='log')
+      axes.set(xlabel='false positive rate', ylabel='true positive rate')
+      # Below the line of chance there is nothing but chance.
+      axes.legend(loc='lower right', fontsize=8)
+    figure.suptitle(
+      f'Membership at {level} level: {trials["members"]:,} members and {trials["non_members"]:,} non-members over '
+      f'{trials["shadow_models"] + 1} target models'
+    )
+
+  return draw
+
+
+def _curve(axes, curve, lowest, colour, dash, label):
+  rates = (np.maximum(rate, lowest) for rate in curve)
+  axes.plot(*rates, color=colour, linestyle=dash, label=label, drawstyle='steps-post')
+
+
+def _groups_figure(rows):
+  """The AUC of each method by participation group, a panel for each level, with intervals and bounds."""
+  levels = _in_order(row['level'] for row in rows)
+  specs = _in_order(row['method'] for row in rows)
+  attack = _strongest(_in_order(row['attack'] for row in rows))
+  by_key = {(row['method'], row['level'], row['attack'], row['group']): row for row in reversed(rows)}
+
+  def draw(figure):
+    for axes, level in zip(figure.subplots(1, len(levels), squeeze=False)[0], levels):
+      for place, method in enumerate(specs):
+        for index, group in enumerate(shadow_models.GROUPS):
+          row = by_key[method, level, attack, group]
+          _point(axes, row, place + 0.22 * (index - 1), index, label=None if place else group)
+      axes.axhline(0.5, color='grey', linewidth=0.9)
+      if any(row['auc_bound'] is not None for row in rows):
+        axes.plot([], [], color='black', linewidth=1.2, label='a dash: allowed by the account')
+      axes.set_xticks(range(len(specs)), [_short(method, lines=True) for method in specs], fontsize=7.5)
+      axes.set(ylabel='AUC', xlim=(-0.5, len(specs) - 0.5))
+      axes.set_title(f'{level} level, {_WORDS[attack]}', loc='left')
+    figure.legend(
+      *axes.get_legend_handles_labels(),
+      loc='outside lower center',
+      ncols=4,
+      title='clients by how often they are asked to take part',
+    )
+
+  return draw, (max(8, 1.05 * len(specs)) * len(levels), 4.6)
+
+
+def _point(axes, row, x, index, label):
+  colour, area = _GROUP_COLOURS[index], row['auc']
+  reach = [[area - row['auc_low']], [row['auc_high'] - area]]
+  style = dict(color=colour, marker=_MARKERS[index], linestyle='none', markersize=5, linewidth=1.2, capsize=2)
+  axes.errorbar([x], [area], yerr=reach, label=label, **style)
+  if row['auc_bound'] is not None:
+    axes.plot([x - 0.09, x + 0.09], [row['auc_bound']] * 2, color=colour, linewidth=1.2)
+
+
+def _strongest(attacks: Sequence[str]) -> str:
+  return _STRONGEST if _STRONGEST in attacks else attacks[-1]
+
+
+def _short(method: str, lines: bool = False) -> str:
+  """The spec without the parameters that all of its kind share."""
+  name, _, arguments = method.partition(':')
+  kept = [a for a in arguments.split(',') if a and not a.startswith(('certificate=', 'clip='))]
+  words = [name, *(argument.partition('=')[2] for argument in kept)]
+  return '\n'.join(word.replace('_', '_\n', 1) for word in words) if lines else ', '.join(words)
+
+
+def _in_order(names: Iterable[str]) -> list[str]:
+  return list(dict.fromkeys(names))

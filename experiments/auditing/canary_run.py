@@ -17,7 +17,6 @@ from quap_tff import accounting
 from quap_tff import plans
 from quap_tff.auditing import canaries as canary_lib
 from quap_tff.auditing import lower_bounds
-from quap_tff.auditing.membership import scores as score_lib
 from quap_tff.mechanisms.held import guarded_clients
 from quap_tff.mechanisms.parts import layers as layers_lib
 
@@ -241,12 +240,12 @@ def _scores(
   templates = moved[:, np.arange(unseen.shape[1]) % count]
   if len(noise) < len(rows) or part == 'unnoised':
     # The noise is not known in closed form: every other unseen direction shows it, and is not counted.
-    covariance = score_lib.estimated(unseen[:, ::2])
+    covariance = canary_lib.estimated_covariance(unseen[:, ::2])
     unseen, templates = unseen[:, 1::2], templates[:, 1::2]
   else:
     covariance = plan.correlation.covariance(released, noise)
-  own = score_lib.matched_filter(moved, covariance)
-  return own.scores(inserted), score_lib.matched_filter(templates, covariance).scores(unseen), own.mu
+  own = canary_lib.matched_filter(moved, covariance)
+  return own.scores(inserted), canary_lib.matched_filter(templates, covariance).scores(unseen), own.mu
 
 
 def _units(plan, found, cohort) -> tuple[float, Optional[float], Optional[float]]:

@@ -61,17 +61,17 @@ def check(device: str) -> Rounds:
 
 def case(name: str, clients: int, examples: int, batch_size: int, device: str) -> Rounds:
   """A round of one of the benchmark's cases."""
-  data = _random_clients(clients, examples)
+  data = random_clients(clients, examples)
   if name in ('ceiling', 'ceiling_bfloat16'):
     yield [({}, _ceiling_round(data, batch_size, device, 'float32' if name == 'ceiling' else 'bfloat16'))]
     return
   kind = 'native' if name == 'tff_worker' else 'in_process'
   with runtime.activate(runtime.RuntimeConfig(kind=kind, device='cpu' if kind == 'native' else device)):
     if name.startswith('tff_'):
-      yield [({}, _round_of(_stock_process(clients), _batched(data, batch_size)))]
+      yield [({}, round_of(_stock_process(clients), _batched(data, batch_size)))]
     else:
-      process = _quap_process(clients, batch_size, compute_dtype=name[len('quap_') :])
-      yield [({}, _round_of(process, _whole(data)))]
+      process = quap_process(clients, batch_size, compute_dtype=name[len('quap_') :])
+      yield [({}, round_of(process, whole(data)))]
 
 
 def cohort(rule: str, clients: int, examples: int, batch_size: int, rounds: int) -> Rounds:
@@ -93,9 +93,9 @@ def cohort(rule: str, clients: int, examples: int, batch_size: int, rounds: int)
         client_work=quap_tff.ClientWorkConfig(batch_size=batch_size),
       )
     else:
-      process = _quap_process(clients, batch_size, clip=_CLIP_RULES[rule]())
+      process = quap_process(clients, batch_size, clip=_CLIP_RULES[rule]())
     data = runtime.client_values(lambda i: _client(i, *_random_examples(i, examples)), range(clients))
-    yield [({}, _round_of(process, data))]
+    yield [({}, round_of(process, data))]
 
 
 def small(model: str, examples: int, clients: int, batch_size: int, clients_per_call: Optional[int] = None) -> Rounds:
@@ -111,9 +111,9 @@ def small(model: str, examples: int, clients: int, batch_size: int, clients_per_
   examples_of = [_random_examples(i, examples, _SMALL_SHAPE) for i in range(clients)]
   config = runtime.RuntimeConfig(device='cpu', num_threads=1, clients_per_call=clients_per_call)
   with runtime.activate(config):
-    process = _quap_process(clients, batch_size, model=model, input_shape=_SMALL_SHAPE)
+    process = quap_process(clients, batch_size, model=model, input_shape=_SMALL_SHAPE)
     data = runtime.client_values(lambda i: _client(i, *examples_of[i]), range(clients))
-    yield [({}, _round_of(process, data))]
+    yield [({}, round_of(process, data))]
 
 
 def aggregation(clients: int) -> Rounds:
@@ -133,9 +133,9 @@ def aggregation(clients: int) -> Rounds:
       values = [[tf.random.normal(shape) for shape in shapes] for _ in range(clients)]
       for kind, factory in factories.items():
         if isinstance(factory, tff.aggregators.WeightedAggregationFactory):
-          run_round = _round_of(factory.create(value_type, tff.to_type(np.int64)), values, range(clients))
+          run_round = round_of(factory.create(value_type, tff.to_type(np.int64)), values, range(clients))
         else:
-          run_round = _round_of(factory.create(value_type), values)
+          run_round = round_of(factory.create(value_type), values)
         rounds.append(({'kind': kind, 'weights': weights}, run_round))
     yield rounds
 
@@ -146,7 +146,7 @@ def growth(cohorts: list[int], populations: list[int], examples: int, batch_size
   with runtime.activate():
     sizes = [(max(cohorts), cohort) for cohort in cohorts] + [(population, min(cohorts)) for population in populations]
     for population, cohort in sizes:
-      run_round = _round_of(_quap_process(population, batch_size), _whole(_random_clients(cohort, examples)))
+      run_round = round_of(quap_process(population, batch_size), whole(random_clients(cohort, examples)))
       rounds.append(({'population': population, 'cohort': cohort}, run_round))
     yield rounds
 
@@ -155,19 +155,20 @@ def memory() -> Rounds:
   """A round of QuAP, with a cohort of 5 to 40 clients of 5 to 40 examples."""
   rng = np.random.default_rng(0)
   with runtime.activate():
-    process = _quap_process(100, 32)
+    process = quap_process(100, 32)
     state = process.initialize()
 
     def run_round() -> None:
       nonlocal state
       ids = rng.choice(100, rng.integers(5, 41), replace=False)
-      data = [_client(int(i), rng.random((rng.integers(5, 41), *_INPUT_SHAPE), np.float32)) for i in ids]
-      state = process.next(state, data).state
+      images = [rng.random((rng.integers(5, 41), *_INPUT_SHAPE), np.float32) for _ in ids]
+      state = process.next(state, [_client(i, x, np.zeros(len(x), np.int32)) for i, x in zip(ids, images)]).state
 
     yield [({}, run_round)]
 
 
-def _round_of(process: Any, *arguments: Any) -> Callable[[], None]:
+def round_of(process: Any, *arguments: Any) -> Callable[[], None]:
+  """A function that runs the next round of a process, each with these arguments."""
   state = process.initialize()
 
   def run_round() -> None:
@@ -177,7 +178,8 @@ def _round_of(process: Any, *arguments: Any) -> Callable[[], None]:
   return run_round
 
 
-def _random_clients(clients: int, examples: int):
+def random_clients(clients: int, examples: int) -> list[Any]:
+  """Each client's examples, `x` and `y`."""
   return [collections.OrderedDict(zip('xy', _random_examples(i, examples))) for i in range(clients)]
 
 
@@ -186,12 +188,12 @@ def _random_examples(seed, examples, shape=_INPUT_SHAPE):
   return rng.random((examples, *shape), np.float32), rng.integers(0, _CLASSES, examples, np.int32)
 
 
-def _whole(data):
+def whole(data: Sequence[Any]) -> list[Any]:
+  """The clients of `random_clients` as a learning process of this project takes them."""
   return [_client(i, client['x'], client['y']) for i, client in enumerate(data)]
 
 
-def _client(index, x, y=None):
-  y = np.zeros(len(x), np.int32) if y is None else y
+def _client(index, x, y):
   return collections.OrderedDict(client_id=[np.int64(index)], examples=[collections.OrderedDict(x=x, y=y)])
 
 
@@ -208,14 +210,15 @@ def _stock_process(clients):
   )
 
 
-def _quap_process(
-  population,
-  batch_size,
-  compute_dtype='float32',
-  clip=quap_tff.clip_rules.QuantileEma(),
-  model=_MODEL,
-  input_shape=_INPUT_SHAPE,
-):
+def quap_process(
+  population: int,
+  batch_size: int,
+  compute_dtype: str = 'float32',
+  clip: quap_tff.clip_rules.ClipRule = quap_tff.clip_rules.QuantileEma(),
+  model: str = _MODEL,
+  input_shape: tuple[int, ...] = _INPUT_SHAPE,
+) -> Any:
+  """QuAP-FL's learning process with the default noise."""
   return quap_tff.build_quap_fed_avg(
     models.build_model_fn(model, input_shape, _CLASSES, compute_dtype),
     quap_tff.QuapConfig(num_clients=population, clip=clip),

@@ -26,7 +26,7 @@ _LONG_SECONDS = 1.0
 
 # A row of a table, by heading.
 Row = dict[str, Any]
-# For each case, a measurement of `benchmark_cases` and its arguments.
+# For each case, a measurement of `benchmarking.cases` and its arguments.
 Cases = Mapping[str, tuple[str, dict[str, Any]]]
 # Says what is being measured now.
 Note = Callable[[str], None]
@@ -123,7 +123,7 @@ class Child:
 
 
 class Measurement(Child):
-  """A measurement of `benchmark_cases`, ready to run rounds.
+  """A measurement of `benchmarking.cases`, ready to run rounds.
 
   Attributes:
     labels: What tells its kinds of rounds apart.
@@ -161,29 +161,24 @@ class Timed:
   Attributes:
     case: The case's name.
     labels: The labels of the kind.
+    is_long: Whether the last round took long.
     seconds: Seconds of each timed round.
     cpu_seconds: CPU seconds of each timed round.
   """
 
   def __init__(self, case: str, measurement: Measurement, index: int):
-    self.case = case
-    self.labels = measurement.labels[index]
+    self.case, self.labels = case, measurement.labels[index]
     self.seconds: list[float] = []
     self.cpu_seconds: list[float] = []
-    self._measurement = measurement
-    self._index = index
-    self._last_seconds = measurement.run(index)[0]
+    self._measurement, self._index = measurement, index
+    self.is_long = measurement.run(index)[0] > _LONG_SECONDS
     self._first_ended = measurement.age()
-
-  @property
-  def is_long(self) -> bool:
-    """Whether the last round took long."""
-    return self._last_seconds > _LONG_SECONDS
 
   def run(self) -> None:
     """Times one more round."""
-    self._last_seconds, cpu_seconds = self._measurement.run(self._index)
-    self.seconds.append(self._last_seconds)
+    seconds, cpu_seconds = self._measurement.run(self._index)
+    self.is_long = seconds > _LONG_SECONDS
+    self.seconds.append(seconds)
     self.cpu_seconds.append(cpu_seconds)
 
   def row(self, examples: int) -> Row:

@@ -6,7 +6,6 @@ Each worker is a process that may use one core of its own, at an address of this
 MNIST model. Bytes are those of the requests to a worker and of its answers in one round.
 """
 
-import collections
 from collections.abc import Iterator
 import contextlib
 import os
@@ -23,8 +22,8 @@ from experiments.command import command_line
 from quap_tff.common import lazy
 from quap_tff.runtime.workers import processes
 
+cases = lazy.module('experiments.benchmarking.cases')
 quap_tff = lazy.module('quap_tff')
-models = lazy.module('quap_tff.training.models')
 runtime = lazy.module('quap_tff.runtime')
 
 _FLAGS = command_line.new_flags()
@@ -86,29 +85,17 @@ def _started(cores: list[int]) -> Iterator[list[str]]:
 def _measure(addresses):
   """Seconds of a round (median), and bytes to and from a worker in one (mean)."""
   with runtime.activate(runtime.RuntimeConfig('workers', worker_addresses=tuple(addresses))) as context:
-    config = quap_tff.QuapConfig(
-      num_clients=_CLIENTS.value, clip=quap_tff.clip_rules.QuantileEma(timing='previous', initial_clip=1.0)
-    )
-    model_fn = models.build_model_fn('mnist_cnn', (28, 28, 1), 10)
-    process = quap_tff.Plan(config).build_process(model_fn)
-    state = process.initialize()
-    data = [_client(i) for i in range(_CLIENTS.value)]
-    state = process.next(state, data).state
+    last_clip = quap_tff.clip_rules.QuantileEma(timing='previous', initial_clip=1.0)
+    process = cases.quap_process(_CLIENTS.value, batch_size=32, clip=last_clip)
+    run_round = cases.round_of(process, cases.whole(cases.random_clients(_CLIENTS.value, _EXAMPLES.value)))
+    run_round()
     seconds, before = [], [worker.traffic for worker in context.workers]
     for _ in range(_ROUNDS.value):
       begin = time.perf_counter()
-      state = process.next(state, data).state
+      run_round()
       seconds.append(time.perf_counter() - begin)
     moved = [np.subtract(worker.traffic, b) / _ROUNDS.value for worker, b in zip(context.workers, before)]
   return (statistics.median(seconds), *np.mean(moved, axis=0))
-
-
-def _client(index):
-  rng = np.random.default_rng(index)
-  examples = collections.OrderedDict(
-    x=rng.random((_EXAMPLES.value, 28, 28, 1), np.float32), y=rng.integers(0, 10, _EXAMPLES.value, np.int32)
-  )
-  return collections.OrderedDict(client_id=[np.int64(index)], examples=[examples])
 
 
 if __name__ == '__main__':

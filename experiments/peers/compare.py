@@ -80,13 +80,8 @@ def _run_simulators(args: argparse.Namespace, keep: Callable[[dict], None]) -> N
 
 def _run_published(args: argparse.Namespace, keep: Callable[[dict], None]) -> None:
   keep(_preset('flute_lr_mnist', args.data_dir))
-  keep(
-    _extrapolated(
-      _preset(
-        'pfl_cifar10_iid', args.data_dir, [f'--stop_after={args.cifar_rounds + 1}', f'--eval_every={_CIFAR_ROUNDS}']
-      )
-    )
-  )
+  few = [f'--stop_after={args.cifar_rounds + 1}', f'--eval_every={_CIFAR_ROUNDS}']
+  keep(_extrapolated(_preset('pfl_cifar10_iid', args.data_dir, few)))
   row, _ = _peer(args, 'pfl', [*_CIFAR, f'--rounds={args.cifar_rounds}'], _LAYOUTS)
   keep(_extrapolated({**row, 'case': 'pfl_cifar10_iid in pfl'}))
 
@@ -97,15 +92,8 @@ def _python(args: argparse.Namespace, peer: str) -> pathlib.Path:
 
 def _run(command: list[str], **environment: str) -> str:
   """Standard output of a command; its errors are shown if it fails."""
-  done = subprocess.run(
-    command,
-    cwd=_ROOT,
-    env={**os.environ, **environment},
-    stdin=subprocess.DEVNULL,
-    capture_output=True,
-    text=True,
-    check=False,
-  )
+  env = {**os.environ, **environment}
+  done = subprocess.run(command, cwd=_ROOT, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
   if done.returncode:
     raise SystemExit(f'{" ".join(map(str, command))} failed:\n{done.stdout[-3000:]}{done.stderr[-3000:]}')
   return done.stdout
@@ -142,21 +130,9 @@ def _peer(
 def _preset(name: str, data_dir: str, arguments: list[str] = ()) -> dict:
   """A run of a preset: the seconds of the whole command, and of its rounds."""
   with tempfile.TemporaryDirectory() as folder:
+    flags = [f'--flagfile=experiments/presets/{name}.flags', f'--data_dir={data_dir}', f'--output_dir={folder}/run']
     begin = time.perf_counter()
-    summary = _last_json(
-      _run(
-        [
-          sys.executable,
-          '-m',
-          'experiments.train',
-          f'--flagfile=experiments/presets/{name}.flags',
-          f'--data_dir={data_dir}',
-          f'--output_dir={folder}/run',
-          '--progress=none',
-          *arguments,
-        ]
-      )
-    )
+    summary = _last_json(_run([sys.executable, '-m', 'experiments.train', *flags, '--progress=none', *arguments]))
     seconds = time.perf_counter() - begin
     with open(f'{folder}/run/metrics.csv', newline='', encoding='utf-8') as f:
       rounds = [float(row['seconds']) for row in csv.DictReader(f)]

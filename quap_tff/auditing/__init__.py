@@ -16,7 +16,6 @@ __getattr__, __dir__ = lazy.exports(
     'inversion': [],
     'lower_bounds': [],
     'membership': [],
-    'membership.roc': [],
-    'membership.scores': [],
+    'roc': [],
   },
 )

@@ -9,6 +9,10 @@ too, and are subtracted. (Otherwise the others would hide a canary: their later 
 Direction k has ±1/√b on the coordinates of block k, and 0 elsewhere: the coordinates are dealt at random into blocks
 of b coordinates each, and the signs are random. So the directions are exactly orthogonal, the noise on them is
 independent, and they need no more memory than one update.
+
+The score of a direction is N(0, 1) for a canary that is not there, and N(μ, 1) for one that is. In round t, a canary
+that is there moves the projection on its direction by a_t. The noise on the projections of all rounds has the
+covariance Σ. The best test of Neyman and Pearson is then the matched filter aᵀΣ⁻¹p / √(aᵀΣ⁻¹a), and μ = √(aᵀΣ⁻¹a).
 """
 
 import collections
@@ -18,6 +22,7 @@ import types
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
+from sklearn import covariance as covariances
 import tensorflow as tf
 import tensorflow_federated as tff
 
@@ -30,6 +35,8 @@ from quap_tff.federated.sums import collecting
 NORM = 1e6
 # The uses of the seed of the directions.
 _BLOCKS, _SIGNS = range(2)
+# The share of the mean variance that is added to a covariance, so that a release without noise can be inverted, too.
+_RIDGE = 1e-9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,9 +106,10 @@ class Directions(NamedTuple):
 
 def directions(seed: tf.Tensor, size: int, count: int) -> Directions:
   """`count` orthogonal unit vectors of `size` coordinates each, a pure function of `seed` (int64[2])."""
-  shuffled = tf.random.experimental.stateless_shuffle(tf.range(size, dtype=tf.int64), _own_seed(seed, _BLOCKS))
+  of_blocks, of_signs = (seeds.fold_in(seed, tf.constant(use, tf.int64)) for use in (_BLOCKS, _SIGNS))
+  shuffled = tf.random.experimental.stateless_shuffle(tf.range(size, dtype=tf.int64), of_blocks)
   block = tf.cast(shuffled * count // size, tf.int32)
-  coin = tf.random.stateless_uniform([size], _own_seed(seed, _SIGNS), 0, 2, tf.int32)
+  coin = tf.random.stateless_uniform([size], of_signs, 0, 2, tf.int32)
   edges = [-(-k * size // count) for k in range(count + 1)]
   return Directions(block, tf.cast(2 * coin - 1, tf.float32), tf.constant(np.diff(edges), tf.float32))
 
@@ -110,13 +118,6 @@ def one_direction(found: Directions, index: tf.Tensor) -> tf.Tensor:
   """Direction `index` (int32 scalar), float32[d], of norm 1."""
   inside = tf.equal(found.block, index)
   return tf.where(inside, found.sign, 0.0) * tf.math.rsqrt(tf.gather(found.sizes, index))
-
-
-def projections(found: Directions, flat: tf.Tensor) -> tf.Tensor:
-  """float64[K + U], the inner products of a flat vector, float[d], with all directions."""
-  signed = tf.cast(flat, tf.float64) * tf.cast(found.sign, tf.float64)
-  sums = tf.math.unsorted_segment_sum(signed, found.block, found.sizes.shape[0])
-  return sums / tf.sqrt(tf.cast(found.sizes, tf.float64))
 
 
 def replaced(canaries: Canaries, found: Directions, update: Sequence[tf.Tensor], client_id: tf.Tensor) -> list[Any]:
@@ -165,7 +166,9 @@ def observed(
 def projected(canaries: Canaries, found: Directions, update: Sequence[tf.Tensor]) -> tf.Tensor:
   """float64[K + U], the inner products of the tensors of an update, or of an aggregate, with all directions."""
   places = canaries.places([leaf.shape.num_elements() for leaf in update])
-  return projections(found, tf.concat([tf.reshape(tf.cast(update[i], tf.float64), [-1]) for i in places], 0))
+  flat = tf.concat([tf.reshape(tf.cast(update[i], tf.float64), [-1]) for i in places], 0)
+  sums = tf.math.unsorted_segment_sum(flat * tf.cast(found.sign, tf.float64), found.block, found.sizes.shape[0])
+  return sums / tf.sqrt(tf.cast(found.sizes, tf.float64))
 
 
 class CanaryAggregationFactory(tff.aggregators.WeightedAggregationFactory):
@@ -285,5 +288,39 @@ def with_directions(state: Any, seed: Sequence[int]) -> Any:
   return state._replace(aggregator=aggregator)
 
 
-def _own_seed(seed, use):
-  return seeds.fold_in(seed, tf.constant(use, tf.int64))
+class Filter(NamedTuple):
+  """A matched filter for some directions.
+
+  Attributes:
+    weights: float64[T, B], Σ⁻¹a of each direction.
+    mu: float64[B], √(aᵀΣ⁻¹a): the mean score of a canary that is there.
+  """
+
+  weights: np.ndarray
+  mu: np.ndarray
+
+  def scores(self, projections: np.ndarray) -> np.ndarray:
+    """float64[B], the scores of projections float64[T, B]."""
+    return (self.weights * projections).sum(axis=0) / self.mu
+
+
+def matched_filter(templates: np.ndarray, covariance: np.ndarray) -> Filter:
+  """The best filter.
+
+  Args:
+    templates: float64[T, B], a_t of each direction; not all zero for any of them.
+    covariance: float64[T, T], Σ.
+  """
+  ridge = _RIDGE * np.trace(covariance) / len(covariance)
+  weights = np.linalg.solve(covariance + ridge * np.eye(len(covariance)), templates)
+  return Filter(weights, np.sqrt((weights * templates).sum(axis=0)))
+
+
+def estimated_covariance(projections: Any) -> np.ndarray:
+  """Σ estimated from directions that nobody added (Ledoit and Wolf 2004), float64[T, T].
+
+  Args:
+    projections: float64[T, B]. A direction that is used here must not be counted as a trial.
+  """
+  found, _ = covariances.ledoit_wolf(np.asarray(projections).T, assume_centered=True)
+  return found

@@ -1,6 +1,5 @@
 """The benchmark leaves nothing behind, however it ends, and refuses wrong flags before it measures."""
 
-import csv
 import signal
 import subprocess
 import sys
@@ -25,12 +24,22 @@ benchmark_turns.Measurement('case', name='ceiling')
 """
 
 
+def _main(*arguments):
+  return command_line.status_of(benchmark.main, ['benchmark', *arguments])
+
+
+def _program(folder, script):
+  """A shell script that stands in for Python."""
+  program = folder / 'program'
+  program.write_text(f'#!/bin/sh\n{script}\n')
+  program.chmod(0o755)
+  return program
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('signum', [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
 def test_no_process_outlives_it(signum, tmp_path):
-  endless = tmp_path / 'endless'
-  endless.write_text('#!/bin/sh\nexec sleep 1000\n')
-  endless.chmod(0o755)
+  endless = _program(tmp_path, 'exec sleep 1000')
   process = subprocess.Popen(
     [sys.executable, '-c', _MEASURING, str(endless)],
     cwd=harness.REPOSITORY,
@@ -58,7 +67,7 @@ def test_no_process_outlives_it(signum, tmp_path):
 )
 def test_wrong_flags_are_refused_before_anything_is_measured(arguments, said, capsys, monkeypatch):
   monkeypatch.setattr(benchmark_turns, 'Measurement', None)
-  assert command_line.status_of(benchmark.main, ['benchmark', *arguments]) == command_line.FAILED
+  assert _main(*arguments) == command_line.FAILED
   out, err = capsys.readouterr()
   assert not out and said in err and len(err.splitlines()) == 1
 
@@ -69,7 +78,7 @@ def test_a_device_that_is_not_there_is_found_out_first(monkeypatch, capsys):
     raise ValueError('there is no GPU')
 
   monkeypatch.setattr(benchmark_turns, 'Measurement', measurement)
-  assert command_line.status_of(benchmark.main, ['benchmark', '--device=gpu']) == command_line.FAILED
+  assert _main('--device=gpu') == command_line.FAILED
   assert capsys.readouterr() == ('', 'Error: there is no GPU\n')
 
 
@@ -120,11 +129,8 @@ def measured(monkeypatch):
 
 def _table(path, sections, *arguments):
   """The rows of the CSV file that the benchmark writes, by case."""
-  assert (
-    command_line.status_of(benchmark.main, ['benchmark', f'--sections={sections}', f'--csv={path}', *arguments]) == 0
-  )
-  with open(path, encoding='utf-8', newline='') as f:
-    return {row['case']: row for row in csv.DictReader(f)}
+  assert _main(f'--sections={sections}', f'--csv={path}', *arguments) == 0
+  return {row['case']: row for row in harness.table(path)}
 
 
 def test_cases_that_the_processor_emulates_are_left_out(tmp_path, measured, capsys, monkeypatch):
@@ -211,7 +217,7 @@ def test_the_kinds_of_an_aggregation_are_compared(monkeypatch, capsys):
       return (0.25, 0.5)[index], 0.0
 
   monkeypatch.setattr(benchmark_turns, 'Measurement', Kinds)
-  assert command_line.status_of(benchmark.main, ['benchmark', '--sections=aggregation']) == 0
+  assert _main('--sections=aggregation') == 0
   line = [line for line in capsys.readouterr().out.splitlines() if line.startswith('QuAP')]
   assert line[0].split() == ['QuAP', '1M', '250', '±0', '0.5', '±0']
 
@@ -250,10 +256,7 @@ def test_a_small_client_is_measured_and_between_runs_takes_no_processor_time():
 
 def _instead_of_python(monkeypatch, tmp_path, script):
   """Has the benchmark run a shell script in place of its measurements."""
-  program = tmp_path / 'program'
-  program.write_text(f'#!/bin/sh\n{script}\n')
-  program.chmod(0o755)
-  monkeypatch.setattr(benchmark_turns.sys, 'executable', str(program))
+  monkeypatch.setattr(benchmark_turns.sys, 'executable', str(_program(tmp_path, script)))
   monkeypatch.setattr(benchmark_turns.processes, 'ending_with_this_one', lambda command: command)
 
 

@@ -10,8 +10,7 @@ import pytest
 
 import data
 from experiments.attacking import membership_study
-from experiments.attacking import subject
-from experiments.attacking import worlds
+from experiments.attacking import shadow_models
 from experiments.running import setup
 from quap_tff import runtime
 from tests.experiments import harness
@@ -47,7 +46,7 @@ def _row(result, **wanted):
 
 @pytest.mark.slow
 class TestStudy:
-  @pytest.mark.parametrize('level', worlds.LEVELS)
+  @pytest.mark.parametrize('level', shadow_models.LEVELS)
   def test_overfitted_federated_averaging_leaks_and_huge_noise_does_not(self, result, level):
     for attack in ('lira_online', 'lira_offline', 'loss_threshold'):
       row = _row(result, method='fedavg', level=level, attack=attack, compared_at='nominal')
@@ -132,8 +131,8 @@ class TestComparisons:
       ('certified:clip=0.5,certificate=false', 'documents', ('real',)),
     ]
     schedule = [np.arange(10)] * 3
-    assert subject.planned_epsilon(found[2][1], schedule) == pytest.approx(2.0, rel=1e-5)
-    assert subject.planned_epsilon(found[1][1], schedule) < 0.1
+    assert shadow_models.planned_epsilon(found[2][1], schedule) == pytest.approx(2.0, rel=1e-5)
+    assert shadow_models.planned_epsilon(found[1][1], schedule) < 0.1
 
 
 def _examples(labels):
@@ -141,7 +140,7 @@ def _examples(labels):
 
 
 class TestWorlds:
-  POOL = worlds.Pool(
+  POOL = shadow_models.Pool(
     [_examples([0, 1, 2]) for _ in range(6)],
     # Client 5 is asked three times, clients 3 and 4 twice, 2 once, and 0 and 1 never.
     [[3, 5], [2, 3, 4, 5], [4, 5]],
@@ -149,11 +148,11 @@ class TestWorlds:
 
   def test_groups_are_thirds_by_participation(self):
     assert self.POOL.counts.tolist() == [0, 0, 1, 2, 2, 3]
-    assert worlds.GROUPS == ('rare', 'middle', 'frequent')
+    assert shadow_models.GROUPS == ('rare', 'middle', 'frequent')
     assert self.POOL.groups.tolist() == [0, 0, 1, 1, 2, 2]
 
   def test_a_client_is_a_member_of_about_half_of_the_models_and_independently(self):
-    drawn = worlds.draw('client', self.POOL, 1000, seed=1)
+    drawn = shadow_models.draw_worlds('client', self.POOL, 1000, seed=1)
     assert drawn.members is drawn.attends
     assert drawn.uses.all()
     shares = drawn.members.mean(axis=0)
@@ -164,7 +163,7 @@ class TestWorlds:
     assert len(set(drawn.members.sum(axis=1))) > 3
 
   def test_half_of_each_clients_examples_are_used(self):
-    drawn = worlds.draw('example', self.POOL, 400, seed=1)
+    drawn = shadow_models.draw_worlds('example', self.POOL, 400, seed=1)
     # One client of each group takes part, in every model.
     assert drawn.attends.all(axis=0).sum() == drawn.attends.any(axis=0).sum() == 3
     assert sorted(self.POOL.groups[drawn.attends[0]]) == [0, 1, 2]
@@ -174,10 +173,10 @@ class TestWorlds:
     assert abs(drawn.members.mean() - 0.5) < 4 * 0.5 / math.sqrt(3600)
     assert (self.POOL.owners[drawn.rows] == drawn.clients).all()
 
-  @pytest.mark.parametrize('level', worlds.LEVELS)
+  @pytest.mark.parametrize('level', shadow_models.LEVELS)
   def test_each_target_has_shadow_models_of_both_kinds(self, level):
     for seed in range(20):
-      counts = worlds.draw(level, self.POOL, 8, seed).members.sum(axis=0)
+      counts = shadow_models.draw_worlds(level, self.POOL, 8, seed).members.sum(axis=0)
       assert counts.min() >= 2
       assert counts.max() <= 6
 
@@ -191,7 +190,7 @@ class TestWorlds:
     assert batch['x'].tolist() == [[0, 1], [4, 5]]
 
   def test_few_examples(self):
-    kept = worlds.few_examples([_examples(range(9)), _examples([7])], 3, seed=0)
+    kept = shadow_models.few_examples([_examples(range(9)), _examples([7])], 3, seed=0)
     assert [len(client) for client in kept] == [3, 1]
     assert len(set(kept[0].y)) == 3
 
@@ -199,8 +198,8 @@ class TestWorlds:
 @pytest.mark.slow
 class TestSubject:
   def _experiment(self, spec, **settings):
-    variant = subject.Variant(spec, 1.0, 'documents', ())
-    return subject.experiment_of(variant, dataclasses.replace(TINY, **settings).flags)
+    variant = shadow_models.Variant(spec, 1.0, 'documents', ())
+    return shadow_models.experiment_of(variant, dataclasses.replace(TINY, **settings).flags)
 
   def test_noise_that_clients_hold_is_refused(self):
     with pytest.raises(ValueError, match='experiments.audit'):
@@ -208,8 +207,8 @@ class TestSubject:
 
   def test_only_members_train_and_the_noise_is_new_for_each_model(self):
     experiment = self._experiment('fixed_dp')
-    pool = worlds.Pool(worlds.few_examples(experiment.federation.clients, 4, 42), [np.arange(10)] * 2)
-    drawn = worlds.draw('client', pool, 8, seed=0)
+    pool = shadow_models.Pool(shadow_models.few_examples(experiment.federation.clients, 4, 42), [np.arange(10)] * 2)
+    drawn = shadow_models.draw_worlds('client', pool, 8, seed=0)
     asked = []
     with runtime.activate(experiment.runtime):
       process = experiment.build_process()
@@ -222,7 +221,7 @@ class TestSubject:
           asked.append(sorted(int(i) for client in clients for i in client['client_id']))
           return process.next(state, clients)
 
-      weights = [subject.train(Watched, pool, drawn, 3).trainable[0] for _ in range(2)]
+      weights = [shadow_models.train(Watched, pool, drawn, 3).trainable[0] for _ in range(2)]
     assert asked == [np.flatnonzero(drawn.members[3]).tolist()] * 4
     assert abs(weights[0] - weights[1]).max() > 0.1
 

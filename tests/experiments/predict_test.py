@@ -51,15 +51,20 @@ def _main(*arguments):
   return predict.main(['predict', *map(str, arguments)])
 
 
-def _logits_by_hand(run, x):
-  model = tf.keras.models.load_model(run / 'final_model.keras', compile=False)
-  return model.predict(x, verbose=0)
+def _python(code, path=harness.PYTHONPATH, cwd=None):
+  """Standard output of a program in a process of its own."""
+  environment = {**os.environ, 'PYTHONPATH': path}
+  command = [sys.executable, '-c', code]
+  return subprocess.run(
+    command, cwd=cwd, env=environment, check=True, timeout=120, capture_output=True, text=True
+  ).stdout
 
 
 class TestPredictions:
   def test_are_those_of_the_model(self, runs, test_set):
     probabilities = predict.predict(runs / 'dropout', test_set.x)
-    logits = _logits_by_hand(runs / 'dropout', test_set.x)
+    model = tf.keras.models.load_model(runs / 'dropout' / 'final_model.keras', compile=False)
+    logits = model.predict(test_set.x, verbose=0)
     np.testing.assert_allclose(probabilities, np.exp(logits) / np.exp(logits).sum(1, keepdims=True), rtol=1e-4)
     assert probabilities.dtype == np.float32 and probabilities.shape == (len(test_set.x), 10)
 
@@ -209,15 +214,7 @@ class TestCommand:
       'try:\n  predict.main(["predict", "run"])\nexcept ValueError:\n  pass\n'
       'assert not [name for name in sys.modules if name.startswith(("tensorflow", "jax", "kymatio", "PIL"))]\n'
     )
-    done = subprocess.run(
-      [sys.executable, '-c', code],
-      check=True,
-      timeout=120,
-      capture_output=True,
-      text=True,
-      env={**os.environ, 'PYTHONPATH': harness.PYTHONPATH},
-    )
-    assert '--input' in done.stdout
+    assert '--input' in _python(code)
 
   def test_a_reader_that_goes_ends_it_quietly(self, runs, tmp_path):
     np.save(tmp_path / 'a.npy', np.zeros((9000, 8, 8), np.uint8))
@@ -250,14 +247,5 @@ class TestModelFile:
       'try:\n  import quap_tff\nexcept ImportError:\n  print("without quap_tff")\n'
     )
     elsewhere = [path for path in sys.path if path and not os.path.isdir(os.path.join(path, 'quap_tff'))]
-    done = subprocess.run(
-      [sys.executable, '-c', code],
-      cwd=tmp_path,
-      check=True,
-      timeout=120,
-      capture_output=True,
-      text=True,
-      env={**os.environ, 'PYTHONPATH': os.pathsep.join(elsewhere)},
-    )
-    assert done.stdout == 'without quap_tff\n'
+    assert _python(code, os.pathsep.join(elsewhere), tmp_path) == 'without quap_tff\n'
     np.testing.assert_allclose(np.load(tmp_path / 'y.npy'), model.predict(x, verbose=0), rtol=1e-5)

@@ -48,11 +48,9 @@ class TestCommand:
     assert np.mean((z @ means.T).argmax(axis=1) == images.y) > 0.8
 
   def test_one_seed_gives_one_file(self, tmp_path, capsys):
+    few = ('--public_data=glyphs:classes=4,copies=80', '--num_features=8', '--epochs=1')
     for name in ('one', 'two'):
-      assert (
-        run('--public_data=glyphs:classes=4,copies=80', '--num_features=8', '--epochs=1', f'--output={tmp_path / name}')
-        == 0
-      )
+      assert run(*few, f'--output={tmp_path / name}') == 0
     one, two = (maps.Pretrained(str(tmp_path / name)) for name in ('one', 'two'))
     assert one.card()['sha256'] == two.card()['sha256'] and one.public_data() == two.public_data()
 
@@ -83,16 +81,9 @@ class TestCommand:
     def interrupt(*args, **kwargs):
       raise KeyboardInterrupt
 
-    if where == 'pretrain':
-      monkeypatch.setattr(pretrain, 'pretrain', interrupt)
-    else:
-      monkeypatch.setattr(files, 'write_json', interrupt)
-    assert (
-      run(
-        '--public_data=glyphs:classes=2,copies=10', '--num_features=4', '--epochs=1', f'--output={tmp_path / "glyphs"}'
-      )
-      == 130
-    )
+    monkeypatch.setattr(pretrain if where == 'pretrain' else files, where, interrupt)
+    few = ('--public_data=glyphs:classes=2,copies=10', '--num_features=4', '--epochs=1')
+    assert run(*few, f'--output={tmp_path / "glyphs"}') == 130
     assert 'nothing was written' in capsys.readouterr().err
     assert not os.listdir(tmp_path)
 
@@ -113,7 +104,7 @@ class TestEpochs:
     assert f'{epochs} epochs' in capsys.readouterr().err
 
 
-class TestCosines:
+class TestLayers:
   def test_logits_are_sixteen_cosines(self):
     layer = pretrain._cosines(2)
     layer.build((None, 2))
@@ -121,8 +112,6 @@ class TestCosines:
     logits = layer(np.array([[1.0, 0.0], [0.0, 5.0], [0.0, 0.0]], np.float32))
     np.testing.assert_allclose(logits, [[9.6, 0], [12.8, 16], [0, 0]], atol=1e-5)
 
-
-class TestWhitening:
   @pytest.mark.parametrize('power', [0.0, 0.15, 0.5])
   def test_features_are_centred_and_their_variances_brought_together(self, power):
     rng = np.random.default_rng(0)
@@ -135,20 +124,17 @@ class TestWhitening:
 
 class TestGlyphs:
   def test_half_of_the_drawings_are_of_digits_and_latin_letters(self):
-    images = public_images.Glyphs(10, 20).read(None, 0)
+    images, random = public_images.Glyphs(10, 20).read(None, 0), public_images.Glyphs(10, 20, latin=False).read(None, 0)
     assert images.num_classes == 10 + 87 and len(images.x) == len(images.y) == 200 + 2 * 87
     np.testing.assert_array_equal(np.bincount(images.y), [20] * 10 + [2] * 87)
     assert images.description == (
       'Learned on 374 drawings: of 10 random glyphs, and of 87 shapes of digits and Latin letters that are part of the '
       "program. A program's output, no data."
     )
-
-  def test_random_glyphs_alone(self):
-    images, both = public_images.Glyphs(10, 20, latin=False).read(None, 0), public_images.Glyphs(10, 20).read(None, 0)
-    assert images.num_classes == 10
-    np.testing.assert_array_equal(np.bincount(images.y), [20] * 10)
-    np.testing.assert_array_equal(images.x, both.x[:200])
-    assert images.description == "Learned on 200 drawings of 10 random glyphs: a program's output, no data."
+    assert random.num_classes == 10
+    np.testing.assert_array_equal(np.bincount(random.y), [20] * 10)
+    np.testing.assert_array_equal(random.x, images.x[:200])
+    assert random.description == "Learned on 200 drawings of 10 random glyphs: a program's output, no data."
 
   def test_the_default_is_300_000_drawings(self):
     default = public_images.Glyphs()

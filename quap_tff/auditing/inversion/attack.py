@@ -1,6 +1,6 @@
 """Gradient inversion: training images from an observer's view of a round.
 
-A new attack is a class and a line in `ATTACKS`.
+A new attack is an entry of `ATTACKS`.
 
 The attacker knows the model and its weights before the round, the learning rate, the local steps, how many examples the
 update holds, and which tensors have noise. Where some tensors have none, it looks at those alone. It does not know the
@@ -16,10 +16,16 @@ import numpy as np
 import tensorflow as tf
 
 from quap_tff.auditing.inversion import closed_form
-from quap_tff.auditing.inversion import labels as inversion_labels
-from quap_tff.auditing.inversion import matching as inversion_matching
 from quap_tff.auditing.inversion import model as inversion_model
 from quap_tff.common import checks
+from quap_tff.common import registry
+
+# Of Adam, in units of pixels.
+_LEARNING_RATE = 0.05
+# The learning rate falls to a tenth after these shares of the iterations, as in Geiping et al.'s code.
+_DROPS = (3 / 8, 5 / 8, 7 / 8)
+# Iterations in one call: an interrupt waits for no more than these.
+_CHUNK = 50
 
 
 class Problem(NamedTuple):
@@ -27,16 +33,12 @@ class Problem(NamedTuple):
 
   Attributes:
     model: The model and its weights before the round.
-    learning_rate: The clients' learning rate.
-    steps: Their local steps, each on all of a client's examples.
     examples: How many examples an update holds: B, or B for each client of an aggregate.
     observed: float[T, …] for each tensor, for T targets: w_global - w_local, or the cohort's mean of it.
     noised: Positions of the tensors that have noise.
   """
 
   model: inversion_model.StackedModel
-  learning_rate: float
-  steps: int
   examples: int
   observed: Sequence[np.ndarray]
   noised: frozenset[int] = frozenset()
@@ -67,39 +69,43 @@ class Recovered(NamedTuple):
   labels: np.ndarray
 
 
-class Attack(checks.Checked, abc.ABC):
-  """A way to invert. Subclasses are frozen dataclasses of its parameters.
+class Attack(abc.ABC):
+  """A way to invert.
 
   Attributes:
-    needs_scale: Whether a constant factor on the update changes the result.
     is_iterative: Whether it simulates local training many times, which costs most.
   """
 
-  needs_scale: ClassVar[bool] = False
-  is_iterative: ClassVar[bool] = True
+  is_iterative: ClassVar[bool]
+
+  @property
+  @abc.abstractmethod
+  def needs_scale(self) -> bool:
+    """Whether a constant factor on the update changes the result."""
 
   @abc.abstractmethod
-  def build(self, model: inversion_model.StackedModel, learning_rate: float, steps: int) -> Callable[..., Recovered]:
-    """A function (problem, seed) -> `Recovered` for problems of this model, rate and number of steps."""
+  def build(
+    self, model: inversion_model.StackedModel, learning_rate: float, steps: int, iterations: int
+  ) -> Callable[[Problem, int], Recovered]:
+    """A function (problem, seed) -> `Recovered` for problems of this model, rate and number of steps.
+
+    Args:
+      model: The model and its weights before the round.
+      learning_rate: The clients' learning rate.
+      steps: Their local steps, each on all of a client's examples.
+      iterations: Iterations of an iterative attack, at least 1.
+    """
 
 
-def idlg_labels(problem: Problem) -> np.ndarray:
-  """Labels int64[T, examples] by iDLG's rule, whatever noise the final layer has."""
-  model = problem.model
-  blank = tf.random.stateless_uniform([1, 64, *model.input_shape], [0, 0])
-  mean = tf.reduce_mean(tf.nn.softmax(model.logits(model.stacked(1), blank)), axis=[0, 1])
-  return inversion_labels.from_scores(
-    inversion_labels.class_scores(model, problem.observed), problem.examples, mean.numpy()
-  )
-
-
-@dataclasses.dataclass(frozen=True)
 class ClosedForm(Attack):
   """The quotients of the first Dense layer's gradients. Several local steps are taken for one gradient, their sum."""
 
+  needs_scale = False
   is_iterative = False
 
-  def build(self, model: inversion_model.StackedModel, learning_rate: float, steps: int) -> Callable[..., Recovered]:
+  def build(
+    self, model: inversion_model.StackedModel, learning_rate: float, steps: int, iterations: int
+  ) -> Callable[[Problem, int], Recovered]:
     if model.first_dense is None:
       raise ValueError(
         "The closed form divides by the gradient of the first Dense layer's bias, and this model's has no bias. "
@@ -110,80 +116,117 @@ class ClosedForm(Attack):
 
     def recover(problem, seed):
       del seed
-      codes = np.stack(
-        [
-          closed_form.choose(*closed_form.dense_inputs(k, b), problem.examples, upper)
-          for k, b in zip(problem.observed[kernel], problem.observed[bias])
-        ]
-      )
-      return Recovered(codes, model.reads_images, idlg_labels(problem))
+      codes = [
+        closed_form.choose(*closed_form.dense_inputs(k, b), problem.examples, upper)
+        for k, b in zip(problem.observed[kernel], problem.observed[bias])
+      ]
+      labels = closed_form.labels(model, problem.observed, problem.examples)
+      return Recovered(np.stack(codes), model.reads_images, labels)
 
     return recover
 
 
 @dataclasses.dataclass(frozen=True)
-class Matching(Attack):
-  """Images whose simulated local training gives the update that was seen (`inversion_matching`).
+class Matching(checks.Checked, Attack):
+  """Images whose simulated local training gives the update that was seen, by Adam.
+
+  The whole local training of the images, all steps of it, is simulated, so that several local steps are not taken for
+  one gradient. Tensors with noise can be left out.
 
   Attributes:
-    iterations: Steps of Adam, at least 1.
-    learning_rate: Of Adam, in units of pixels.
-    distance: 'l2' or 'cosine'.
+    distance: 'l2' or 'cosine', see `distances`.
     signed: Whether Adam takes the signs of the derivatives.
     smoothness: Weight of the total variation.
-    learns_labels: Whether labels are optimised with the images.
+    learns_labels: Whether labels are optimised with the images. They are, too, where noise hides them.
   """
 
-  iterations: int = checks.integer_field('iterations', 300, at_least=1)
-  learning_rate: float = checks.number_field('learning_rate', 0.05, above=0)
+  distance: str = registry.name_field('distance', 'l2', ('l2', 'cosine'))
+  signed: bool = False
+  smoothness: float = checks.number_field('smoothness', 0.0, at_least=0)
+  learns_labels: bool = False
 
-  distance: ClassVar[str] = 'l2'
-  signed: ClassVar[bool] = False
-  smoothness: ClassVar[float] = 0.0
-  learns_labels: ClassVar[bool] = False
+  is_iterative = True
 
-  def build(self, model: inversion_model.StackedModel, learning_rate: float, steps: int) -> Callable[..., Recovered]:
-    run = inversion_matching.build(model, self, learning_rate, steps)
+  @property
+  def needs_scale(self) -> bool:
+    return self.distance == 'l2'
+
+  def build(
+    self, model: inversion_model.StackedModel, learning_rate: float, steps: int, iterations: int
+  ) -> Callable[[Problem, int], Recovered]:
+    checks.integer('iterations', iterations, at_least=1)
+
+    @tf.function(autograph=False)
+    def advance(observed, visible, label_rate, begin, end, state):
+      weights = model.stacked(observed[0].shape[0])
+
+      def step(k, x, x1, x2, z, z1, z2):
+        with tf.GradientTape() as tape:
+          tape.watch([x, z])
+          update = inversion_model.local_update(model, weights, x, tf.nn.softmax(z), learning_rate, steps)
+          distance = distances(self.distance, update, observed, visible)
+          prior = self.smoothness * tf.reduce_mean(closed_form.total_variation(x), axis=1)
+          loss = tf.reduce_sum(distance + prior)
+        by_x, by_z = tape.gradient(loss, [x, z])
+        if self.signed:
+          by_x = tf.sign(by_x)
+        passed = [tf.cast(tf.cast(k, tf.float32) >= share * iterations, tf.float32) for share in _DROPS]
+        rate = _LEARNING_RATE * tf.pow(0.1, tf.add_n(passed))
+        x, x1, x2 = closed_form.adam_step(x, by_x, x1, x2, k, rate)
+        z, z1, z2 = closed_form.adam_step(z, by_z, z1, z2, k, label_rate * rate)
+        return k + 1, tf.clip_by_value(x, 0.0, 1.0), x1, x2, z, z1, z2
+
+      return tf.while_loop(lambda k, *_: k < end, step, (begin, *state))[1:]
 
     def recover(problem, seed):
-      learns = self.learns_labels or problem.labels_are_hidden
-      targets, classes = len(problem.observed[0]), model.num_classes
-      if learns:
+      learns_labels = self.learns_labels or problem.labels_are_hidden
+      shape = [len(problem.observed[0]), problem.examples]
+      if learns_labels:
         # Not all alike: examples of one update must be able to part.
-        start = np.random.default_rng(seed).dirichlet(np.full(classes, 100.0), [targets, problem.examples])
+        start = np.random.default_rng(seed).dirichlet(np.full(model.num_classes, 100.0), shape)
       else:
-        start = np.eye(classes)[idlg_labels(problem)]
-      images, labels = run(problem.observed, problem.visible, start, learns, seed)
-      return Recovered(images.reshape([targets, problem.examples, -1]), True, labels.argmax(axis=-1))
+        start = np.eye(model.num_classes)[closed_form.labels(model, problem.observed, problem.examples)]
+      x = tf.random.stateless_uniform([*shape, *model.input_shape], [seed, 0], 0.3, 0.7)
+      z = tf.math.log(tf.constant(start, tf.float32) + 1e-9)
+      state = (x, *[tf.zeros_like(x)] * 2, z, *[tf.zeros_like(z)] * 2)
+      observed = [tf.constant(o, tf.float32) for o in problem.observed]
+      visible = tf.constant(np.asarray(problem.visible, np.float32))
+      label_rate = tf.constant(1.0 if learns_labels else 0.0)
+      for begin in range(0, iterations, _CHUNK):
+        end = min(begin + _CHUNK, iterations)
+        state = advance(observed, visible, label_rate, tf.constant(begin), tf.constant(end), state)
+      return Recovered(state[0].numpy().reshape([*shape, -1]), True, tf.nn.softmax(state[3]).numpy().argmax(axis=-1))
 
     return recover
 
 
-@dataclasses.dataclass(frozen=True)
-class Dlg(Matching):
-  """Zhu, Liu and Han 2019: L2 distance; labels are optimised with the images. An interpretation: Adam, not L-BFGS."""
+def distances(kind: str, found: Sequence[tf.Tensor], wanted: Sequence[tf.Tensor], visible: tf.Tensor) -> tf.Tensor:
+  """The distance of each target's simulated update g(x) from the one that was seen, g, float32[T].
 
-  needs_scale = True
-  learns_labels = True
-
-
-@dataclasses.dataclass(frozen=True)
-class Idlg(Matching):
-  """Zhao, Mopuri and Bilen 2020: DLG with the labels of iDLG's rule (learned if only that layer has noise)."""
-
-  needs_scale = True
-
-
-@dataclasses.dataclass(frozen=True)
-class Geiping(Matching):
-  """Geiping et al. 2020: cosine distance and total variation, minimised by Adam on the signs of the derivatives."""
-
-  distance = 'cosine'
-  signed = True
-  smoothness = 1e-2
+  Args:
+    kind: 'l2', Σ ‖g(x) - g‖²/‖g‖², or 'cosine', 1 - <g(x), g>/(‖g(x)‖·‖g‖).
+    found: float32[T, …] for each tensor.
+    wanted: The same shapes.
+    visible: float32 for each tensor: 1 if the attack looks at it, else 0.
+  """
+  inner = lambda a, b: tf.reduce_sum(tf.reshape(a * b, [a.shape[0], -1]), axis=1)
+  add = lambda left, right: tf.add_n([visible[i] * inner(a, b) for i, (a, b) in enumerate(zip(left, right))])
+  size = tf.maximum(add(wanted, wanted), 1e-30)
+  if kind == 'l2':
+    apart = [a - b for a, b in zip(found, wanted)]
+    return add(apart, apart) / size
+  return 1 - add(found, wanted) / tf.sqrt(size * tf.maximum(add(found, found), 1e-30))
 
 
-ATTACKS: dict[str, type[Attack]] = {'closed_form': ClosedForm, 'dlg': Dlg, 'idlg': Idlg, 'geiping': Geiping}
+ATTACKS: dict[str, Attack] = {
+  'closed_form': ClosedForm(),
+  # Zhu, Liu and Han 2019. An interpretation: Adam, not L-BFGS.
+  'dlg': Matching(learns_labels=True),
+  # Zhao, Mopuri and Bilen 2020: DLG with the labels of iDLG's rule.
+  'idlg': Matching(),
+  # Geiping et al. 2020.
+  'geiping': Matching('cosine', signed=True, smoothness=1e-2),
+}
 
 
 def same_problem(first: Problem, second: Problem, up_to_scale: bool) -> bool:

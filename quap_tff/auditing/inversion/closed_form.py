@@ -1,13 +1,20 @@
-"""Inversion in closed form: the input of a Dense layer is the quotient of its gradients (Phong et al. 2018, section 3).
+"""What gradients give away in closed form: the inputs of a Dense layer, and labels.
 
-Unit j of a Dense layer has the gradients ΔW_j = Σ_b δ_bj·a_b and Δb_j = Σ_b δ_bj. For one example, ΔW_j/Δb_j = a. For
-a batch, the quotient is a mean of the a_b with weights δ_bj/Σ_b δ_bj: it is an example where one of them dominates, as
-where ReLU lets only one example through. Units with (nearly) the same quotient betray that: mixtures differ.
+The input of a Dense layer is the quotient of its gradients (Phong et al. 2018, section 3). Unit j has the gradients
+ΔW_j = Σ_b δ_bj·a_b and Δb_j = Σ_b δ_bj. For one example, ΔW_j/Δb_j = a. For a batch, the quotient is a mean of the a_b
+with weights δ_bj/Σ_b δ_bj: it is an example where one of them dominates, as where ReLU lets only one example through.
+Units with (nearly) the same quotient betray that: mixtures differ.
 
 If the layer takes in features and not the image, the image is sought whose features are those found (Mahendran and
 Vedaldi 2015). This needs only first derivatives, so ReLU and max pooling do not hinder it.
+
+With cross-entropy the gradient of the final layer's bias is g = mean_b (p_b - y_b): p_b are the predicted probabilities
+and y_b the labels, one-hot. One example makes only its own class negative (iDLG's rule: Zhao, Mopuri and Bilen 2020).
+For a batch this is an extension of ours, close to Wainakh et al. 2022: the counts n of the labels are those for which
+p̄ - n/B points most nearly where g points.
 """
 
+from collections.abc import Sequence
 from typing import Any, Callable, Optional
 
 import numpy as np
@@ -19,6 +26,8 @@ from quap_tff.auditing.inversion import model as inversion_model
 _SMALLEST_BIAS = 1e-3
 # Relative distances: within the first, two quotients are the same; within the second, not both are worth having.
 _SAME, _SIMILAR = 0.01, 0.05
+# The unknown scale of the update over that of the gradient, relative to the largest entry.
+_SCALES = np.geomspace(0.3, 30, 60)
 
 
 def dense_inputs(kernel: np.ndarray, bias: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -67,6 +76,59 @@ def choose(candidates: np.ndarray, strengths: np.ndarray, count: int, upper: Opt
   for j in order:
     (copies if chosen and distances[j, chosen].min() < _SIMILAR else chosen).append(j)
   return candidates[np.resize(chosen + copies, count)]
+
+
+def labels(model: inversion_model.StackedModel, update: Sequence[np.ndarray], count: int) -> np.ndarray:
+  """Labels int64[T, count], ascending for each target, whatever noise the final layer has.
+
+  If that layer has no bias, the sum of its kernel's rows stands for g. This works where the layer's inputs are
+  positive, as they are after ReLU.
+
+  Args:
+    model: The model.
+    update: float[T, …] for each tensor of weights, w_global - w_local.
+    count: B, how many examples the update holds.
+  """
+  last = np.asarray(update[model.final_dense[-1]], np.float64)
+  blank = tf.random.stateless_uniform([1, 64, *model.input_shape], [0, 0])
+  mean = tf.reduce_mean(tf.nn.softmax(model.logits(model.stacked(1), blank)), axis=[0, 1])
+  return labels_from_scores(last if len(model.final_dense) == 2 else last.sum(axis=1), count, mean.numpy())
+
+
+def labels_from_scores(scores: np.ndarray, count: int, mean_probabilities: np.ndarray) -> np.ndarray:
+  """Labels int64[T, count], ascending for each target.
+
+  Args:
+    scores: float[T, classes], g up to a positive factor.
+    count: B, how many examples the update holds.
+    mean_probabilities: float[classes], p̄: the model's mean prediction for images without content.
+  """
+  if count == 1:
+    return scores.argmin(axis=1)[:, None]
+  return np.stack([_most_parallel(g, count, np.asarray(mean_probabilities, np.float64)) for g in scores])
+
+
+def _most_parallel(g, count, mean_probabilities):
+  largest = np.abs(g).max()
+  if not largest > 0:
+    return np.zeros(count, np.int64)
+
+  def cosine(counts):
+    direction = mean_probabilities - counts / count
+    return direction @ g / (np.linalg.norm(direction) * np.linalg.norm(g) + 1e-30)
+
+  tried = [_rounded(count * (mean_probabilities - g / scale), count) for scale in _SCALES * largest]
+  return np.repeat(np.arange(len(g)), max(tried, key=cosine))
+
+
+def _rounded(wanted, total):
+  """Non-negative integers near `wanted` that add up to `total`: whole parts, then the largest remainders."""
+  wanted = np.maximum(wanted, 0)
+  wanted = wanted * total / wanted.sum() if wanted.sum() > 0 else np.full(len(wanted), total / len(wanted))
+  counts = np.floor(wanted).astype(np.int64)
+  for index in np.argsort(counts - wanted, kind='stable')[: total - counts.sum()]:
+    counts[index] += 1
+  return counts
 
 
 def total_variation(x: tf.Tensor) -> tf.Tensor:

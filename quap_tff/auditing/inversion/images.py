@@ -67,3 +67,18 @@ def grid(true: np.ndarray, recovered: np.ndarray) -> np.ndarray:
       top, left = 1 + row * (height + 1), 1 + column * (width + 1)
       picture[top : top + height, left : left + width] = np.clip(np.nan_to_num(images[column]), 0, 1)
   return picture
+
+
+def label_accuracy(true: np.ndarray, found: np.ndarray) -> np.ndarray:
+  """The share of each target's labels that were found, as multisets, float64[T].
+
+  Args:
+    true: int[T, n].
+    found: int[T, n], in any order.
+  """
+  shares = []
+  for a, b in zip(true, found):
+    classes = 1 + max(a.max(), b.max())
+    both = np.minimum(np.bincount(a, minlength=classes), np.bincount(b, minlength=classes))
+    shares.append(both.sum() / len(a))
+  return np.array(shares, np.float64)

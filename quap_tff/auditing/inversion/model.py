@@ -6,6 +6,7 @@ derivative by the examples.
 """
 
 from collections.abc import Sequence
+import itertools
 from typing import Any
 
 import tensorflow as tf
@@ -67,11 +68,8 @@ class StackedModel:
       raise ValueError('The model has no Dense layer, so gradient inversion has nothing to divide. Give another model.')
     self.first_dense = dense[0] if len(dense[0]) == 2 else None
     self.final_dense = dense[-1]
-    self.reads_images = all(step[0] == 'flatten' for step in self._steps[: self._first_dense_step])
-
-  @property
-  def _first_dense_step(self) -> int:
-    return next(i for i, step in enumerate(self._steps) if step[0] == 'dense')
+    self._steps_to_features = list(itertools.takewhile(lambda step: step[0] != 'dense', self._steps))
+    self.reads_images = all(step[0] == 'flatten' for step in self._steps_to_features)
 
   def stacked(self, targets: int) -> list[tf.Tensor]:
     """The initial weights for each of `targets` targets, float32[T, …]."""
@@ -83,7 +81,7 @@ class StackedModel:
 
   def features(self, weights: Sequence[tf.Tensor], x: tf.Tensor) -> tf.Tensor:
     """float32[T, B, d], the input of the first Dense layer."""
-    return self._apply(self._steps[: self._first_dense_step], weights, x)
+    return self._apply(self._steps_to_features, weights, x)
 
   def _apply(self, steps, weights, x):
     for step in steps:

@@ -6,7 +6,7 @@
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -15,19 +15,16 @@ from quap_tff import plans
 from quap_tff.mechanisms import playing
 from quap_tff.mechanisms.parts import layers as layers_lib
 
-CLIENT_UPDATE, AGGREGATE = 'client_update', 'aggregate'
-OBSERVERS = (CLIENT_UPDATE, AGGREGATE)
-
 
 class View(NamedTuple):
-  """What one observer sees.
+  """What one observer sees of the rounds of T targets.
 
   Attributes:
-    update: float64 arrays, one for each trained tensor, in units of w_global - w_local: the client's update, or the
-      mean of the cohort's.
+    update: float64[T, …], one for each trained tensor, in units of w_global - w_local: the target's update, or the mean
+      of its cohort's.
     noised: Positions of the tensors that have noise.
-    clip: The round's clipping norm; +inf for none.
-    noise: The standard deviation of the noise on each noised entry of `update`, 0 without noise.
+    clip: The mean of the rounds' clipping norms; +inf for none.
+    noise: The mean standard deviation of the noise on each noised entry of `update`, 0 without noise.
   """
 
   update: list[np.ndarray]
@@ -36,50 +33,48 @@ class View(NamedTuple):
   noise: float
 
 
-class Views(NamedTuple):
-  """What the two observers see of one round; `client_update` is that of the cohort's first client."""
-
-  client_update: View
-  aggregate: View
-
-
 def observe(
-  plan: plans.Plan,
-  layers: Sequence[layers_lib.Layer],
-  updates: Sequence[Sequence[Any]],
-  client_ids: Sequence[int],
-  seed: int,
-) -> Views:
-  """Round 1 of a plan with given updates.
+  plan: plans.Plan, layers: Sequence[layers_lib.Layer], updates: Sequence[Sequence[np.ndarray]], seed: int
+) -> dict[str, View]:
+  """The views of each target's round 1 of a plan, by the observer's name.
 
   Args:
     plan: Its mechanism has `for_model`. Its clipping norms, noise multipliers and weights are used as they are.
     layers: The model's layers.
-    updates: For each client of the cohort, float32 tensors w_global - w_local.
-    client_ids: Their ids.
+    updates: For each client of a cohort, float32[T, …] tensors w_global - w_local. The first client is the target.
     seed: Seed of the noise, in place of the operating system's entropy, so that an attack can be repeated.
 
   Raises:
     ValueError: If the mechanism clips updates in units of the learning rate.
     NotImplementedError: If a round needs more of a client than its update.
   """
-  facts = plan.mechanism.facts
-  updates = [[tf.convert_to_tensor(u, tf.float32) for u in update] for update in updates]
-  rounds = plan.config.for_model([tf.TensorSpec(u.shape, u.dtype) for u in updates[0]], layers)
-  state = rounds.initial_state()._replace(noise=rounds.initial_noise(seed))
-  played = playing.play_round(rounds, state, updates, list(client_ids))
-  clip, sigma = float(played.admitted.clip), float(played.admitted.sigma)
+  facts, targets = plan.mechanism.facts, len(updates[0][0])
+  rounds = plan.config.for_model([tf.TensorSpec(tensor.shape[1:], tf.float32) for tensor in updates[0]], layers)
   critical = sorted(layers_lib.critical_indices(layers, facts.noised_layers))
-  noised = frozenset(critical if float(played.admitted.noise_multiplier) else ())
-  first = [np.asarray(u, np.float64) * rounds.sum_unit(clip) for u in played.sent[0]]
-  first, own_noise = first[: len(updates[0])], first[len(updates[0]) :]
-  for index, drawn in zip(critical, own_noise):
-    first[index] = first[index] + drawn
-  # A constant divisor is public: anyone who sees the release can turn it into the mean over this cohort.
-  factor = facts.divisor / len(updates) if facts.divisor else 1.0
-  # All clients of a first round have the same rate, so each has an equal share of the cohort's variance.
-  own_sigma = sigma * np.sqrt(len(updates)) if own_noise else 0.0
-  return Views(
-    View(first, noised if own_noise else frozenset(), clip, own_sigma),
-    View([factor * np.asarray(m, np.float64) for m in played.result], noised, clip, factor * sigma),
-  )
+  seen: dict[str, list[View]] = {'client_update': [], 'aggregate': []}
+  for t in range(targets):
+    own = [[tf.convert_to_tensor(tensor[t], tf.float32) for tensor in update] for update in updates]
+    state = rounds.initial_state()._replace(noise=rounds.initial_noise(seed * targets + t))
+    played = playing.play_round(rounds, state, own, list(range(len(own))))
+    clip, sigma = float(played.admitted.clip), float(played.admitted.sigma)
+    noised = frozenset(critical if float(played.admitted.noise_multiplier) else ())
+    first = [np.asarray(u, np.float64) * rounds.sum_unit(clip) for u in played.sent[0]]
+    first, own_noise = first[: len(own[0])], first[len(own[0]) :]
+    for index, drawn in zip(critical, own_noise):
+      first[index] = first[index] + drawn
+    # All clients of a first round have the same rate, so each has an equal share of the cohort's variance.
+    own_sigma = sigma * np.sqrt(len(own)) if own_noise else 0.0
+    seen['client_update'].append(View(first, noised if own_noise else frozenset(), clip, own_sigma))
+    # A constant divisor is public: anyone who sees the release can turn it into the mean over this cohort.
+    factor = facts.divisor / len(own) if facts.divisor else 1.0
+    mean = [factor * np.asarray(m, np.float64) for m in played.result]
+    seen['aggregate'].append(View(mean, noised, clip, factor * sigma))
+  return {
+    observer: View(
+      [np.stack(tensors) for tensors in zip(*(one.update for one in of_targets))],
+      of_targets[0].noised,
+      float(np.mean([one.clip for one in of_targets])),
+      float(np.mean([one.noise for one in of_targets])),
+    )
+    for observer, of_targets in seen.items()
+  }

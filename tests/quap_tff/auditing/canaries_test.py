@@ -8,7 +8,6 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from quap_tff.auditing import canaries as canary_lib
-from quap_tff.auditing.membership import scores
 from quap_tff.mechanisms.noise import correlation
 
 _SEED = tf.constant([3, 4], tf.int64)
@@ -71,7 +70,8 @@ class TestDirections:
     found = canary_lib.directions(_SEED, 50, 7)
     vector = np.random.default_rng(0).normal(size=50)
     expected = [vector @ canary_lib.one_direction(found, tf.constant(k)).numpy() for k in range(7)]
-    np.testing.assert_allclose(canary_lib.projections(found, tf.constant(vector)), expected, atol=1e-6)
+    projected = canary_lib.projected(canary_lib.Canaries((0,), 6), found, [tf.constant(vector)])
+    np.testing.assert_allclose(projected, expected, atol=1e-6)
 
   def test_follow_the_seed(self):
     other = tf.constant([3, 5], tf.int64)
@@ -144,7 +144,7 @@ class TestScores:
   def test_matched_filter_of_independent_noise(self):
     # Two rounds with noise of 1 and 2, moved by 1 and 2: weights 1 and 1/2, over √2.
     templates, covariance = np.array([[1.0], [2.0]]), np.diag([1.0, 4.0])
-    found = scores.matched_filter(templates, covariance)
+    found = canary_lib.matched_filter(templates, covariance)
     np.testing.assert_allclose(found.mu, [np.sqrt(2)], rtol=1e-6)
     np.testing.assert_allclose(found.scores(np.array([[3.0], [4.0]])), [(3 + 4 / 2) / np.sqrt(2)], rtol=1e-6)
 
@@ -157,7 +157,7 @@ class TestScores:
     covariance = correlation.Ar1(0.8).covariance([()] * 6, [3.0] * 6)
     np.testing.assert_allclose(np.cov(noise), covariance, atol=0.4)
     templates = np.tile(np.array([1.0, 0, 0, 1, 0, 1])[:, np.newaxis], 20_000)
-    found = scores.matched_filter(templates, covariance)
+    found = canary_lib.matched_filter(templates, covariance)
     assert found.scores(noise).std() == pytest.approx(1, abs=0.02)
     moved = np.convolve(templates[:, 0], coefficients)[:6]
     assert found.mu[0] == pytest.approx(np.linalg.norm(moved) / 3)

@@ -56,9 +56,9 @@ def _claims(config):
   return np.sqrt(config.correlation.squared_norms(_SCHEDULE, weights, _CLIENTS)) / config.noise_multiplier
 
 
-def _played(config, draws=20_000, target=None):
+def _played(config, draws=20_000, schedule=_SCHEDULE, target=None):
   target = int(_claims(config).argmax()) if target is None else target
-  return distinguisher.play(distinguisher.certified(config, _SCHEDULE, target, seed=5), draws, _DELTA)
+  return distinguisher.play(distinguisher.certified(config, schedule, target, seed=5), draws, _DELTA)
 
 
 class TestCertified:
@@ -83,8 +83,7 @@ class TestCertified:
 
   def test_a_client_that_never_comes_gives_nothing_away(self):
     schedule = [cohort[cohort != 0] for cohort in _SCHEDULE]
-    found = distinguisher.play(distinguisher.certified(_config(), schedule, 0, seed=5), 20_000, _DELTA)
-    assert found.bound.mu == 0
+    assert _played(_config(), schedule=schedule, target=0).bound.mu == 0
 
 
 class TestBrokenMechanismsAreCaught:
@@ -119,8 +118,7 @@ class TestBrokenMechanismsAreCaught:
     )
     monkeypatch.setattr(certified.CertifiedRounds, 'contribution', in_full)
     target = int(np.argmax(np.bincount(np.concatenate(_SCHEDULE), minlength=_CLIENTS)))
-    simulate = distinguisher.certified(config, _SCHEDULE, target, seed=5)
-    assert distinguisher.play(simulate, 40_000, _DELTA).bound.mu > 1.1 * claims[target]
+    assert _played(config, 40_000, target=target).bound.mu > 1.1 * claims[target]
 
   def test_noise_that_is_used_in_two_rounds(self, monkeypatch):
     config = _config()
@@ -129,30 +127,30 @@ class TestBrokenMechanismsAreCaught:
 
 
 class TestQuap:
-  def _config(self):
-    return configs.QuapConfig(
-      num_clients=_CLIENTS,
-      budget=budgets.BudgetConfig(epsilon_total=4.0, num_rounds=8),
-      clip=clip_rules.Fixed(1.0),
-      participation=participations.ParticipationConfig(warmup_rounds=0),
-    )
+  CONFIG = configs.QuapConfig(
+    num_clients=_CLIENTS,
+    budget=budgets.BudgetConfig(epsilon_total=4.0, num_rounds=8),
+    clip=clip_rules.Fixed(1.0),
+    participation=participations.ParticipationConfig(warmup_rounds=0),
+  )
+
+  def _ledger(self):
+    return plans.Plan(self.CONFIG).planned_ledger(_SCHEDULE)
+
+  def _played(self, target, draws, noised):
+    simulate = distinguisher.quap(self.CONFIG, _SCHEDULE, target, seed=5, noised=noised)
+    return distinguisher.play(simulate, draws, self.CONFIG.noise.delta)
 
   def test_a_noised_layer_gives_away_what_the_ledger_says(self):
-    config = self._config()
-    ledger = plans.Plan(config).planned_ledger(_SCHEDULE)
-    epsilon = accounting.epsilon_by_client(ledger, config.noise.delta)
-    target = int(epsilon.argmax())
-    found = distinguisher.play(distinguisher.quap(config, _SCHEDULE, target, seed=5), 40_000, config.noise.delta)
+    epsilon = accounting.epsilon_by_client(self._ledger(), self.CONFIG.noise.delta)
+    found = self._played(int(epsilon.argmax()), 40_000, noised=True)
     assert 0.8 * epsilon.max() < found.bound.epsilon <= epsilon.max()
 
   def test_a_layer_without_noise_gives_everything_away(self):
-    config = self._config()
-    target = int(_SCHEDULE[0][0])
-    simulate = distinguisher.quap(config, _SCHEDULE, target, seed=5, noised=False)
-    found = distinguisher.play(simulate, 2_000, config.noise.delta)
+    found = self._played(int(_SCHEDULE[0][0]), 2_000, noised=False)
     assert found.guesses.true_positives == 2_000 and found.guesses.false_positives == 0
     # The ε that the documents state for this run, by basic composition, is refuted.
-    assert found.bound.epsilon > plans.Plan(config).planned_ledger(_SCHEDULE).epsilon.max()
+    assert found.bound.epsilon > self._ledger().epsilon.max()
 
 
 class TestStock:

@@ -1,4 +1,4 @@
-"""PSNR, SSIM, the assignment of recovered to true images, and pictures."""
+"""PSNR, SSIM, the assignment of recovered to true images, pictures, and shares of labels."""
 
 import numpy as np
 import pytest
@@ -67,3 +67,8 @@ class TestGrid:
   def test_values_out_of_range_are_cut_off(self):
     picture = images.grid(np.full([1, 1, 1, 3], -5.0), np.full([1, 1, 1, 3], np.nan))
     assert picture.min() == 0 and picture.max() == 0.5
+
+
+def test_accuracy_of_labels_counts_multisets():
+  found = images.label_accuracy(np.array([[1, 1, 2], [0, 3, 4]]), np.array([[2, 1, 0], [4, 3, 0]]))
+  np.testing.assert_allclose(found, [2 / 3, 1])

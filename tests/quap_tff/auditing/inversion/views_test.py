@@ -41,8 +41,10 @@ def _quap(placement, critical='final_dense'):
 
 
 def _observe(plan, norm=2.0, seed=1):
+  """The updates of a cohort, and what each observer sees of it: the only target's."""
   updates = _updates(norm)
-  return updates, inversion_views.observe(plan, LAYERS, updates, range(COHORT), seed)
+  seen = inversion_views.observe(plan, LAYERS, [[part[None] for part in update] for update in updates], seed)
+  return updates, {name: view._replace(update=[part[0] for part in view.update]) for name, view in seen.items()}
 
 
 def _stddev(view, expected, indices):
@@ -52,14 +54,14 @@ def _stddev(view, expected, indices):
 class TestQuap:
   def test_a_client_sends_a_clipped_update_without_noise(self):
     updates, seen = _observe(_quap('server'))
-    view = seen.client_update
+    view = seen['client_update']
     assert view.noised == frozenset() and view.noise == 0 and view.clip == CLIP
     np.testing.assert_allclose(view.update[0], updates[0][0], rtol=1e-6)
     np.testing.assert_allclose(view.update[1], updates[0][1] * CLIP / 2, rtol=1e-5)
 
   def test_the_aggregate_has_noise_on_the_final_layer_alone(self):
     updates, seen = _observe(_quap('server'))
-    view = seen.aggregate
+    view = seen['aggregate']
     mean = [np.mean(parts, axis=0) for parts in zip(*updates)]
     np.testing.assert_allclose(view.update[0], mean[0], atol=1e-6)
     assert view.noised == {1, 2}
@@ -71,17 +73,23 @@ class TestQuap:
   def test_noise_at_the_clients_is_in_both_views(self):
     updates, seen = _observe(_quap('client', 'all'), norm=0.1)
     own_sigma = np.sqrt(2 * np.log(1.25 / DELTA)) / (EPSILON / ROUNDS) * CLIP
-    view = seen.client_update
-    assert view.noised == seen.aggregate.noised == {0, 1, 2}
+    view = seen['client_update']
+    assert view.noised == seen['aggregate'].noised == {0, 1, 2}
     assert view.noise == pytest.approx(own_sigma, rel=1e-5)
     assert _stddev(view, updates[0], (0, 1, 2)) == pytest.approx(own_sigma, rel=0.05)
     mean = [np.mean(parts, axis=0) for parts in zip(*updates)]
-    assert _stddev(seen.aggregate, mean, (0, 1, 2)) == pytest.approx(own_sigma / np.sqrt(COHORT), rel=0.05)
+    assert _stddev(seen['aggregate'], mean, (0, 1, 2)) == pytest.approx(own_sigma / np.sqrt(COHORT), rel=0.05)
 
   def test_the_seed_repeats_the_noise(self):
-    first, again, other = (_observe(_quap('server'), seed=seed)[1].aggregate.update[1] for seed in (1, 1, 2))
+    first, again, other = (_observe(_quap('server'), seed=seed)[1]['aggregate'].update[1] for seed in (1, 1, 2))
     np.testing.assert_array_equal(first, again)
     assert (first != other).any()
+
+  def test_each_target_has_noise_of_its_own(self):
+    updates = [[np.stack([part, part]) for part in update] for update in _updates(1.0)]
+    hidden, final, _ = inversion_views.observe(_quap('server'), LAYERS, updates, 1)['aggregate'].update
+    np.testing.assert_array_equal(hidden[0], hidden[1])
+    assert (final[0] != final[1]).any()
 
   def test_updates_in_units_of_the_learning_rate_are_refused(self):
     config = configs.QuapConfig(num_clients=10, update_scale='pseudo_gradient')
@@ -97,7 +105,7 @@ class TestCertified:
   def test_the_aggregate_has_noise_everywhere(self):
     plan = self._plan()
     updates, seen = _observe(plan, norm=0.1)
-    view = seen.aggregate
+    view = seen['aggregate']
     assert view.noised == {0, 1, 2}
     sigma = plan.config.noise_multiplier * CLIP / COHORT
     assert view.noise == pytest.approx(sigma, rel=1e-5)
@@ -106,6 +114,6 @@ class TestCertified:
 
   def test_a_client_sends_its_clipped_update(self):
     _, seen = _observe(self._plan())
-    view = seen.client_update
+    view = seen['client_update']
     norm = np.sqrt(sum(np.square(part).sum() for part in view.update))
     assert view.noised == frozenset() and 0 < norm <= CLIP

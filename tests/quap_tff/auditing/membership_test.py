@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from quap_tff.auditing.membership import attack as membership
-from quap_tff.auditing.membership import roc
+from quap_tff.auditing import membership
+from quap_tff.auditing import roc
 
 
 class TestScores:
@@ -83,15 +83,12 @@ class TestLira:
     rng, mu = np.random.default_rng(4), 1.5
     members = rng.random((60, 80)) < 0.5
     confidences = rng.normal(size=(60, 80)) + mu * members + 10 * rng.normal(size=80)
-    scores = np.stack(
-      [
-        membership.lira(confidences[i], np.delete(confidences, i, 0), np.delete(members, i, 0), online=online)
-        for i in range(60)
-      ]
-    )
-    clients, runs = np.broadcast_to(np.arange(80), (60, 80)), np.broadcast_to(np.arange(60)[:, np.newaxis], (60, 80))
-    trials = dict(clients=clients.ravel(), runs=runs.ravel(), resamples=100)
-    found = roc.summarize(scores.ravel(), members.ravel(), **trials)
+    scores = np.empty(members.shape)
+    for i in range(60):
+      others, theirs = np.delete(confidences, i, 0), np.delete(members, i, 0)
+      scores[i] = membership.lira(confidences[i], others, theirs, online=online)
+    runs, clients = (index.ravel() for index in np.indices(members.shape))
+    found = roc.summarize(scores.ravel(), members.ravel(), clients=clients, runs=runs, resamples=100)
     best = stats.norm.cdf(mu / math.sqrt(2))
     assert found.auc_interval.low <= best <= found.auc_interval.high + 0.01
     assert abs(found.auc - best) < 0.02
@@ -104,8 +101,8 @@ class TestLira:
     logits = rng.normal(size=(30, 80, 3)) + rng.normal(size=(80, 3))
     units = np.repeat(np.arange(40), 2)
     scores = membership.attack_each(attack, logits, rng.integers(3, size=80), units, members)
-    clients, runs = np.broadcast_to(np.arange(40), (30, 40)), np.broadcast_to(np.arange(30)[:, np.newaxis], (30, 40))
-    found = roc.summarize(scores.ravel(), members.ravel(), clients=clients.ravel(), runs=runs.ravel())
+    runs, clients = (index.ravel() for index in np.indices(members.shape))
+    found = roc.summarize(scores.ravel(), members.ravel(), clients=clients, runs=runs)
     assert found.auc_interval.low <= 0.5 <= found.auc_interval.high
     assert abs(found.auc - 0.5) < 0.05
 

@@ -112,9 +112,9 @@ def summarize(
 
   The trials of one client, and those of one run, are not independent. So the bootstrap draws clients and runs anew, not
   trials: a trial counts as often as its client times as often as its run was drawn (the pigeonhole bootstrap,
-  Owen 2007, doi:10.1214/07-AOAS122, which is mildly conservative). The bootstrap's percentiles
-  are the interval of the AUC. For a TPR they have no width where no member is found. Clopper and Pearson's interval has
-  width there, but counts the trials as independent. So the interval of a TPR reaches as far as either.
+  Owen 2007, doi:10.1214/07-AOAS122, which is mildly conservative). The bootstrap's percentiles are the interval of the
+  AUC. For a TPR they have no width where no member is found. Clopper and Pearson's interval has width there, but counts
+  the trials as independent. So the interval of a TPR reaches as far as either.
 
   Args:
     scores: float[n], larger for members.
@@ -131,7 +131,8 @@ def summarize(
   scores, is_member = _checked(scores, is_member)
   checks.integer('resamples', resamples, at_least=20)
   checks.number('confidence', confidence, above=0, below=1)
-  client_index, run_index = _indices(clients, len(scores)), _indices(runs, len(scores), shared=True)
+  client_index = _indices(np.arange(len(scores)) if clients is None else clients, len(scores))
+  run_index = _indices(np.zeros(len(scores)) if runs is None else runs, len(scores))
   rng = np.random.default_rng(seed)
   draws = np.array([_counts(rng, client_index) * _counts(rng, run_index) for _ in range(resamples)], np.float64)
   draws = draws[draws[:, is_member].any(axis=1) & draws[:, ~is_member].any(axis=1)]
@@ -197,9 +198,7 @@ def _percentiles(values, measured, confidence):
   return Interval(float(min(low, measured)), float(max(high, measured)))
 
 
-def _indices(labels, size, shared=False):
-  if labels is None:
-    return np.zeros(size, np.int64) if shared else np.arange(size)
+def _indices(labels, size):
   labels = np.asarray(labels)
   if labels.shape != (size,):
     raise ValueError(f'Clients and runs must have one entry for each of the {size} scores, found {labels.shape}.')

@@ -10,10 +10,10 @@ import tensorflow as tf
 
 from data import features
 from data import federation as federation_lib
+from data.features import imported_models
 from data.features import maps
 from experiments import pretrain
 from experiments.command import command_line
-from experiments.pretraining import importing
 
 layers = tf.keras.layers
 TEXT = 'Learned on photographs of cats'
@@ -37,8 +37,8 @@ def saved(model, path):
   return str(path)
 
 
-def run(model, folder, *arguments, layer='hidden', description=TEXT):
-  given = {'import_model': model, 'layer': layer, 'public_data_description': description, 'output': folder}
+def run(model, folder, *arguments, **changes):
+  given = {'import_model': model, 'layer': 'hidden', 'public_data_description': TEXT, 'output': folder, **changes}
   written = [f'--{name}={value}' for name, value in given.items() if value is not None]
   return command_line.status_of(pretrain.main, ['pretrain', *written, *arguments])
 
@@ -90,13 +90,14 @@ class TestCommand:
     [
       ([], dict(layer='hiden'), "--layer: Unknown layer 'hiden'. Did you mean 'hidden'"),
       ([], dict(layer=None), '--layer is missing'),
-      ([], dict(description=' '), '--public_data_description is empty'),
-      ([], dict(description=None), '--public_data_description is empty'),
+      ([], dict(public_data_description=' '), '--public_data_description is empty'),
+      ([], dict(public_data_description=None), '--public_data_description is empty'),
       (['--epochs=4'], {}, '--epochs has no effect with --import_model'),
       (['--public_data=glyphs'], {}, '--public_data has no effect with --import_model'),
       (['--image_shape=28x28'], {}, '--image_shape must be height, width and channels'),
       (['--image_shape=28x28x2'], {}, "images of 2 channels cannot become the model's 3"),
       (['--preprocessing=pytorch'], {}, "Did you mean 'torch'"),
+      ([], dict(import_model=None), '--layer has no effect without --import_model'),
     ],
   )
   def test_errors_of_flags(self, tmp_path, capsys, arguments, options, message):
@@ -104,10 +105,6 @@ class TestCommand:
     assert run(model, str(tmp_path / 'mine'), *arguments, **options) == 1
     assert message in capsys.readouterr().err
     assert os.listdir(tmp_path) == ['model.keras']
-
-  def test_flags_of_importing_without_a_model(self, tmp_path, capsys):
-    assert run(None, str(tmp_path / 'mine')) == 1
-    assert '--layer has no effect without --import_model' in capsys.readouterr().err
 
   @pytest.mark.parametrize('content', [None, b'', b'no model'])
   def test_a_file_that_is_no_model(self, tmp_path, capsys, content):
@@ -146,7 +143,7 @@ class TestConversion:
     return saved(tf.keras.Model(x, layers.Activation('linear', name='same')(x)), tmp_path / 'identity.keras')
 
   def converted(self, identity, shape, preprocessing, x):
-    return importing.imported(identity, 'same', TEXT, shape, preprocessing)[0](x).numpy()
+    return imported_models.imported(identity, 'same', TEXT, shape, preprocessing)[0](x).numpy()
 
   @pytest.mark.parametrize('mode', ['tf', 'torch', 'caffe'])
   def test_preprocessing_is_that_of_keras(self, identity, mode):
@@ -163,7 +160,7 @@ class TestConversion:
     x = tf.keras.Input((6, 6, 1))
     path = saved(tf.keras.Model(x, layers.Flatten(name='pixels')(x)), tmp_path / 'pixels.keras')
     shown = images(3, 4, 1)
-    found = importing.imported(path, 'pixels', TEXT, '3x4x1', 'none')[0](shown).numpy()
+    found = imported_models.imported(path, 'pixels', TEXT, '3x4x1', 'none')[0](shown).numpy()
     np.testing.assert_allclose(found, layers.Resizing(6, 6)(shown).numpy().reshape(6, 36), atol=1e-5)
 
   def test_the_mean_over_places_is_taken_of_a_spatial_layer(self, tmp_path):
@@ -171,7 +168,7 @@ class TestConversion:
     path = saved(model, tmp_path / 'model.keras')
     x = images(12, 10, 3)
     expected = tf.keras.Model(model.input, model.get_layer('spatial').output)(x).numpy().mean(axis=(1, 2))
-    np.testing.assert_allclose(importing.imported(path, 'spatial', TEXT, '', 'none')[0](x), expected, atol=1e-5)
+    np.testing.assert_allclose(imported_models.imported(path, 'spatial', TEXT, '', 'none')[0](x), expected, atol=1e-5)
 
   @pytest.mark.parametrize('sequential', [False, True])
   def test_a_layer_that_is_a_model(self, tmp_path, sequential):
@@ -181,17 +178,17 @@ class TestConversion:
     base._name = 'base'
     tuned = tf.keras.Sequential([layers.Rescaling(0.5, input_shape=(12, 10, 3)), base, layers.Dense(7)])
     x, path = images(12, 10, 3), saved(tuned, tmp_path / 'model.keras')
-    found = importing.imported(path, 'base', TEXT, '', 'none')[0](x)
+    found = imported_models.imported(path, 'base', TEXT, '', 'none')[0](x)
     np.testing.assert_allclose(found, base(0.5 * x), atol=1e-6)
 
   def test_a_layer_that_is_used_twice(self, tmp_path):
     x, twice = tf.keras.Input((6, 6, 1)), layers.Conv2D(1, 1, name='twice')
     path = saved(tf.keras.Model(x, layers.Flatten()(twice(twice(x)))), tmp_path / 'model.keras')
     with pytest.raises(ValueError, match="layer 'twice' is used more than once in the model"):
-      importing.imported(path, 'twice', TEXT, '', 'none')
+      imported_models.imported(path, 'twice', TEXT, '', 'none')
 
   def test_figures_of_colours_need_colours(self, tmp_path):
     x = tf.keras.Input((6, 6, 1))
     path = saved(tf.keras.Model(x, layers.Flatten(name='pixels')(x)), tmp_path / 'pixels.keras')
     with pytest.raises(ValueError, match='torch is for models of three colours, and this one takes 1 channels'):
-      importing.imported(path, 'pixels', TEXT, '', 'torch')
+      imported_models.imported(path, 'pixels', TEXT, '', 'torch')

@@ -1,4 +1,4 @@
-"""Makes an extractor of a Keras model that others have trained, for `experiments.pretrain --import_model`.
+"""Extractors made of Keras models that others have trained, for `experiments.pretrain --import_model`.
 
 An image x of a run, in [0, 1], becomes features in three steps, all of them layers of the saved extractor:
 
@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from data import reading
-import quap_tff
 from quap_tff.common import registry
 from quap_tff.common.lazy import tf
 
@@ -50,8 +49,8 @@ def imported(
     preprocessing: A key of `PREPROCESSINGS`.
 
   Returns:
-    A `tf.keras.Model`, images float32[n, *image_shape] in [0, 1] -> float32[n, d], and the card without the
-    extractor's SHA-256.
+    A `tf.keras.Model`, images float32[n, *image_shape] in [0, 1] -> float32[n, d], and its card, without the facts that
+    every card has.
 
   Raises:
     reading.DataFileError: If the file is missing, or holds no Keras model.
@@ -82,7 +81,6 @@ def imported(
     'model_input': list(takes),
     'preprocessing': preprocessing,
     'num_features': extractor.output_shape[-1],
-    'versions': {'quap_tff': quap_tff.__version__, 'tensorflow': tf.__version__},
   }
 
 

@@ -32,11 +32,6 @@ _SMALLEST_DEVIATION = 1e-6
 _NEWTON_STEPS, _RIDGE = 25, 1e-3
 
 
-def log_probabilities(logits: np.ndarray) -> np.ndarray:
-  """float64[..., classes], log softmax of logits."""
-  return special.log_softmax(np.asarray(logits, np.float64), axis=-1)
-
-
 def cross_entropy(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
   """The loss -log p_y in nats, float64[..., n].
 
@@ -44,7 +39,7 @@ def cross_entropy(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
     logits: float[..., n, classes].
     labels: int[n].
   """
-  return -_of_label(log_probabilities(logits), labels)
+  return -_of_label(special.log_softmax(np.asarray(logits, np.float64), axis=-1), labels)
 
 
 def scaled_confidence(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -152,7 +147,7 @@ def shadow_scores(
   """
 
   def features(values):
-    found = np.maximum(log_probabilities(values), _LOWEST_LOG_PROBABILITY)
+    found = np.maximum(special.log_softmax(np.asarray(values, np.float64), axis=-1), _LOWEST_LOG_PROBABILITY)
     return np.concatenate([found, np.ones((*found.shape[:-1], 1))], axis=-1)
 
   known, asked = features(shadow_logits), features(logits)
@@ -190,11 +185,10 @@ def _by_loss(logits, labels, units, members):
   return unit_means(-cross_entropy(logits, labels), units, members.shape[1])
 
 
-def _by_classifier(logits, labels, units, members, folds=2):
+def _by_classifier(logits, labels, units, members):
   scores = np.empty(members.shape)
-  fold = np.arange(len(members)) % folds
-  for number in range(folds):
-    known, asked = fold != number, fold == number
+  is_odd = np.arange(len(members)) % 2 == 1
+  for known, asked in ((is_odd, ~is_odd), (~is_odd, is_odd)):
     found = shadow_scores(logits[known], labels, members[known][:, units], logits[asked])
     scores[asked] = unit_means(found, units, members.shape[1])
   return scores
@@ -202,13 +196,10 @@ def _by_classifier(logits, labels, units, members, folds=2):
 
 def _by_lira(logits, labels, units, members, online):
   confidences = unit_means(scaled_confidence(logits, labels), units, members.shape[1])
-  shadows = ~np.eye(len(members), dtype=bool)
-  return np.stack(
-    [
-      lira(confidences[target], confidences[others], members[others], online=online)
-      for target, others in enumerate(shadows)
-    ]
-  )
+  scores = np.empty(members.shape)
+  for target, others in enumerate(~np.eye(len(members), dtype=bool)):
+    scores[target] = lira(confidences[target], confidences[others], members[others], online=online)
+  return scores
 
 
 Attack = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], np.ndarray]

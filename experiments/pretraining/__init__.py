@@ -1,1 +1,0 @@
-"""Networks for features, from drawings or from files."""

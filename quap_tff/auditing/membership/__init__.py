@@ -1,1 +1,0 @@
-"""Attacks that tell whose data a model was trained on."""
