@@ -162,7 +162,7 @@ def main(argv: list[str]) -> int:
   print('\n'.join(f'{name + ":":34}{figure}' for name, figure in record.rows(measured)))
   print(record.verdict(measured))
   if path is not None:
-    record.write(path, record.make(measured, certificate))
+    record.write(path, measured, certificate)
     signatures.sign(path, certificates.AUDIT, key)
     verifying.write_page(path, certificate, record.read(path, certificate))
     print(f'{os.path.join(path, record.AUDIT)} was written, and {certificates.PAGE} shows it.', file=sys.stderr)

@@ -46,8 +46,8 @@ from absl import flags
 from experiments.benchmarking import turns
 from experiments.command import command_line
 from quap_tff.common import lazy
-from quap_tff.common import processors
 from quap_tff.common import registry
+from quap_tff.training import models
 
 _SECTION_NAMES = ['cases', 'aggregation', 'small', 'start', 'growth', 'memory', 'cohort']
 
@@ -153,7 +153,7 @@ def _line(cells: Iterable[Any]) -> str:
 def _cases(note: turns.Note) -> list[turns.Row]:
   workload = dict(clients=_CLIENTS.value, examples=_EXAMPLES.value, batch_size=_BATCH_SIZE.value, device=_DEVICE.value)
   cases, references = list(_CASES), list(_REFERENCES)
-  if _DEVICE.value != 'gpu' and processors.emulates_bfloat16():
+  if _DEVICE.value != 'gpu' and models.emulates_bfloat16():
     cases, references = ([name for name in names if 'bfloat16' not in name] for names in (cases, references))
     print(
       'Without quap_bfloat16 and ceiling_bfloat16: this CPU has no bfloat16 instructions, and to emulate them takes '

@@ -37,7 +37,7 @@ from quap_tff.common import files
 from quap_tff.common import lazy
 from quap_tff.common import registry
 from quap_tff.common.lazy import tf
-from quap_tff.training.layers import saving
+from quap_tff.training import models
 
 _FLAGS = command_line.new_flags()
 _text = functools.partial(flags.DEFINE_string, flag_values=_FLAGS)
@@ -202,7 +202,7 @@ def write(output: str, extractor: tf.keras.Model, card: dict[str, Any]) -> dict[
   """Writes the folder whole. Returns the card with the versions and the extractor's SHA-256."""
   with files.new_folder(os.path.abspath(output)) as folder:
     path = os.path.join(folder, maps.EXTRACTOR)
-    saving.save_model(extractor, path)
+    models.save_model(extractor, path)
     with open(path, 'rb') as f:
       sha256 = hashlib.sha256(f.read()).hexdigest()
     versions = {'quap_tff': quap_tff.__version__, 'tensorflow': tf.__version__}

@@ -29,8 +29,8 @@ from experiments.running import final_summary
 from experiments.running import progress
 from quap_tff.accounting import protection as protections
 from quap_tff.common import lazy
-from quap_tff.common import processors
 from quap_tff.common.lazy import tf
+from quap_tff.training import models
 
 # These load TensorFlow, so they wait until the flags are found right.
 evidence = lazy.module('experiments.running.evidence')
@@ -159,7 +159,7 @@ def _emulates_bfloat16(run) -> bool:
   is_here = not run.runtime.worker_addresses and not (
     run.runtime.runtime == 'in_process' and run.runtime.device != 'cpu' and tf.config.list_physical_devices('GPU')
   )
-  return run.local.compute_dtype == 'bfloat16' and is_here and processors.emulates_bfloat16()
+  return run.local.compute_dtype == 'bfloat16' and is_here and models.emulates_bfloat16()
 
 
 def _print_summary(outcome, summary):

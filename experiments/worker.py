@@ -12,8 +12,7 @@ import sys
 from absl import flags
 
 from experiments.command import command_line
-from quap_tff.runtime.workers import processes
-from quap_tff.runtime.workers import tls_worker
+from quap_tff.runtime import worker_processes
 
 _FLAGS = command_line.new_flags()
 _PORT = flags.DEFINE_integer(
@@ -48,8 +47,8 @@ def main(argv: list[str]) -> int:
       'docs/distributed.md.'
     )
   if _CREDENTIALS.value is not None:
-    return tls_worker.run(_PORT.value, _CREDENTIALS.value)
-  command = processes.worker_command(_PORT.value)
+    return worker_processes.run_behind_tls(_PORT.value, _CREDENTIALS.value)
+  command = worker_processes.worker_command(_PORT.value)
   print(f'WARNING: anyone who reaches port {_PORT.value} can run code on this machine.', file=sys.stderr, flush=True)
   os.execv(command[0], command)
 

@@ -19,7 +19,7 @@ __getattr__, __dir__ = lazy.exports(
     'auditing': [],
     'certificates': [],
     'federated.aggregation': ['CertifiedAggregationFactory', 'QuapAggregationFactory'],
-    'federated.sums.client_ids': ['with_client_ids'],
+    'federated.client_ids': ['with_client_ids'],
     'federated.client_work': ['build_client_work'],
     'federated.learning_process': ['build_certified_fed_avg', 'build_quap_fed_avg'],
     'gate': ['Gate'],

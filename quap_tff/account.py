@@ -21,10 +21,9 @@ import json
 import sys
 from typing import Any, NoReturn
 
-from quap_tff.accounting import calibration
-from quap_tff.accounting.accountants import named as accountants
-from quap_tff.accounting.logs import reading as logs
-from quap_tff.accounting.logs import report as log_report
+from quap_tff.accounting import accountants
+from quap_tff.accounting import log_report
+from quap_tff.accounting import logs
 from quap_tff.common import checks
 from quap_tff.common import registry
 from quap_tff.common.numbers import rounding
@@ -32,7 +31,6 @@ from quap_tff.mechanisms.noise import correlation as correlations
 
 # The most releases for which every coefficient is computed.
 _MOST_RELEASES = 100_000
-_OVER, _WRONG = 1, 2
 
 
 class _Parser(argparse.ArgumentParser):
@@ -104,7 +102,7 @@ def main(argv: Sequence[str]) -> int:
     print(f'Error: {" ".join(str(error).split())}', file=sys.stderr)
   except OSError as error:
     print(f'Error: {error.filename or arguments.log} cannot be used: {error.strerror or error}.', file=sys.stderr)
-  return _WRONG
+  return 2
 
 
 def _of_log(arguments) -> int:
@@ -140,12 +138,9 @@ def _of_log(arguments) -> int:
   if arguments.output_dir is not None:
     for sentence in log_report.write(arguments.output_dir, found, head):
       print(sentence, file=sys.stderr)
-  print(json.dumps({**log_report.summary(found), **_noise(arguments)}, allow_nan=False), flush=True)
-  return _OVER if found.over else 0
-
-
-def _noise(arguments) -> dict[str, Any]:
-  return {name: getattr(arguments, name) for name in ('noise_multiplier', 'delta', 'correlation')}
+  noise = {name: getattr(arguments, name) for name in ('noise_multiplier', 'delta', 'correlation')}
+  print(json.dumps({**log_report.summary(found), **noise}, allow_nan=False), flush=True)
+  return 1 if found.over else 0
 
 
 def _of_plan(arguments) -> int:
@@ -161,7 +156,7 @@ def _of_plan(arguments) -> int:
     )
   # Under correlated noise, a client's rounds together are one Gaussian mechanism with the noise multiplier z/‖C·x‖.
   factor = _moved(arguments, correlation) if correlation.num_buffers else 1.0
-  solution = calibration.solve(
+  solution = accountants.solve(
     epsilon=arguments.epsilon,
     delta=arguments.delta,
     noise_multiplier=arguments.noise_multiplier and arguments.noise_multiplier / factor,
@@ -199,7 +194,7 @@ def _moved(arguments, correlation) -> float:
   return correlation.worst_case(arguments.rounds, arguments.every, releases)
 
 
-def _print_table(arguments, solution: calibration.Solution, figures: dict[str, Any]) -> None:
+def _print_table(arguments, solution: accountants.Solution, figures: dict[str, Any]) -> None:
   rounds = '1 round' if arguments.rounds == 1 else f'{arguments.rounds:,} rounds'
   # The noise that a budget needs is a lower limit: rounded down, it would not be enough.
   noise, delta = rounding.up(solution.noise_multiplier, 7), rounding.up(solution.delta, 6)
@@ -225,7 +220,7 @@ def _print_table(arguments, solution: calibration.Solution, figures: dict[str, A
   print()
 
 
-def _summary(arguments, solution: calibration.Solution, figures: dict[str, Any]) -> dict[str, Any]:
+def _summary(arguments, solution: accountants.Solution, figures: dict[str, Any]) -> dict[str, Any]:
   return {
     'noise_multiplier': solution.noise_multiplier,
     'delta': solution.delta,

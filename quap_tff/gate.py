@@ -25,6 +25,7 @@ rounding of the program's floats counted, or its source of random bits.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+import copy
 import hashlib
 import hmac
 import io
@@ -229,7 +230,9 @@ class Gate:
     Raises:
       ValueError: If a cohort does not consist of distinct ids in [0, N).
     """
-    trial, ends = self._copy(), np.zeros(self.num_clients, np.int64)
+    trial, ends = copy.copy(self), np.zeros(self.num_clients, np.int64)
+    trial._asked = np.zeros_like(self._asked)
+    trial._accounts = privacy_filter.accounts_of(self._accounts, np.arange(self.num_clients))  # A copy.
     left = self.config.rounds_left(self.rounds)
     for index, ids in enumerate(checks.schedule(schedule, self.num_clients)):
       weights = trial.ask(ids, whole)
@@ -238,15 +241,6 @@ class Gate:
       if index < left:
         trial.commit(ids, weights)
     return ends
-
-  def _copy(self) -> Gate:
-    copy = Gate.__new__(Gate)
-    copy.__dict__.update(self.__dict__)
-    copy._asked = np.zeros_like(self._asked)
-    copy._accounts = privacy_filter.Accounts(
-      self._accounts.spent.copy(), [one.copy() for one in self._accounts.sums], self._accounts.latest.copy()
-    )
-    return copy
 
   def noise(self, source: Union[np.random.Generator, bytes], shape: Sequence[int]) -> np.ndarray:
     """The noise of the round that was committed last, for a program that has no correlated noise of its own.

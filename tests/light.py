@@ -29,7 +29,7 @@ ESSENTIAL = (
   'tests/quap_tff/mechanisms/certified/config_test.py',
   'tests/quap_tff/mechanisms/noise/correlation_test.py',
   'tests/quap_tff/mechanisms/noise/held_noise_test.py',
-  'tests/quap_tff/mechanisms/held/planning_test.py',
+  'tests/quap_tff/mechanisms/held/config_test.py',
   'tests/quap_tff/mechanisms/certified/own_bounds_test.py',
   'tests/quap_tff/mechanisms/certified/planning_test.py',
   'tests/quap_tff/mechanisms/certified/population_test.py',

@@ -27,7 +27,6 @@ from quap_tff.common.lazy import tff
 
 models = lazy.module('quap_tff.training.models')
 runtime = lazy.module('quap_tff.runtime')
-saving = lazy.module('quap_tff.training.layers.saving')
 
 # The papers' MNIST model. Images are random: pixels do not change the time of a step.
 _MODEL, _INPUT_SHAPE, _CLASSES = 'mnist_cnn', (28, 28, 1), 10
@@ -252,7 +251,7 @@ class _BareWorker:
   def __init__(self, device: str, batch_size: int, compute_dtype: str):
     self._device = device
     with tf.device(device):
-      model = saving.with_stock_layers(models.build_keras_model(_MODEL, _INPUT_SHAPE, _CLASSES, compute_dtype))
+      model = models.with_stock_layers(models.build_keras_model(_MODEL, _INPUT_SHAPE, _CLASSES, compute_dtype))
     self.variables = model.trainable_variables
 
     @tf.function(input_signature=[tf.TensorSpec((None, *_INPUT_SHAPE)), tf.TensorSpec((None,), tf.int32)])

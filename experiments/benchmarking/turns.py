@@ -16,7 +16,7 @@ import time
 from typing import Any, Callable, NamedTuple, Optional
 
 from quap_tff.common import lazy
-from quap_tff.runtime.workers import processes
+from quap_tff.runtime import worker_processes
 
 psutil = lazy.module('psutil')
 
@@ -80,7 +80,7 @@ class Child:
     self._begin = time.monotonic()
     self._process: subprocess.Popen = subprocess.Popen(
       # Ends with this process, however that ends. Ctrl-C at the terminal is meant for this process only.
-      processes.ending_with_this_one([sys.executable, '-m', *module_and_arguments]),
+      worker_processes.ending_with_this_one([sys.executable, '-m', *module_and_arguments]),
       bufsize=0,
       start_new_session=True,
       **streams,  # type: ignore[call-overload]

@@ -20,7 +20,7 @@ import numpy as np
 
 from experiments.command import command_line
 from quap_tff.common import lazy
-from quap_tff.runtime.workers import processes
+from quap_tff.runtime import worker_processes
 
 cases = lazy.module('experiments.benchmarking.cases')
 quap_tff = lazy.module('quap_tff')
@@ -68,7 +68,7 @@ def _started(cores: list[int]) -> Iterator[list[str]]:
       worker = [sys.executable, '-m', 'experiments.worker', f'--port={port}', '--insecure']
       started.append(
         subprocess.Popen(
-          processes.ending_with_this_one([sys.executable, '-c', pin, *worker]),
+          worker_processes.ending_with_this_one([sys.executable, '-c', pin, *worker]),
           stdin=subprocess.DEVNULL,
           stdout=subprocess.DEVNULL,
           stderr=subprocess.DEVNULL,

@@ -25,7 +25,6 @@ from quap_tff.certificates.folders import about as abouts
 from quap_tff.certificates.folders import evidence
 from quap_tff.certificates.folders import folder as folders
 from quap_tff.certificates.folders import folder_files
-from quap_tff.certificates.folders import run_files
 from quap_tff.certificates.folders.folder_files import FolderError
 from quap_tff.mechanisms.parts import participation as participations
 
@@ -113,7 +112,7 @@ def check(content: folders.Content) -> list[str]:
   """
   if content.made_by != folders.TRAIN:
     return []
-  files = run_files.read(content)
+  files = evidence.read_run_files(content)
   plan, run = _plan(content, files.run)
   return _mechanism_problems(content, files, plan, run) or (
     _metrics_problems(content, files.rows) + _summary_problems(content, files, plan, run)
@@ -152,7 +151,7 @@ def _mechanism_problems(content, files, plan, run) -> list[str]:
       tests=sum(bool(row.get('test_accuracy')) for row in files.rows),
       test_accuracy=files.summary['test_accuracy'],
       date=datetime.date.fromisoformat(files.summary['date']),
-      stretches=run_files.stretches(files.run, content.ledger.num_rounds),
+      stretches=evidence.stretches(files.run, content.ledger.num_rounds),
     )
   kept = folder_files.read_json(content.path, folders.MECHANISM)
   by_flags = json.loads(folders.mechanism_text(plan, content.leaving, expected, content.made_by, content.code))

@@ -22,8 +22,8 @@ from experiments.command import run as run_lib
 from experiments.folders import folder as run_folder
 from experiments.running import progress
 from quap_tff import plans
+from quap_tff.accounting import history
 from quap_tff.accounting import protection as protections
-from quap_tff.accounting.accountants import history
 from quap_tff.common.numbers import rounding
 
 _FORMAL_KEYS = ('covers', 'delta', 'reading')

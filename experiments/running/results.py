@@ -22,12 +22,11 @@ from experiments.running import training
 from quap_tff import accounting
 from quap_tff import plans
 from quap_tff.certificates import verifying
+from quap_tff.certificates.folders import evidence as certificate_evidence
 from quap_tff.certificates.folders import folder as certificate_folders
-from quap_tff.certificates.folders import run_files
 from quap_tff.common import files
 from quap_tff.common import lazy
 from quap_tff.training import models
-from quap_tff.training.layers import saving
 
 plots = lazy.module('experiments.running.plots')  # Matplotlib, which only the end of a run needs.
 
@@ -112,7 +111,7 @@ class Outcome:
     )
     result.weights.assign_weights_to(model)
     with directory.replacing(run_folder.MODEL) as path:
-      saving.save_model(saving.with_stock_layers(model), path)
+      models.save_model(models.with_stock_layers(model), path)
     features.keep_copy(run.flags['features'], directory.path)
     if not experiment.cohorts.secret and not run.method.gives_certificate:  # Both say who came.
       with directory.replacing(run_folder.LEDGER) as path:
@@ -143,7 +142,7 @@ class Outcome:
       tests=int(tested.sum()),
       test_accuracy=self.summary['test_accuracy'],
       date=result.date,
-      stretches=run_files.stretches(run_json, result.round_num),
+      stretches=certificate_evidence.stretches(run_json, result.round_num),
     )
     with directory.writing():
       certificate_folders.write_files(directory.path, experiment.plan, result.ledger, stated, certificate_folders.TRAIN)

@@ -1,26 +1,30 @@
-"""The formal figures of a run: the ε of each client by every applicable accountant, and what the figures cover."""
+"""The formal figures of a run: the ε of each client by every applicable accountant, and what the figures cover.
+
+Sampling amplifies: a client is better hidden if an adversary cannot tell in which rounds it was. That takes a draw of
+known distribution, rounds in which nothing but the noised sum depends on who came, and cohorts that stay secret.
+"""
 
 import dataclasses
+import functools
 import math
 from typing import Any, Optional
 
 import numpy as np
 
-from quap_tff.accounting import ledger_histories
+from quap_tff.accounting import accountants
+from quap_tff.accounting import history as histories_lib
 from quap_tff.accounting import protection as protections
 from quap_tff.accounting import run_ledger
-from quap_tff.accounting import sampling
-from quap_tff.accounting import stopping
-from quap_tff.accounting.accountants import gaussian as accountant_lib
-from quap_tff.accounting.accountants import history as histories_lib
-from quap_tff.accounting.accountants import named as accountants
+from quap_tff.accounting import theorems
 from quap_tff.common import checks
+from quap_tff.common import lazy
 from quap_tff.common.numbers import rounding
 from quap_tff.common.numbers import samplers
 from quap_tff.common.numbers import slack as slacks
 from quap_tff.common.numbers import tradeoff
 
-_NO_AMPLIFICATION = 'none'
+dp_accounting = lazy.module('dp_accounting')
+rdp = lazy.module('dp_accounting.rdp')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +48,31 @@ class FormalFigure:
   epsilon_median: float
 
   def __post_init__(self):
-    accountant_lib.checked((self.epsilon_max, self.epsilon_mean, self.epsilon_median))
+    theorems.checked((self.epsilon_max, self.epsilon_mean, self.epsilon_median))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Reading:
+  """The cost of the rounds of a run that ended before its last planned round. It guarantees nothing.
+
+  A run can end because of what it has released: at an accuracy, or when somebody who looked at it stops it. Then the
+  number of its rounds is chosen by the releases, and at the ε of the rounds that ran, the real δ can be many times the
+  stated one. An account of all planned rounds over the public schedule is a constant, and so it bounds a run wherever
+  it ends: the releases that are left out are post-processing.
+
+  Attributes:
+    rounds: The rounds that ran.
+    epsilon: float64[N], ε of each client by the exact composition of Gaussians, as if their number had been planned. If
+      the cohorts are secret, it follows from the client's rate.
+  """
+
+  rounds: int
+  epsilon: np.ndarray
+
+  def as_dict(self) -> dict[str, Any]:
+    """For JSON. An ε that is not finite becomes None."""
+    largest, mean = _max_and_mean(self.epsilon)
+    return _finite({'rounds': self.rounds, 'epsilon_max': largest, 'epsilon_mean': mean})
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -73,22 +101,18 @@ class FormalReport:
   figures: tuple[FormalFigure, ...]
   notes: tuple[str, ...]
   epsilon: Optional[np.ndarray]
-  reading: Optional[stopping.Reading] = None
+  reading: Optional[Reading] = None
 
   def as_dict(self) -> Optional[dict[str, Any]]:
     """For JSON: None if nothing is covered. An infinite ε becomes None."""
     if self.covers == protections.NOTHING:
       return None
-    figures = [
-      {key: value if isinstance(value, str) or math.isfinite(value) else None for key, value in vars(figure).items()}
-      for figure in self.figures
-    ]
     return {
       'covers': self.covers,
       'statement': self.statement,
       'delta': self.delta,
       'unit': self.unit,
-      'figures': figures,
+      'figures': [_finite(vars(figure)) for figure in self.figures],
       'notes': list(self.notes),
       'reading': self.reading.as_dict() if self.reading is not None else None,
     }
@@ -145,29 +169,29 @@ def formal_report(
     ValueError: If δ is out of range or the sampler is of another population.
   """
   checks.number('delta', delta, above=0, below=1)
-  figures: list[FormalFigure] = []
+  covers, statement = protection.covers, protection.statement
+  if covers == protections.NOTHING:
+    return FormalReport(covers, statement, delta, accountants.UNIT, (), (), None)
   notes: list[str] = []
-  epsilon = None
-  if protection.covers != protections.NOTHING:
-    reason = no_amplification(ledger, protection, sampler, neighbours)
-    if ledger.num_rounds and not reason:
-      relation, words, found = _amplified(ledger, delta, sampler, notes)
-      epsilon = min(found.values(), key=np.max)
-    else:
-      found = _unamplified(ledger, delta - slack.delta, notes)
-      took_part = ledger.rounds > 0
-      for values in found.values():
-        values[took_part] += slack.epsilon
-      epsilon = found['gaussian_exact']
-      relation, words = neighbours, _NO_AMPLIFICATION
-    figures += [_figure(name, relation, words, values) for name, values in found.items()]
-    if reason:
-      notes.append(f'No amplification by sampling: {reason}.')
-    if noise_note:
-      notes.append(noise_note)
-  return FormalReport(
-    protection.covers, protection.statement, delta, accountants.UNIT, tuple(figures), tuple(notes), epsilon
+  reason = no_amplification(ledger, protection, sampler, neighbours)
+  if ledger.num_rounds and not reason:
+    neighbours, amplification, found = _amplified(ledger, delta, sampler, notes)
+    epsilon = min(found.values(), key=np.max)
+  else:
+    amplification, found = 'none', _unamplified(ledger, delta - slack.delta, notes)
+    took_part = ledger.rounds > 0
+    for values in found.values():
+      values[took_part] += slack.epsilon
+    epsilon = found['gaussian_exact']
+  figures = tuple(
+    FormalFigure(name, neighbours, amplification, *_max_and_mean(values), float(np.median(values)))
+    for name, values in found.items()
   )
+  if reason:
+    notes.append(f'No amplification by sampling: {reason}.')
+  if noise_note:
+    notes.append(noise_note)
+  return FormalReport(covers, statement, delta, accountants.UNIT, figures, tuple(notes), epsilon)
 
 
 def no_amplification(
@@ -176,11 +200,44 @@ def no_amplification(
   sampler: samplers.Sampler,
   neighbours: str = histories_lib.ZERO_OUT,
 ) -> Optional[str]:
-  """Why sampling amplifies nothing in a run, a clause; None if it does. The arguments are those of `formal_report`."""
+  """Why sampling amplifies nothing in a run, a clause; None if it does. The arguments are those of `formal_report`.
+
+  Raises:
+    ValueError: If the sampler is of another population.
+  """
   if neighbours == histories_lib.REPLACE_ONE:
     return "the server sees every client's message and whose it is"
-  if reason := sampling.refusal(ledger, sampler):
-    return reason
+  if sampler.rates is not None and len(sampler.rates) != ledger.num_clients:
+    raise ValueError(f'The ledger has {ledger.num_clients} clients, found rates of {len(sampler.rates)}.')
+  # First what would remain if the cohorts were drawn in another way, or in secret.
+  if sampler.noise_follows == 'plan':
+    return 'the noise was chosen on the planned cohorts'
+  if sampler.kind == 'none':
+    return sampler.reason
+  if not sampler.secret:
+    return 'the cohorts follow from a seed that is not secret'
+  state = ledger.state_dict()
+  multipliers = state['noise_multipliers']
+  if sampler.noise_follows != 'nothing' or len(np.unique(multipliers)) > 1:
+    return 'the noise depends on who came'
+  # A cohort of independent coins can be empty, however unlikely that is, unless two coins always show heads. One such
+  # coin is not enough: in the neighbouring data set, its client is missing.
+  can_be_empty = sampler.kind == 'bernoulli' and np.count_nonzero(np.asarray(sampler.rates) == 1) < 2
+  if can_be_empty and not sampler.noises_empty_rounds:
+    # Whether this run had such a round does not matter: its probability differs between the two worlds.
+    return 'a round that nobody comes to releases nothing, which reveals that nobody came'
+  if not sampler.constant_divisor:
+    return 'sums are divided by the size of the cohort, which reveals something about who came'
+  if ledger.correlation.num_buffers:
+    return 'the noise of a round is correlated with that of the rounds before'
+  if (state['weights'] != 1).any():
+    return "the clients' weights depend on how often they came"
+  if sampler.kind == 'bernoulli' and np.isfinite(state['count_noise_multipliers']).any():
+    return "the private quantile's count is divided by the size of the cohort, which reveals something about who came"
+  if sampler.cohort_size is not None:
+    sizes = np.diff(state['offsets'])
+    if sampler.cohort_size > ledger.num_clients or (sizes != sampler.cohort_size).any():
+      return f'not every cohort has {sampler.cohort_size} of {ledger.num_clients} clients'
   if protection.covers != protections.RELEASED_MODEL:
     return 'un-noised values are released, and they reveal who took part'
   return None
@@ -188,11 +245,11 @@ def no_amplification(
 
 def _unamplified(ledger, delta, notes) -> dict[str, np.ndarray]:
   """float64[N] by accountant. The reasons of accountants without a figure go to the notes."""
-  mu = ledger_histories.total_mu(ledger).whole
+  mu = histories_lib.total_mu(ledger).whole
   # Histories of a large population may be rounded up. This figure is exact, and comes first as it needs most memory.
   exact = tradeoff.epsilon_of(mu, delta) if len(mu) > run_ledger.LARGE_POPULATION else None
-  merged = ledger_histories.merged_histories(mu)
-  whole = merged if ledger.correlation.num_buffers else ledger_histories.histories(ledger)
+  merged = histories_lib.merged_histories(mu)
+  whole = merged if ledger.correlation.num_buffers else histories_lib.histories(ledger)
   found = _by_accountant(
     {name: merged if accountant.merges else whole for name, accountant in accountants.ACCOUNTANTS.items()}, delta, notes
   )
@@ -202,18 +259,56 @@ def _unamplified(ledger, delta, notes) -> dict[str, np.ndarray]:
 
 
 def _amplified(ledger, delta, sampler, notes) -> tuple[str, str, dict[str, np.ndarray]]:
-  """The neighbouring relation, the amplification, and float64[N] by accountant."""
+  """The neighbouring relation, the amplification and its assumption, and float64[N] by accountant."""
+  secret = 'assumes that cohorts, their sizes and their seed stay secret'
   if sampler.kind == 'fixed_size':
-    epsilon = np.full(ledger.num_clients, sampling.fixed_size_epsilon(ledger, sampler, delta))
-    return histories_lib.REPLACE_ONE, sampling.fixed_size_amplification(ledger, sampler), {'rdp': epsilon}
-  population = sampling.poisson_histories(ledger, sampler)
+    words = f'{sampler.cohort_size} of {ledger.num_clients} clients, uniformly without replacement; {secret}'
+    epsilon = np.full(ledger.num_clients, fixed_size_epsilon(ledger, sampler, delta))
+    return histories_lib.REPLACE_ONE, words, {'rdp': epsilon}
+  rates, index = np.unique(np.asarray(sampler.rates, np.float64), return_inverse=True)
+  # Every round counts at a client's rate, including rounds without it. All rounds have the same noise.
+  of_rate = functools.partial(
+    histories_lib.History.gaussian, float(ledger.state_dict()['noise_multipliers'][0]), ledger.num_rounds
+  )
+  population = histories_lib.Population([of_rate(q) if q else histories_lib.History(()) for q in rates.tolist()], index)
   found = _by_accountant(
     {name: population for name, accountant in accountants.ACCOUNTANTS.items() if accountant.supports_sampling},
     delta,
     notes,
   )
-  notes.append(sampling.if_known(population, delta))
-  return histories_lib.ADD_OR_REMOVE, sampling.poisson_amplification(sampler), found
+  always_in = max(history.always_in().total_mu for history in population.histories)
+  notes.append(
+    'Cohorts secret: the figures assume that nobody learns who came. If that became known, a client in every round '
+    f'would have ε = {rounding.up(float(tradeoff.epsilon_of(always_in, delta)))} (zero-out).'
+  )
+  taking_part = rates[rates > 0]
+  low, high = (taking_part[0], taking_part[-1]) if len(taking_part) else (0.0, 0.0)
+  shown = f'{low:g}' if low == high else f'{low:g} to {high:g}'
+  return histories_lib.ADD_OR_REMOVE, f'Poisson sampling, q = {shown}; {secret}', found
+
+
+def fixed_size_epsilon(ledger: run_ledger.RunLedger, sampler: samplers.Sampler, delta: float) -> float:
+  """ε of every client against replacing its data by another's, by Rényi composition (Wang et al. 2019, theorem 27).
+
+  Where that bound is larger than the ε of a client in every round, as it is for large cohorts, the latter is returned:
+  the exact composition of Gaussians, which needs no sampling. Replacing a client's data moves a sum by up to twice the
+  clipping norm, and a count by twice what one client adds. dp-accounting's noise multiplier refers to that sensitivity,
+  so it is half of ours. Only valid where sampling amplifies (`no_amplification`).
+  """
+  state = ledger.state_dict()
+  # The sum and the count of a round come from the same draw, so they are one mechanism.
+  mu = np.hypot(1 / state['noise_multipliers'], 1 / state['count_noise_multipliers'])
+  # The library's bound holds for integer orders and takes time in proportion to their square.
+  orders = tuple(range(2, 65)) + (128, 256)
+  accountant = rdp.RdpAccountant(orders, dp_accounting.NeighboringRelation.REPLACE_ONE)
+  for one, count in zip(*np.unique(mu, return_counts=True)):
+    gaussian = dp_accounting.GaussianDpEvent(1 / (2 * one))
+    accountant.compose(
+      dp_accounting.SampledWithoutReplacementDpEvent(ledger.num_clients, sampler.cohort_size, gaussian), int(count)
+    )
+  epsilon, _ = rdp.compute_epsilon(orders, theorems.divergences(accountant, orders, ledger.num_rounds), delta)
+  always_in = tradeoff.epsilon_of(2 * math.sqrt(math.fsum(mu * mu)), delta)
+  return min(float(epsilon) * (1 + tradeoff.RELATIVE_MARGIN), float(always_in))
 
 
 def _by_accountant(populations, delta, notes) -> dict[str, np.ndarray]:
@@ -226,8 +321,14 @@ def _by_accountant(populations, delta, notes) -> dict[str, np.ndarray]:
   return found
 
 
-def _figure(name, neighbours, amplification, epsilon) -> FormalFigure:
+def _max_and_mean(epsilon: np.ndarray) -> tuple[float, float]:
   largest = float(epsilon.max())
   # The mean of equal numbers can round to a value above them.
-  mean = min(float(epsilon.mean()), largest)
-  return FormalFigure(name, neighbours, amplification, largest, mean, float(np.median(epsilon)))
+  return largest, min(float(epsilon.mean()), largest)
+
+
+def _finite(values: dict[str, Any]) -> dict[str, Any]:
+  """The values, with None in place of a number that JSON cannot hold."""
+  return {
+    name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
+  }

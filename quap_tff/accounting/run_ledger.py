@@ -23,11 +23,23 @@ from quap_tff.mechanisms.noise import correlation as correlations
 ENTRIES = {'clients': np.int32, 'budgets': np.float64, 'weights': np.float64}
 ROUNDS = {'noise_multipliers': np.float64, 'count_noise_multipliers': np.float64, 'clipping_norms': np.float64}
 ARRAYS = {'offsets': np.int64, **ENTRIES, **ROUNDS}
-# The noise's correlation; none under independent noise. Banded noise has decays of 0.
-CORRELATION = {'gains': (None, np.float64), 'decays': (None, np.float64)}
-IDENTITY = {'num_clients': ((), np.int64), 'delta': ((), np.float64), 'fingerprint': ((32,), np.uint8), **CORRELATION}
+# Shapes, None for one dimension of any length, and types. Gains and decays are the noise's correlation: none under
+# independent noise. Banded noise has decays of 0.
+IDENTITY = {
+  'num_clients': ((), np.int64),
+  'delta': ((), np.float64),
+  'fingerprint': ((32,), np.uint8),
+  'gains': (None, np.float64),
+  'decays': (None, np.float64),
+}
 # Files list the clients of a larger population only if they took part.
 LARGE_POPULATION = 10_000
+# Relative, between noise and weights of a round in TensorFlow's arithmetic and in NumPy's.
+_SAME = 1e-5
+
+
+class NoBoundError(ValueError):
+  """There is no bound for a run that has ended early. The message is a clause that says why."""
 
 
 class RoundRecord(NamedTuple):
@@ -192,10 +204,8 @@ class RunLedger:
     """A new ledger of the first `num_rounds` rounds, in 0..T."""
     checks.integer('num_rounds', num_rounds, at_least=0, at_most=self.num_rounds)
     state = self.state_dict()
-    state['offsets'] = state['offsets'][: num_rounds + 1]
-    state.update({name: state[name][: state['offsets'][-1]] for name in ENTRIES})
-    state.update({name: state[name][:num_rounds] for name in ROUNDS})
-    return RunLedger.from_state_dict(state)
+    ends = _ends(state['offsets'], num_rounds)
+    return RunLedger.from_state_dict({**state, **{name: state[name][:end] for name, end in ends.items()}})
 
   def state_dict(self) -> dict[str, np.ndarray]:
     """The arrays that a checkpoint and `ledger.npz` keep: round t, from 1, holds clients[offsets[t-1]:offsets[t]].
@@ -257,6 +267,56 @@ class RunLedger:
       raise ValueError(f'{os.fspath(path)} holds no ledger that can be read: {error}') from error
 
 
+def completed(ledger: RunLedger, planned: RunLedger) -> RunLedger:
+  """The rounds of a ledger, and then those that were planned to follow.
+
+  Args:
+    ledger: The rounds that ran.
+    planned: All planned rounds, of the same population. Its clipping norms are not used.
+
+  Raises:
+    NoBoundError: If a round that ran had other clients, other noise or other weights than planned. Then what later
+      rounds would have cost is not known either.
+  """
+  rounds = ledger.num_rounds
+  found, expected = ledger.state_dict(), planned.truncated(min(rounds, planned.num_rounds)).state_dict()
+  (of_rounds, clients, weights), (expected_rounds, expected_clients, expected_weights) = map(_sorted, (found, expected))
+  if not (np.array_equal(of_rounds, expected_rounds) and np.array_equal(clients, expected_clients)):
+    raise NoBoundError('the rounds that ran had other clients than the schedule')
+  pairs = [(found[name], expected[name]) for name in ('noise_multipliers', 'count_noise_multipliers')]
+  if not all(np.allclose(one, other, rtol=_SAME, atol=0) for one, other in [*pairs, (weights, expected_weights)]):
+    raise NoBoundError('the rounds that ran had other noise or other weights than were planned')
+  rest = planned.state_dict()
+  begins = _ends(rest['offsets'], rounds)
+  return RunLedger.from_state_dict(
+    {**found, **{name: np.concatenate([found[name], rest[name][begin:]]) for name, begin in begins.items()}}
+  )
+
+
+def of_limits(mu: np.ndarray, delta: float) -> RunLedger:
+  """A ledger of one round that costs each client all that it may spend: float64[N] μ, 0 for nothing."""
+  clients, largest = np.flatnonzero(mu), float(mu.max()) or 1.0
+  ledger = RunLedger(len(mu), delta, 'limits')
+  ledger.append(RoundRecord(clients, np.ones(len(clients)), mu[clients] / largest, 1 / largest, math.inf, 1.0))
+  return ledger
+
+
+def _ends(offsets: np.ndarray, num_rounds: int) -> dict[str, int]:
+  """Where the first rounds of a ledger end, in each of its arrays."""
+  return {
+    'offsets': num_rounds + 1,
+    **dict.fromkeys(ENTRIES, int(offsets[num_rounds])),
+    **dict.fromkeys(ROUNDS, num_rounds),
+  }
+
+
+def _sorted(state):
+  """The round, the client and the weight of each entry, by round and client."""
+  rounds = np.repeat(np.arange(len(state['offsets']) - 1), np.diff(state['offsets']))
+  order = np.lexsort([state['clients'], rounds])
+  return rounds, state['clients'][order], state['weights'][order]
+
+
 def _shown(name: str, value: np.ndarray) -> str:
   if value.ndim and name != 'fingerprint':
     return str(value.tolist())
@@ -280,8 +340,7 @@ def _checked_state(state: Mapping[str, Any]) -> dict[str, np.ndarray]:
   offsets = arrays['offsets']
   if not len(offsets) or offsets[0] != 0 or (np.diff(offsets) < 0).any():
     raise ValueError('The saved ledger is damaged: offsets must ascend from 0.')
-  lengths = {**dict.fromkeys(ENTRIES, offsets[-1]), **dict.fromkeys(ROUNDS, len(offsets) - 1)}
-  for name, length in lengths.items():
+  for name, length in _ends(offsets, len(offsets) - 1).items():
     if len(arrays[name]) != length:
       raise ValueError(f'The saved ledger is damaged: {name} must have {length} values, found {len(arrays[name])}.')
   try:

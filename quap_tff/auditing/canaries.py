@@ -28,8 +28,8 @@ import tensorflow_federated as tff
 
 from quap_tff.common import checks
 from quap_tff.common.numbers import seeds
-from quap_tff.federated.sums import client_ids
-from quap_tff.federated.sums import collecting
+from quap_tff.federated import client_ids
+from quap_tff.federated import sums
 
 # The norm of a canary's update before clipping. Far above any clipping norm, and its square far below float32's limit.
 NORM = 1e6
@@ -237,7 +237,7 @@ class CanaryAggregationFactory(tff.aggregators.WeightedAggregationFactory):
       measurements = collections.OrderedDict(
         inner=output.measurements,
         projections=tff.federated_map(project, (output.result, found)),
-        others=collecting.collected(tff.federated_map(observe, clients)),
+        others=sums.collected(tff.federated_map(observe, clients)),
       )
       after = collections.OrderedDict(inner=output.state, directions=state['directions'])
       return tff.templates.MeasuredProcessOutput(

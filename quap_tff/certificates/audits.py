@@ -74,15 +74,10 @@ def number_of_tests(has_game: bool) -> int:
   return 1 + has_game
 
 
-def make(measured: Mapping[str, Any], certificate: Mapping[str, Any]) -> dict[str, Any]:
-  """The record of the measured figures, with the digest of the certificate and its own."""
+def write(path: str, measured: Mapping[str, Any], certificate: Mapping[str, Any]) -> None:
+  """Writes the measured figures into a run's folder, with the digest of the certificate and their own."""
   record = {'certificate_sha256': certificate['sha256'], **measured, 'assumptions': _ASSUMPTIONS}
-  return {**record, 'sha256': certificates.digest(record)}
-
-
-def write(path: str, record: Mapping[str, Any]) -> None:
-  """Writes the record into a run's folder."""
-  files.write_json(os.path.join(path, AUDIT), record)
+  files.write_json(os.path.join(path, AUDIT), certificates.sealed(record))
 
 
 def read(path: str, certificate: Mapping[str, Any]) -> Optional[Audit]:
@@ -159,7 +154,7 @@ def _expected(record, certificate) -> dict[str, Any]:
     'assumptions': _ASSUMPTIONS,
     'refuted': refutes(record),
   }
-  return {**expected, 'sha256': certificates.digest({name: record[name] for name in record if name != 'sha256'})}
+  return {**expected, 'sha256': certificates.sealed(record)['sha256']}
 
 
 def _bounds(part, record, tests) -> dict[str, Any]:
@@ -201,19 +196,11 @@ def rows(measured: Mapping[str, Any]) -> list[list[str]]:
   if game is not None:
     each = lower_bounds.each(measured['confidence'], measured['tests'])
     confidence += f', {_percent(each)} for each of the two tests'
-  table = [
-    ['Claimed', f'ε = {rounding.up(claimed)} ({measured["claim"]})' if claimed is not None else 'nothing'],
-    *(
-      [
-        [
-          'Measured',
-          f'ε ≥ {rounding.down(measured["epsilon_lower_bound"])}, for Gaussian noise that is independent '
-          'in orthogonal directions',
-        ]
-      ]
-      if measured['is_gaussian']
-      else []
-    ),
+  table = [['Claimed', f'ε = {rounding.up(claimed)} ({measured["claim"]})' if claimed is not None else 'nothing']]
+  if measured['is_gaussian']:
+    bound = rounding.down(measured['epsilon_lower_bound'])
+    table.append(['Measured', f'ε ≥ {bound}, for Gaussian noise that is independent in orthogonal directions'])
+  table += [
     ['If trials are independent', f'ε ≥ {rounding.down(independent)}, whatever the noise is'],
     [
       'Canaries',

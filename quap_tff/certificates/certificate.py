@@ -4,7 +4,7 @@ A certificate is a pure function of the files of its folder (`quap_tff.certifica
 it is made again and compared. docs/privacy.md has the theorem, and says what a certificate does not cover.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 import hashlib
 import json
 import math
@@ -17,6 +17,8 @@ from quap_tff import plans
 from quap_tff.certificates import sentences
 from quap_tff.certificates.folders import about as abouts
 from quap_tff.certificates.folders import folder as folders
+from quap_tff.certificates.folders import folder_files
+from quap_tff.common import files
 from quap_tff.common.numbers import rounding
 
 # A relative tolerance: sums over rounds are rounded, here and in the filter that limits what clients spend.
@@ -42,20 +44,21 @@ def refusals(plan: plans.Plan, ledger: accounting.RunLedger, about: abouts.About
       reasons.append(f'{said} in {len(rounds)} of {ledger.num_rounds} rounds, first in round {rounds[0]}.')
   if about.tests > ledger.num_rounds:
     reasons.append(f'The issuer states {about.tests} tests, but the run has {ledger.num_rounds} rounds.')
-  return reasons + _overspent(sentences.Figures.of(plan, ledger, about))
+  figures = sentences.Figures.of(plan, ledger, about)
+  clients, at = np.arange(plan.num_clients), f' at δ = {sentences.whole(plan.delta)}'
+  return reasons + overspent(clients, figures.epsilon, figures.bounds, TOLERANCE, at)
 
 
-def _overspent(figures) -> list[str]:
-  config, epsilon, bounds = figures.plan.config, figures.epsilon, figures.bounds
+def overspent(clients: np.ndarray, epsilon: np.ndarray, bounds: np.ndarray, tolerance: float, at: str) -> list[str]:
+  """A sentence on the clients that have spent more than their bound, if there are any. `at` says at which δ."""
   # Written so that NaN counts as over.
-  over = np.flatnonzero(~(epsilon <= bounds * (1 + TOLERANCE)))
+  over = np.flatnonzero(~(epsilon <= bounds * (1 + tolerance)))
   if not len(over):
     return []
   worst = int(over[np.argmax(epsilon[over] / bounds[over])])
   return [
-    f'{len(over)} of {config.num_clients} clients have spent more than their bound at δ = '
-    f'{sentences.whole(config.delta)}. Client {worst} has spent ε = {rounding.up(epsilon[worst], 6)}, and its bound is '
-    f'{sentences.whole(bounds[worst])}.'
+    f'{len(over)} of {len(clients)} clients have spent more than their bound{at}. Client {clients[worst]} has spent '
+    f'ε = {rounding.up(epsilon[worst], 6)}, and its bound is {sentences.whole(bounds[worst])}.'
   ]
 
 
@@ -75,58 +78,69 @@ def make(content: folders.Content) -> dict[str, Any]:
   idle = np.unique(state['clients'][state['weights'] == 0])
   edges = np.linspace(0, config.epsilon, _HISTOGRAM_BINS + 1)
   counts, _ = np.histogram(np.minimum(epsilon, config.epsilon), edges)
-  certificate = {
-    'version': folders.VERSION,
-    'statement': sentences.statement(figures),
-    'guarantee': {
-      'unit': accounting.UNIT,
-      'neighbours': accounting.ZERO_OUT,
-      'epsilon': float(config.epsilon),
-      'delta': float(config.delta),
-      'mu': up(figures.largest_mu),
-      'accountant': sentences.accountant(ledger),
-      'amplification': sentences.AMPLIFICATION,
-      'trust': config.trust,
-      'colluders': sentences.against_colluders(figures),
-      # mechanism.json has each client's own bound.
-      'own_bounds': [{'epsilon': bound, 'clients': clients} for bound, clients in sentences.own_bounds(figures)],
-    },
-    'other_relations': sentences.other_relations(figures),
-    'achieved': {
-      'rounds': ledger.num_rounds,
-      'planned_rounds': figures.planned_rounds,
-      'clients': ledger.num_clients,
-      'clients_that_took_part': int(np.count_nonzero(ledger.rounds)),
-      'clients_with_a_weight_of_0': len(idle),
-      'epsilon_max': up(epsilon.max()),
-      'epsilon_mean': up(epsilon.mean()),
-      'epsilon_quantiles': {f'{q:g}': up(np.quantile(epsilon, q)) for q in _QUANTILES},
-      'epsilon_histogram': {'edges': [round(edge, 9) for edge in edges.tolist()], 'clients': counts.tolist()},
-      'mu_max': up(figures.mu.whole.max()),
-      'is_reading': figures.ended_early,
-    },
-    'releases': sentences.releases(figures),
-    'leaves_clients': [{'by': by, 'value': value, 'type': kind} for by, value, kind in content.leaving],
-    'withheld': list(sentences.WITHHELD),
-    'assumptions': sentences.assumptions(figures),
-    'facts': {
-      'trained_weights': figures.trained_weights,
-      'clipping': sentences.clipping(plan),
-      'slack': {name: up(value) for name, value in plan.slack._asdict().items()},
-      'noise_multiplier': config.noise_multiplier,
-      'divisor': config.divisor,
-      'correlation': {'gains': plan.correlation.gains.tolist(), 'decays': plan.correlation.decays.tolist()},
-    },
-    'issuer': about.as_dict(),
-    'provenance': {'made_by': content.made_by, 'code': dict(content.code), 'files_sha256': folders.digests(content)},
-  }
-  return {**certificate, 'sha256': digest(certificate)}
+  return sealed(
+    {
+      'version': folders.VERSION,
+      'statement': sentences.statement(figures),
+      'guarantee': {
+        'unit': accounting.UNIT,
+        'neighbours': accounting.ZERO_OUT,
+        'epsilon': float(config.epsilon),
+        'delta': float(config.delta),
+        'mu': up(figures.largest_mu),
+        'accountant': sentences.accountant(ledger),
+        'amplification': sentences.AMPLIFICATION,
+        'trust': config.trust,
+        'colluders': sentences.against_colluders(figures),
+        # mechanism.json has each client's own bound.
+        'own_bounds': [{'epsilon': bound, 'clients': clients} for bound, clients in sentences.own_bounds(figures)],
+      },
+      'other_relations': sentences.other_relations(figures),
+      'achieved': {
+        'rounds': ledger.num_rounds,
+        'planned_rounds': figures.planned_rounds,
+        'clients': ledger.num_clients,
+        'clients_that_took_part': int(np.count_nonzero(ledger.rounds)),
+        'clients_with_a_weight_of_0': len(idle),
+        'epsilon_max': up(epsilon.max()),
+        'epsilon_mean': up(epsilon.mean()),
+        'epsilon_quantiles': {f'{q:g}': up(np.quantile(epsilon, q)) for q in _QUANTILES},
+        'epsilon_histogram': {'edges': [round(edge, 9) for edge in edges.tolist()], 'clients': counts.tolist()},
+        'mu_max': up(figures.mu.whole.max()),
+        'is_reading': figures.ended_early,
+      },
+      'releases': sentences.releases(figures),
+      'leaves_clients': [{'by': by, 'value': value, 'type': kind} for by, value, kind in content.leaving],
+      'withheld': list(sentences.WITHHELD),
+      'assumptions': sentences.assumptions(figures),
+      'facts': {
+        'trained_weights': figures.trained_weights,
+        'clipping': sentences.clipping(plan),
+        'slack': {name: up(value) for name, value in plan.slack._asdict().items()},
+        'noise_multiplier': config.noise_multiplier,
+        'divisor': config.divisor,
+        'correlation': {'gains': plan.correlation.gains.tolist(), 'decays': plan.correlation.decays.tolist()},
+      },
+      'issuer': about.as_dict(),
+      'provenance': {'made_by': content.made_by, 'code': dict(content.code), 'files_sha256': folders.digests(content)},
+    }
+  )
 
 
-def digest(value: Any) -> str:
-  """SHA-256, in hex, of a value's canonical JSON: keys sorted, no spaces, UTF-8."""
+def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
+  """A JSON object with the SHA-256 of its canonical form: keys sorted, no spaces, UTF-8. An earlier one is replaced."""
+  value = {name: part for name, part in value.items() if name != 'sha256'}
   canonical = json.dumps(value, sort_keys=True, separators=(',', ':'), ensure_ascii=False, allow_nan=False)
-  return hashlib.sha256(canonical.encode()).hexdigest()
+  return {**value, 'sha256': hashlib.sha256(canonical.encode()).hexdigest()}
+
+
+def text_problems(path: str, found: Any, expected: Any) -> list[str]:
+  """Where the certificate in a folder differs, in any character, from the one that its files give."""
+  if folder_files.read_text(path, folders.CERTIFICATE) == files.json_text(expected):
+    return []
+  return list(differences(found, expected, tolerance=0.0)) or [
+    f'{folders.CERTIFICATE} is written in another way than certificates are.'
+  ]
 
 
 def differences(found: Any, expected: Any, tolerance: float = TOLERANCE, path: str = '') -> Iterator[str]:

@@ -4,7 +4,7 @@
     quap_tff.certificates.verify(folder)
 
     gate.json                           the gate's parameters, and what the issuer states of the other program
-    log.csv                             who took part in which round, see `quap_tff.accounting.logs.reading`
+    log.csv                             who took part in which round, see `quap_tff.accounting.logs`
     clients.csv                         the ε that each client has spent
     certificate.json, certificate.sig   made of these files alone; and a signature of it, if a key was given
 
@@ -22,8 +22,8 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 
 from quap_tff import accounting
-from quap_tff.accounting.logs import reading as logs
-from quap_tff.accounting.logs import report as log_report
+from quap_tff.accounting import log_report
+from quap_tff.accounting import logs
 from quap_tff.certificates import certificate as certificates
 from quap_tff.certificates import sentences
 from quap_tff.certificates.folders import about as abouts
@@ -32,7 +32,6 @@ from quap_tff.certificates.folders import folder_files
 from quap_tff.certificates.folders import signatures
 from quap_tff.common import files
 from quap_tff.common import registry
-from quap_tff.common import version
 from quap_tff.common.numbers import rounding
 from quap_tff.common.numbers import tradeoff
 from quap_tff.mechanisms.certified import config as certified_config
@@ -87,6 +86,11 @@ class _Content(NamedTuple):
   account: logs.LogAccount
   epsilon: np.ndarray
 
+  @property
+  def clients_text(self) -> str:
+    """clients.csv."""
+    return log_report.clients_text(self.account.names, self.account.counts, {'epsilon': self.epsilon})
+
 
 def write(path: str, gate: Any, log: str, statements: Statements, signing_key: Optional[str] = None) -> dict[str, Any]:
   """Writes a new folder with the certificate of a log. It appears complete or not at all.
@@ -109,10 +113,9 @@ def write(path: str, gate: Any, log: str, statements: Statements, signing_key: O
   key = signatures.read_private_key(signing_key) if signing_key is not None else None
   with files.new_folder(path) as unfinished:
     shutil.copyfile(log, os.path.join(unfinished, LOG))
-    code = {'quap_tff': version.VERSION, 'source_sha256': version.source_digest()}
-    files.write(os.path.join(unfinished, GATE), _text(gate.config, statements, code))
+    files.write(os.path.join(unfinished, GATE), _text(gate.config, statements, abouts.this_code()))
     content = read(unfinished)
-    files.write(os.path.join(unfinished, folders.CLIENTS), log_report.clients_text(content.account, content.epsilon))
+    files.write(os.path.join(unfinished, folders.CLIENTS), content.clients_text)
     certificate = make(unfinished, content)
     files.write_json(os.path.join(unfinished, folders.CERTIFICATE), certificate)
     signatures.sign(unfinished, folders.CERTIFICATE, key)
@@ -175,16 +178,13 @@ def problems(path: str, certificate: Any) -> list[str]:
   found = [f'{name} does not belong there: a certificate does not name it.' for name in strangers]
   found += [f'{name} is a {kind}.' for name, kind in entries.special.items() if name in _FILES]
   content = read(path)
-  if folder_files.read_text(path, folders.CLIENTS) != log_report.clients_text(content.account, content.epsilon):
+  if folder_files.read_text(path, folders.CLIENTS) != content.clients_text:
     found.append(f'{folders.CLIENTS} does not say what {LOG} gives.')
   try:
     expected = make(path, content)
   except ValueError as error:
     return [*found, str(error)]
-  if folder_files.read_text(path, folders.CERTIFICATE) != files.json_text(expected):
-    differing = list(certificates.differences(certificate, expected, tolerance=0.0))
-    found += differing or [f'{folders.CERTIFICATE} is written in another way than certificates are.']
-  return found
+  return found + certificates.text_problems(path, certificate, expected)
 
 
 def make(path: str, content: _Content) -> dict[str, Any]:
@@ -192,52 +192,47 @@ def make(path: str, content: _Content) -> dict[str, Any]:
   config, account, up = content.config, content.account, sentences.up
   ids = np.array(list(map(int, account.names)), np.int64)
   bounds = np.full(len(ids), config.epsilon) if config.own_epsilon is None else np.asarray(config.own_epsilon)[ids]
-  over = np.flatnonzero(~(content.epsilon <= bounds))
-  if len(over):
-    worst = over[np.argmax(content.epsilon[over] / bounds[over])]
-    raise ValueError(
-      f'This log cannot be certified: {len(over)} of {len(ids)} clients have spent more than their bound. Client '
-      f'{ids[worst]} has spent ε = {rounding.up(content.epsilon[worst], 6)}, and its bound is '
-      f'{sentences.whole(bounds[worst])}.'
-    )
+  if over := certificates.overspent(ids, content.epsilon, bounds, tolerance=0.0, at=''):
+    raise ValueError(f'This log cannot be certified: {over[0]}')
   everyone = np.zeros(config.num_clients)
   everyone[ids] = content.epsilon
-  certificate = {
-    'version': folders.VERSION,
-    'kind': 'gate',
-    'statement': _statement(content, float(everyone.max())),
-    'guarantee': {
-      'unit': accounting.UNIT,
-      'neighbours': accounting.ZERO_OUT,
-      'epsilon': config.epsilon,
-      'delta': config.delta,
-      'epsilon_if_data_are_replaced_by_others': up(
-        float(tradeoff.epsilon_of(2 * tradeoff.mu_at_most(config.epsilon, config.delta), config.delta))
-      ),
-      'accountant': accounting.ACCOUNTANTS['gaussian_exact'].method,
-      'amplification': sentences.AMPLIFICATION,
-      'clients_with_own_bounds': 0 if config.own_epsilon is None else config.num_clients,
-    },
-    'achieved': {
-      'rounds': account.num_rounds,
-      'planned_rounds': config.num_rounds,
-      'participations': int(account.counts.sum()),
-      'clients': config.num_clients,
-      'clients_that_took_part': int(np.count_nonzero(account.counts)),
-      'epsilon_max': up(float(everyone.max())),
-      'epsilon_mean': up(float(everyone.mean())),
-      'epsilon_quantiles': {f'{q:g}': up(float(np.quantile(everyone, q, method='higher'))) for q in _QUANTILES},
-    },
-    'noise_multiplier': config.noise_multiplier,
-    'correlation': {'gains': config.correlation.gains.tolist(), 'decays': config.correlation.decays.tolist()},
-    'not_covered': list(_NOT_COVERED),
-    'issuer': dataclasses.asdict(content.statements),
-    'provenance': {
-      'code': dict(content.code),
-      'files_sha256': {name: folder_files.digest(path, name) for name in (GATE, LOG, folders.CLIENTS)},
-    },
-  }
-  return {**certificate, 'sha256': certificates.digest(certificate)}
+  return certificates.sealed(
+    {
+      'version': folders.VERSION,
+      'kind': 'gate',
+      'statement': _statement(content, float(everyone.max())),
+      'guarantee': {
+        'unit': accounting.UNIT,
+        'neighbours': accounting.ZERO_OUT,
+        'epsilon': config.epsilon,
+        'delta': config.delta,
+        'epsilon_if_data_are_replaced_by_others': up(
+          float(tradeoff.epsilon_of(2 * tradeoff.mu_at_most(config.epsilon, config.delta), config.delta))
+        ),
+        'accountant': accounting.ACCOUNTANTS['gaussian_exact'].method,
+        'amplification': sentences.AMPLIFICATION,
+        'clients_with_own_bounds': 0 if config.own_epsilon is None else config.num_clients,
+      },
+      'achieved': {
+        'rounds': account.num_rounds,
+        'planned_rounds': config.num_rounds,
+        'participations': int(account.counts.sum()),
+        'clients': config.num_clients,
+        'clients_that_took_part': int(np.count_nonzero(account.counts)),
+        'epsilon_max': up(float(everyone.max())),
+        'epsilon_mean': up(float(everyone.mean())),
+        'epsilon_quantiles': {f'{q:g}': up(float(np.quantile(everyone, q, method='higher'))) for q in _QUANTILES},
+      },
+      'noise_multiplier': config.noise_multiplier,
+      'correlation': {'gains': config.correlation.gains.tolist(), 'decays': config.correlation.decays.tolist()},
+      'not_covered': list(_NOT_COVERED),
+      'issuer': dataclasses.asdict(content.statements),
+      'provenance': {
+        'code': dict(content.code),
+        'files_sha256': {name: folder_files.digest(path, name) for name in (GATE, LOG, folders.CLIENTS)},
+      },
+    }
+  )
 
 
 def _statement(content: _Content, most: float) -> str:

@@ -191,7 +191,7 @@ def _template() -> Any:
 
 def _in_short(certificate) -> list[tuple[str, str]]:
   """Who is protected against whom, how strongly, and for how long: for a reader who knows no mathematics."""
-  clients, trust = certificate['achieved']['clients'], sentences.in_short(certificate['guarantee']['trust'])
+  clients, trust = certificate['achieved']['clients'], sentences.OF_TRUST[certificate['guarantee']['trust']].in_short
   return [
     (
       'Who is protected, and against whom?',
@@ -237,7 +237,7 @@ def _figures(certificate) -> list[tuple[str, str]]:
       ('Own bound', f'ε = {rounding.up(own["epsilon"], 15)} for {own["clients"]:,} clients')
       for own in guarantee['own_bounds']
     ),
-    ('Trust', sentences.trust(guarantee['trust'])),
+    ('Trust', sentences.OF_TRUST[guarantee['trust']].short),
     *(
       (f'Colluders: {one["clients"]:,}', f'ε = {rounding.up(one["epsilon"], 6)}, whichever other clients they are')
       for one in guarantee['colluders']

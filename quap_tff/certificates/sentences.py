@@ -12,7 +12,7 @@ import numpy as np
 
 from quap_tff import accounting
 from quap_tff import plans
-from quap_tff.accounting import ledger_histories
+from quap_tff.accounting import history as histories_lib
 from quap_tff.certificates.folders import about as abouts
 from quap_tff.common.numbers import rounding
 from quap_tff.common.numbers import slack as slacks
@@ -48,7 +48,7 @@ _CLIPPING = {
 _SPLIT = {True: 'All layers are clipped by their joint norm.', False: 'Each layer is clipped by a norm of its own.'}
 
 
-class _OfTrust(NamedTuple):
+class OfTrust(NamedTuple):
   """What a certificate says about whom to trust.
 
   Attributes:
@@ -66,8 +66,8 @@ class _OfTrust(NamedTuple):
   assumptions: Sequence[str]
 
 
-_OF_TRUST = {
-  'server': _OfTrust(
+OF_TRUST = {
+  'server': OfTrust(
     against='a trusted server',
     secret='a key that stays secret',
     short='the server sees updates',
@@ -79,7 +79,7 @@ _OF_TRUST = {
       _INTEGERS.format(noise='rounded Gaussian'),
     ),
   ),
-  'secure_sum': _OfTrust(
+  'secure_sum': OfTrust(
     against='a server that sees secure sums and who takes part, and tells all clients truthfully who is in each sum',
     secret='keys of clients that stay secret',
     short='the server sees secure sums alone',
@@ -129,7 +129,7 @@ class Figures(NamedTuple):
   plan: plans.Plan
   ledger: accounting.RunLedger
   about: abouts.About
-  mu: ledger_histories.TotalMu
+  mu: histories_lib.TotalMu
   epsilon: np.ndarray
   largest_mu: float
 
@@ -161,16 +161,6 @@ class Figures(NamedTuple):
     """float64[N], the ε that each client may spend."""
     config = self.plan.config
     return np.array(config.own_epsilon or [config.epsilon] * config.num_clients, np.float64)
-
-
-def trust(name: str) -> str:
-  """Who is trusted, in a few words, by the name of `CertifiedConfig.trust`."""
-  return _OF_TRUST[name].short
-
-
-def in_short(name: str) -> str:
-  """Whether there is protection against the server, by the name of `CertifiedConfig.trust`."""
-  return _OF_TRUST[name].in_short
 
 
 def chance(certificate: Mapping[str, Any]) -> str:
@@ -217,7 +207,7 @@ def statement(figures: Figures) -> str:
     )
   else:
     spent = f'The client that spent most has spent ε ≤ {most}.'
-  words, stretches = _OF_TRUST[config.trust], len(figures.about.stretches)
+  words, stretches = OF_TRUST[config.trust], len(figures.about.stretches)
   changed = f' Its rounds were run in {stretches} stretches by other code, other versions or other machines.'
   return (
     f'In integers, with {words.against}, public cohorts and constants, and {words.secret}, the noised sums and counts '
@@ -301,40 +291,31 @@ def releases(figures: Figures) -> list[dict[str, Any]]:
   worst = int(np.argmax(mu.whole))
   share = lambda part: round(float((part[worst] / mu.whole[worst]) ** 2), 6) if mu.whole[worst] else 0.0
   published = stated(about.post_processing) if about.post_processing else 'the last noised weights as they are.'
-  free = [
+  correlated = ', correlated from round to round: each round takes back part of the noise that earlier rounds added'
+  between_rounds = correlated if ledger.correlation.num_buffers else ', independent from round to round'
+  rows = [
     (
-      'who took part in which round, and with what weight',
-      ledger.num_rounds,
-      "public by the neighbouring relation, and not a function of clients' data",
-    ),
-    ('loss and accuracy on the test set', about.tests, 'post-processing, because the test set is public'),
-    ('published weights', 1, f'post-processing: {published}'),
-  ]
-  return [
-    _release(
       f"sum of the clients' clipped updates, for all {figures.trained_weights:,} trained weights",
       len(sums),
       share(mu.updates),
-      _noise(sums, _correlated(ledger)),
+      _noise(sums, between_rounds),
     ),
-    _release(
+    (
       'number of update norms within the clipping norm, from which the next clipping norm is computed',
       len(counts),
       share(mu.counts),
       _noise(counts),
     ),
-    *(_release(what, rounds, 0.0, how) for what, rounds, how in free),
+    (
+      'who took part in which round, and with what weight',
+      ledger.num_rounds,
+      0.0,
+      "public by the neighbouring relation, and not a function of clients' data",
+    ),
+    ('loss and accuracy on the test set', about.tests, 0.0, 'post-processing, because the test set is public'),
+    ('published weights', 1, 0.0, f'post-processing: {published}'),
   ]
-
-
-def _correlated(ledger) -> str:
-  if not ledger.correlation.num_buffers:
-    return ', independent from round to round'
-  return ', correlated from round to round: each round takes back part of the noise that earlier rounds added'
-
-
-def _release(what, rounds, share, how):
-  return {'what': what, 'rounds': rounds, 'share_of_worst_client': share, 'how': how}
+  return [dict(zip(('what', 'rounds', 'share_of_worst_client', 'how'), row)) for row in rows]
 
 
 def _noise(multipliers, more='') -> str:
@@ -358,7 +339,7 @@ def assumptions(figures: Figures) -> list[str]:
   if about.public_data:
     features = f'The data that features were made from are assumed to be public. {stated(about.public_data)}'
   return [
-    *(one.format(opens=opens) for one in _OF_TRUST[config.trust].assumptions),
+    *(one.format(opens=opens) for one in OF_TRUST[config.trust].assumptions),
     f'Whether a client takes part in a round does not depend on its data. {stated(about.cohorts)}',
     f"Each client's part of a sum is bounded, and a client without data adds zero. {clipping(figures.plan)}",
     "Constants and hyper-parameters are public. It is assumed that their choice does not depend on clients' data. "

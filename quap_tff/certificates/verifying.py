@@ -21,7 +21,6 @@ from quap_tff.certificates.folders import folder_files
 from quap_tff.certificates.folders import signatures
 from quap_tff.certificates.folders.folder_files import CannotTellError
 from quap_tff.common import files
-from quap_tff.common import version
 
 # The exit status of each answer.
 VALID, INVALID, CANNOT_TELL = 0, 1, 2
@@ -153,7 +152,10 @@ def verify(folder: str, public_key: Optional[str] = None, check: Optional[Check]
       public key cannot be read, or the run is too large to be verified here.
     ImportError: If a package is missing that verification needs.
   """
-  key = _public_key(public_key) if public_key is not None else None
+  try:
+    key = signatures.read_public_key(public_key) if public_key is not None else None
+  except ValueError as error:
+    raise CannotTellError(str(error)) from None
   warnings: list[str] = []
   audit: Optional[audits.Audit] = None
   try:
@@ -188,36 +190,23 @@ def _unchecked(folder, key) -> list[str]:
   return [f"{name} was not checked. To check it, give the signer's --public_key." for name in there]
 
 
-def _public_key(path):
-  try:
-    return signatures.read_public_key(path)
-  except ValueError as error:
-    raise CannotTellError(str(error)) from None
-
-
 def problems_of(content: folders.Content, certificate: Any, check: Optional[Check] = None) -> list[str]:
   """The problems of a folder's files and of its certificate, a sentence each. Its page and audit are left aside.
 
   Raises:
     FolderError: If a file is missing or damaged.
   """
-  return _problems(content, check) or _certificate_problems(content, certificate)
-
-
-def _problems(content, check) -> list[str]:
-  return evidence.problems(content) or (check(content) if check is not None else [])
-
-
-def _certificate_problems(content, certificate) -> list[str]:
-  """Where the certificate differs, in any character, from the one that the files give."""
+  if problems := _problems(content, check):
+    return problems
   try:
     expected = certificates.make(content)
   except ValueError as error:
     return [str(error)]
-  if folder_files.read_text(content.path, folders.CERTIFICATE) == files.json_text(expected):
-    return []
-  found = list(certificates.differences(certificate, expected, tolerance=0.0))
-  return found or [f'{folders.CERTIFICATE} is written in another way than certificates are.']
+  return certificates.text_problems(content.path, certificate, expected)
+
+
+def _problems(content, check) -> list[str]:
+  return evidence.problems(content) or (check(content) if check is not None else [])
 
 
 def _page_problems(path: str, certificate: Any, audit: Optional[audits.Audit], is_needed: bool) -> list[str]:
@@ -231,7 +220,7 @@ def _page_problems(path: str, certificate: Any, audit: Optional[audits.Audit], i
 
 
 def _warnings(content, is_checked) -> list[str]:
-  found, here = [], {'quap_tff': version.VERSION, 'source_sha256': version.source_digest()}
+  found, here = [], abouts.this_code()
   if content.code != here:
     found.append(f'The run was made by other code: {content.code}. This code is {here}.')
   if content.made_by == folders.TRAIN and not is_checked:

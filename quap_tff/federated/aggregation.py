@@ -19,9 +19,8 @@ import tensorflow as tf
 import tensorflow_federated as tff
 import tree
 
-from quap_tff.federated.sums import client_ids
-from quap_tff.federated.sums import collecting
-from quap_tff.federated.sums import secure_sum as secure_sums
+from quap_tff.federated import client_ids
+from quap_tff.federated import sums
 from quap_tff.mechanisms import mechanism as mechanisms
 from quap_tff.mechanisms.parts import layers as layers_lib
 
@@ -105,16 +104,9 @@ class AggregationFactory(tff.aggregators.WeightedAggregationFactory):
     ready = [i for i in every if i not in waiting]
     nothing_type = tff.to_type([])
 
-    @tff.tensorflow.computation
-    def initialize_server():
-      return rounds.initial_state()
-
+    initialize_server = tff.tensorflow.computation(rounds.initial_state)
     state_type = initialize_server.type_signature.result
-
-    @tff.tensorflow.computation(state_type)
-    def announce(state):
-      return rounds.announce(state)
-
+    announce = tff.tensorflow.computation(rounds.announce, state_type)
     message_type = announce.type_signature.result
 
     update_type = value_type
@@ -136,21 +128,14 @@ class AggregationFactory(tff.aggregators.WeightedAggregationFactory):
     def told_server(own_report):
       return collections.OrderedDict((name, own_report[name]) for name in own_report if name not in rounds.kept_fields)
 
-    reports_type = collecting.collected_type(told_server.type_signature.result)
+    reports_type = sums.collected_type(told_server.type_signature.result)
 
-    @tff.tensorflow.computation(state_type, message_type, reports_type)
-    def admit(state, message, reports):
-      return rounds.admit(state, message, reports)
-
+    admit = tff.tensorflow.computation(rounds.admit, state_type, message_type, reports_type)
     admitted_type = admit.type_signature.result
 
     clip_type = nothing_type
     if rounds.clips_by_this_round:
-
-      @tff.tensorflow.computation(admitted_type)
-      def clip_of_round(admitted):
-        return admitted.clip
-
+      clip_of_round = tff.tensorflow.computation(lambda admitted: admitted.clip, admitted_type)
       clip_type = clip_of_round.type_signature.result
 
     part_type, ready_type = update_type, nothing_type
@@ -184,7 +169,7 @@ class AggregationFactory(tff.aggregators.WeightedAggregationFactory):
           client_id=own_report['client_id'], **{str(k): one for k, one in enumerate(summands)}
         )
 
-      @tff.tensorflow.computation(collecting.collected_type(with_id.type_signature.result), admitted_type)
+      @tff.tensorflow.computation(sums.collected_type(with_id.type_signature.result), admitted_type)
       def combine(contributions, admitted):
         order = tf.argsort(contributions['client_id'])  # That of the reports.
         each = [tf.gather(contributions[str(k)], order) for k in range(len(summands_type))]
@@ -217,9 +202,9 @@ class AggregationFactory(tff.aggregators.WeightedAggregationFactory):
       reports = tff.federated_map(report, (update, weight, message))
       sent = tff.federated_map(told_server, reports) if rounds.kept_fields else reports
       if rounds.reports_by_sum:
-        at_server = collecting.summed_by_id(sent, self._mechanism.num_clients)
+        at_server = sums.summed_by_id(sent, self._mechanism.num_clients)
       else:
-        at_server = collecting.collected_by_id(sent)
+        at_server = sums.collected_by_id(sent)
       admitted = tff.federated_map(admit, (own_state, announced, at_server))
       clip = tff.federated_map(clip_of_round, admitted) if rounds.clips_by_this_round else nothing
       part, ready_total = update, nothing
@@ -231,9 +216,9 @@ class AggregationFactory(tff.aggregators.WeightedAggregationFactory):
         summed = inner.next(state.inner_sum, summands)
         total = summed.result
       elif rounds.secure_bounds is not None:
-        total = secure_sums.secure_sum(summands, rounds.secure_bounds, rounds.most_clients)
+        total = sums.secure_sum(summands, rounds.secure_bounds, rounds.most_clients)
       elif rounds.needs_each_update:
-        each = collecting.collected(tff.federated_map(with_id, (summands, reports)))
+        each = sums.collected(tff.federated_map(with_id, (summands, reports)))
         total = tff.federated_map(combine, (each, admitted))
       else:
         total = tff.federated_sum(summands)

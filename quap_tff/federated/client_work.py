@@ -1,8 +1,6 @@
-"""Local training as a TFF `ClientWorkProcess` that reports client ids.
+"""Local training as a TFF `ClientWorkProcess` that reports client ids, as `client_ids` says.
 
-Client data are `<client_id=int64*, examples=D*>`: TFF takes only sequences there, so the id is a sequence of one. It is
-passed on as the update's weight. That is how an aggregator learns whose update it has. It is read before the training,
-so that an aggregator can ask for the ids first.
+An id is read before the training, so that an aggregator can ask for the ids first.
 """
 
 import collections
@@ -13,7 +11,6 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from quap_tff.common.numbers import seeds
-from quap_tff.federated.sums import client_ids
 from quap_tff.training import client_update
 from quap_tff.training import extension as extensions
 from quap_tff.training import model_functions
@@ -40,13 +37,13 @@ def client_data_type(
         f'Expected an input_spec of dense tensors with a first dimension of None, found {leaf}.\nTip: mini-batches'
         ' are cut by the client work itself, and the last one of an epoch is smaller than the others.'
       )
-  own_type = client_ids.data_type(tff.SequenceType(tff.types.tensorflow_to_type(input_spec)))
-  numbers, more = tff.SequenceType(np.int64), {}
+  parts = collections.OrderedDict(client_id=np.int64)
   if with_absent:
-    more['absent'] = numbers
+    parts['absent'] = np.int64
   if with_answers:
-    more['answer'] = tff.SequenceType(tff.types.tensorflow_to_type(client_update.answer_spec()))
-  return tff.to_type(collections.OrderedDict(client_id=numbers, **more, examples=own_type.examples))
+    parts['answer'] = tff.types.tensorflow_to_type(client_update.answer_spec())
+  parts['examples'] = tff.types.tensorflow_to_type(input_spec)
+  return tff.to_type(collections.OrderedDict((name, tff.SequenceType(one)) for name, one in parts.items()))
 
 
 def build_client_work(
@@ -117,8 +114,8 @@ def build_client_work(
   @tff.tensorflow.computation(state_type)
   def next_state(state):
     work = state['work'] if is_extended else state
-    work = collections.OrderedDict(round=work['round'] + 1, seed=work['seed'])
-    return collections.OrderedDict(work=work, memory=state['memory']) if is_extended else work
+    work = collections.OrderedDict(work, round=work['round'] + 1)
+    return collections.OrderedDict(state, work=work) if is_extended else work
 
   @tff.tensorflow.computation(state_type)
   def announce(state):
@@ -126,12 +123,7 @@ def build_client_work(
       return state
     return collections.OrderedDict(work=state['work'], message=extension.message(state['memory']))
 
-  @tff.tensorflow.computation(data_type.client_id)
-  def read_id(ids):
-    return collections.OrderedDict(client_id=client_update.read_client_id(ids))
-
-  if with_answers:
-    read_answer = tff.tensorflow.computation(client_update.read_answer, data_type.answer)
+  read_id = tff.tensorflow.computation(client_update.read_client_id, data_type.client_id)
 
   def train(given):
     announced, own = given['announced'], given.get('own')
@@ -139,7 +131,7 @@ def build_client_work(
     return client_round(
       given['weights'],
       client_update.read_examples(given['examples'], made.input_spec),
-      given['id']['client_id'],
+      given['client_id'],
       work['round'] + 1,
       work['seed'],
       message,
@@ -160,7 +152,7 @@ def build_client_work(
     given = collections.OrderedDict(
       announced=tff.federated_broadcast(tff.federated_map(announce, state)),
       weights=global_weights,
-      id=ids,
+      client_id=ids,
       examples=client_data['examples'],
     )
     if extension.has_own_vectors:
@@ -168,13 +160,14 @@ def build_client_work(
     given = tff.federated_zip(given)
     trained = tff.tensorflow.computation(train, given.type_signature.member)
     updates, report, metrics = tff.federated_map(trained, given)
-    weight = collections.OrderedDict(client_id=ids['client_id'])
+    weight = collections.OrderedDict(client_id=ids)
     if is_extended:
       names = tff.structure.name_list(report.type_signature.member)
       weight['report'] = collections.OrderedDict((name, report[name]) for name in names)
       if extension.takes_absent:
         weight['report']['absent'] = _absent_of(num_clients, client_data['absent'])
     if with_answers:
+      read_answer = tff.tensorflow.computation(client_update.read_answer, data_type.answer)
       weight['answer'] = tff.federated_map(read_answer, client_data['answer'])
     results = tff.federated_zip(tff.learning.templates.ClientResult(update=updates, update_weight=weight))
     measurements = tff.federated_zip(collections.OrderedDict(train=_of_examples(metrics_aggregation(metrics))))
@@ -201,19 +194,16 @@ def _of_examples(metrics):
 def _own_vectors(extension, num_clients, state, ids):
   """Each client's row of `extension.own_vectors`, float32[d]."""
 
-  @tff.tensorflow.computation(state.type_signature.member)
-  def table_of(work):
-    return extension.own_vectors(work['memory'])
+  table_of = tff.tensorflow.computation(lambda work: extension.own_vectors(work['memory']), state.type_signature.member)
 
-  @tff.tensorflow.computation(ids.type_signature.member)
-  def key_of(weight):
+  @tff.tensorflow.computation(np.int64)
+  def key_of(client_id):
     # An id out of range is refused by the aggregator; here it only must not fail first.
-    return tf.cast(tf.clip_by_value(weight['client_id'], 0, num_clients - 1), tf.int32)[tf.newaxis]
+    return tf.cast(tf.clip_by_value(client_id, 0, num_clients - 1), tf.int32)[tf.newaxis]
 
-  @tff.tensorflow.computation(table_of.type_signature.result, np.int32)
-  def row_of(table, key):
-    return tf.gather(table, key)
-
+  row_of = tff.tensorflow.computation(
+    lambda table, key: tf.gather(table, key), table_of.type_signature.result, np.int32
+  )
   row_type = row_of.type_signature.result
 
   @tff.tensorflow.computation(tff.SequenceType(row_type))

@@ -13,13 +13,13 @@ from quap_tff import plans
 from quap_tff.common import checks
 from quap_tff.common import flag_fields
 from quap_tff.common import registry
-from quap_tff.mechanisms.certified import clip_split
 from quap_tff.mechanisms.certified import config as certified_configs
 from quap_tff.mechanisms.certified import guarantee
 from quap_tff.mechanisms.certified import weight_rules
 from quap_tff.mechanisms.held import config as held_config
 from quap_tff.mechanisms.noise import correlation as correlations
 from quap_tff.mechanisms.parts import clip_rules
+from quap_tff.mechanisms.parts import layers as layers_lib
 from quap_tff.methods import base
 from quap_tff.methods import parts
 
@@ -101,7 +101,7 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
   shape: parts.Shape = flag_fields.part(parts.Shape())
 
   def __post_init__(self):
-    registry.lookup('clip split', self.clip_split, clip_split.SPLITS)
+    registry.lookup('clip split', self.clip_split, layers_lib.CLIP_SPLITS)
     if self.noise_multiplier is not None:
       checks.number('noise_multiplier', self.noise_multiplier, above=0)
     registry.lookup('trust', self.trust, dict.fromkeys(_TRUSTS))

@@ -10,12 +10,12 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from quap_tff.runtime import config as config_lib
+from quap_tff.runtime import remote_workers
+from quap_tff.runtime import worker_contexts
 from quap_tff.runtime.in_process import context as in_process
 from quap_tff.runtime.values import errors
 from quap_tff.runtime.values import traffic
 from quap_tff.runtime.values import values
-from quap_tff.runtime.workers import context as workers
-from quap_tff.runtime.workers import remote_workers
 
 
 def _config(config: Union[config_lib.RuntimeConfig, str]) -> config_lib.RuntimeConfig:
@@ -88,32 +88,16 @@ def _one_core_per_client(num_threads: int) -> None:
     )
 
 
-@contextlib.contextmanager
-def _in_process(config: config_lib.RuntimeConfig) -> Iterator[in_process.InProcessContext]:
-  names = prepare(config)
-  with contextlib.closing(
-    in_process.InProcessContext(config.resolved_num_threads(), names, config.clients_per_call)
-  ) as context:
-    yield context
-
-
-@contextlib.contextmanager
-def _native(config: config_lib.RuntimeConfig) -> Iterator[tff.program.FederatedContext]:
-  with contextlib.closing(remote_workers.Worker(timeout=config.worker_timeout)) as worker:
-    yield workers.NativeContext(worker)
-
-
-@contextlib.contextmanager
-def _workers(config: config_lib.RuntimeConfig) -> Iterator[workers.WorkersContext]:
+def _context(config: config_lib.RuntimeConfig) -> Any:
+  if config.kind == 'in_process':
+    return in_process.InProcessContext(config.resolved_num_threads(), prepare(config), config.clients_per_call)
+  if config.kind == 'native':
+    return worker_contexts.NativeContext(remote_workers.Worker(timeout=config.worker_timeout))
   addresses = config.worker_addresses or [None] * config.num_workers
   credentials = None
   if config.worker_credentials is not None:
     credentials = remote_workers.channel_credentials(config.worker_credentials)
-  with contextlib.closing(workers.WorkersContext(addresses, config.worker_timeout, credentials)) as context:
-    yield context
-
-
-_RUNTIMES = {'in_process': _in_process, 'native': _native, 'workers': _workers}
+  return worker_contexts.WorkersContext(addresses, config.worker_timeout, credentials)
 
 
 @contextlib.contextmanager
@@ -139,8 +123,7 @@ def activate(
     errors.WorkerError: If a worker cannot be started or reached; it names the worker.
     FileNotFoundError: If a file of the credentials is missing.
   """
-  config = _config(config)
-  with _RUNTIMES[config.kind](config) as context:
+  with contextlib.closing(_context(_config(config))) as context:
     with tff.framework.get_context_stack().install(context):
       yield context
 

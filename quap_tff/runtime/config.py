@@ -12,7 +12,7 @@ DEVICES = ('cpu', 'gpu', 'auto')
 
 
 @dataclasses.dataclass(frozen=True)
-class RuntimeConfig:
+class RuntimeConfig(checks.Checked):
   """Where TFF computations run.
 
   Attributes:
@@ -29,8 +29,8 @@ class RuntimeConfig:
     num_workers: How many local workers `workers` starts; ignored if `worker_addresses` are given.
     worker_addresses: `host:port` of workers that somebody else starts and ends.
     worker_timeout: Seconds without a sign of life after which a worker is given up.
-    worker_credentials: Folder with the certificate and key that the workers ask for (see `tls_worker`); `None` for
-      workers without TLS.
+    worker_credentials: Folder with the certificate and key that the workers ask for (see
+      `worker_processes.run_behind_tls`); `None` for workers without TLS.
 
   Raises:
     ValueError: For an unknown kind or device (the nearest valid ones are named), a count or a timeout below one, an
@@ -38,28 +38,19 @@ class RuntimeConfig:
       that cannot use one.
   """
 
-  kind: str = 'in_process'
-  device: str = 'auto'
-  num_threads: Optional[int] = None
-  clients_per_call: Optional[int] = None
-  num_workers: int = 2
+  kind: str = registry.name_field('runtime', 'in_process', KINDS)
+  device: str = registry.name_field('device', 'auto', DEVICES)
+  num_threads: Optional[int] = checks.integer_field('num_threads', None, at_least=1)
+  clients_per_call: Optional[int] = checks.integer_field('clients_per_call', None, at_least=1)
+  num_workers: int = checks.integer_field('num_workers', 2, at_least=1)
   worker_addresses: tuple[str, ...] = ()
-  worker_timeout: float = 20.0
+  worker_timeout: float = checks.number_field('worker_timeout', 20.0, at_least=1)
   worker_credentials: Optional[str] = None
 
   def __post_init__(self):
-    if self.kind not in KINDS:
-      raise registry.unknown_name_error('runtime', self.kind, KINDS)
-    if self.device not in DEVICES:
-      raise registry.unknown_name_error('device', self.device, DEVICES)
-    if self.num_threads is not None:
-      checks.integer('num_threads', self.num_threads, at_least=1)
-    if self.clients_per_call is not None:
-      checks.integer('clients_per_call', self.clients_per_call, at_least=1)
-      if self.kind != 'in_process':
-        raise ValueError(f'clients_per_call is for the runtime "in_process", found it with {self.kind!r}.')
-    checks.integer('num_workers', self.num_workers, at_least=1)
-    checks.number('worker_timeout', self.worker_timeout, at_least=1)
+    super().__post_init__()
+    if self.clients_per_call is not None and self.kind != 'in_process':
+      raise ValueError(f'clients_per_call is for the runtime "in_process", found it with {self.kind!r}.')
     if isinstance(self.worker_addresses, str):
       raise ValueError(f'worker_addresses must be a sequence of host:port, found the string {self.worker_addresses!r}.')
     object.__setattr__(self, 'worker_addresses', tuple(self.worker_addresses))

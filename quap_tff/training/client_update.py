@@ -19,7 +19,7 @@ from quap_tff.common.numbers import seeds
 from quap_tff.training import extension as extensions
 from quap_tff.training import malicious
 
-dropout = lazy.module('quap_tff.training.layers.dropout')
+dropout = lazy.module('quap_tff.training.dropout')
 model_functions = lazy.module('quap_tff.training.model_functions')
 
 _SHUFFLE, _DROPOUT = 0, 1  # The two uses of a client's seed.
@@ -77,12 +77,17 @@ def read_examples(dataset: tf.data.Dataset, spec: Any) -> Any:
   return _plain(joined).get_single_element()
 
 
+def _one_of(dataset: tf.data.Dataset, otherwise: Any) -> tuple[Any, tf.Tensor]:
+  """The first element of `dataset`, or `otherwise` if it is empty, and whether it has exactly one."""
+  # Not `reduce`, which instantiates its function again on each call; that takes 4 ms.
+  both = _plain(dataset.take(2).concatenate(tf.data.Dataset.from_tensors(otherwise)).batch(3)).get_single_element()
+  return tf.nest.map_structure(lambda values: values[0], both), tf.equal(num_rows(both), 2)
+
+
 def read_client_id(dataset: tf.data.Dataset) -> tf.Tensor:
   """The one id in the sequence, an int64 scalar; -1, which is nobody's, unless it holds exactly one."""
-  nobody = tf.constant(-1, tf.int64)
-  # Not `reduce`, which instantiates its function again on each call; that takes 4 ms.
-  ids = _plain(dataset.take(2).concatenate(tf.data.Dataset.from_tensors(nobody)).batch(3)).get_single_element()
-  return tf.where(tf.equal(tf.size(ids), 2), ids[0], nobody)
+  client_id, is_one = _one_of(dataset, tf.constant(-1, tf.int64))
+  return tf.where(is_one, client_id, -1)
 
 
 def answer_spec() -> collections.OrderedDict[str, tf.TensorSpec]:
@@ -99,15 +104,8 @@ def answer_spec() -> collections.OrderedDict[str, tf.TensorSpec]:
 def read_answer(dataset: tf.data.Dataset) -> collections.OrderedDict[str, tf.Tensor]:
   """The one answer in the sequence; one for the plan -1, which is none, unless it holds exactly one."""
   none = tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), answer_spec())
-  answers = _plain(dataset.take(2).concatenate(tf.data.Dataset.from_tensors(none)).batch(3)).get_single_element()
-  answer = tf.nest.map_structure(lambda values: values[0], answers)
-  is_one = tf.equal(tf.size(answers['plan']), 2)
+  answer, is_one = _one_of(dataset, none)
   return collections.OrderedDict(answer, plan=tf.where(is_one, answer['plan'], -1))
-
-
-def client_seed(seed: tf.Tensor, round_number: tf.Tensor, client_id: tf.Tensor) -> tf.Tensor:
-  """The int64[2] seed from which all of a client's randomness in one round follows."""
-  return seeds.fold_in(seed, round_number, client_id)
 
 
 def epochs_of(config: ClientWorkConfig, seed: tf.Tensor, client_id: tf.Tensor) -> Any:
@@ -139,7 +137,7 @@ def shuffled_order(seed: tf.Tensor, num_examples: tf.Tensor, epochs: Any) -> tf.
   """`epochs` permutations of the examples, one after the other.
 
   Args:
-    seed: int64[2], from `client_seed`.
+    seed: int64[2], the client's own in this round.
     num_examples: An int32 scalar, n.
     epochs: How many permutations. Epoch e's does not depend on it.
 
@@ -248,7 +246,7 @@ def build_client_update(
   def client_update(global_weights, examples, client_id, round_number, seed, correction=None):
     tf.nest.map_structure(lambda v, w: v.assign(w), model_weights, global_weights)
     anchor = tuple(tf.nest.flatten(global_weights.trainable))
-    own_seed = client_seed(seed, round_number, client_id)
+    own_seed = seeds.fold_in(seed, round_number, client_id)  # All of its randomness in this round follows from it.
     masks = dropout.dropout_stream(seeds.fold_in(own_seed, _DROPOUT))
 
     num_examples = num_rows(examples)
@@ -266,9 +264,9 @@ def build_client_update(
         loss = model.forward_pass(batch, training=True).loss
       gradients = tape.gradient(loss, variables)
       if config.proximal_strength:
-        gradients = _add_proximal_term(gradients, variables, anchor, config.proximal_strength)
+        gradients = _plus(gradients, [config.proximal_strength * (v - a) for v, a in zip(variables, anchor)])
       if correction is not None:
-        gradients = tuple(c if g is None else tf.convert_to_tensor(g) + c for g, c in zip(gradients, correction))
+        gradients = _plus(gradients, correction)
       optimizer_state, updated = optimizer.next(optimizer_state, variables, gradients)
       for variable, value in zip(variables, updated):
         variable.assign(value)
@@ -313,12 +311,9 @@ def build_full_gradient(model: tff.learning.models.VariableModel) -> Callable[..
   return full_gradient
 
 
-def _add_proximal_term(gradients, variables, anchor, strength: float) -> tuple[tf.Tensor, ...]:
-  def add(gradient, variable, start):
-    pull = strength * (variable - start)
-    return pull if gradient is None else tf.convert_to_tensor(gradient) + pull
-
-  return tuple(add(*leaf) for leaf in zip(gradients, variables, anchor))
+def _plus(gradients, terms) -> tuple[tf.Tensor, ...]:
+  """The sums, where a gradient of None is zero."""
+  return tuple(t if g is None else tf.convert_to_tensor(g) + t for g, t in zip(gradients, terms))
 
 
 def _initial_optimizer_state(optimizer, variables, config: ClientWorkConfig, round_number: tf.Tensor) -> Any:

@@ -107,7 +107,6 @@ class Extension(checks.Checked, abc.ABC):
 
   def memory_bytes(self, num_clients: int, num_weights: int) -> int:
     """The size of the memory for all clients, in bytes."""
-    del num_clients, num_weights
     return 0
 
   def client_work(self, config: Any) -> Any:
@@ -121,12 +120,10 @@ class Extension(checks.Checked, abc.ABC):
       num_clients: N.
       shapes: Static shapes of the trained tensors.
     """
-    del num_clients, shapes
     return collections.OrderedDict()
 
   def message(self, memory: Any) -> collections.OrderedDict[str, Any]:
     """The values that every client gets in addition to x."""
-    del memory
     return collections.OrderedDict()
 
   def own_vectors(self, memory: Any) -> Any:
@@ -141,7 +138,6 @@ class Extension(checks.Checked, abc.ABC):
       own: The client's row of `own_vectors` in the model's shapes, a flat list; None if there are none.
       steps: K_i, an int32 scalar.
     """
-    del message, own, steps
     return None
 
   def sent(self, local: Local) -> Tensors:
@@ -153,7 +149,6 @@ class Extension(checks.Checked, abc.ABC):
 
     Either way they leave the client, so a run without a trusted server takes no extension that asks for any.
     """
-    del message, own, local
     return collections.OrderedDict()
 
   def scales(self, memory: Any, cohort: Cohort) -> Any:
@@ -168,7 +163,6 @@ class Extension(checks.Checked, abc.ABC):
       mean: ĝ, a flat list; all zero in a round without clients.
       cohort: The clients that came.
     """
-    del cohort
     return mean, memory
 
   def server_training(self) -> Optional[ServerTraining]:

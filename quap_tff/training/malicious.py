@@ -31,7 +31,6 @@ class Attack(checks.Checked):
 
   def changed_labels(self, labels: np.ndarray, num_classes: int) -> np.ndarray:
     """The labels, int32[n], that a malicious client trains on."""
-    del num_classes
     return labels
 
   @property

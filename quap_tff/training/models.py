@@ -1,4 +1,4 @@
-"""Models by name.
+"""Models by name, and how they are saved.
 
 A model is a function from its layers' maker and the number of classes to the layers after the input, the last of which
 gives float32 logits, and a line in `MODELS`. A model of sequences of tokens is named in `OF_SEQUENCES`, too.
@@ -9,7 +9,9 @@ from __future__ import annotations
 import collections
 from collections.abc import Sequence
 import inspect
+import json
 from typing import Any, Callable, Optional
+import zipfile
 
 import numpy as np
 
@@ -19,12 +21,13 @@ from quap_tff.common import registry
 from quap_tff.common.lazy import tf
 from quap_tff.common.lazy import tff
 
-classifier = lazy.module('quap_tff.training.layers.classifier')
-dropout = lazy.module('quap_tff.training.layers.dropout')
-mixed_precision = lazy.module('quap_tff.training.layers.mixed_precision')
+dropout = lazy.module('quap_tff.training.dropout')
+model_functions = lazy.module('quap_tff.training.model_functions')
 
 # The choices of a compute dtype, and Keras' names of them.
 COMPUTE_DTYPES = {'float32': 'float32', 'bfloat16': 'mixed_bfloat16'}
+# The processors' instructions for bfloat16, as Linux names them: Intel's and AMD's, and Arm's.
+_BFLOAT16 = {'avx512_bf16', 'amx_bf16', 'bf16'}
 # Of `linear_features`. A choice of units, by which updates on features of unit norm are of norm 1 or so: scale s,
 # learning rate r and clipping norm C do what scale 1, s²·r and s·C do.
 LOGIT_SCALE = 10.0
@@ -286,10 +289,8 @@ def input_spec(input_shape: Sequence[int], of_sequences: bool = False) -> Any:
 
   For sequences of tokens, it is `<x=int32[?, length], y=int32[?, length]>`. A label of -1 says that there is none.
   """
-  if of_sequences:
-    spec = tf.TensorSpec((None, *input_shape), tf.int32)
-    return collections.OrderedDict(x=spec, y=spec)
-  return collections.OrderedDict(x=tf.TensorSpec((None, *input_shape), tf.float32), y=tf.TensorSpec((None,), tf.int32))
+  x = tf.TensorSpec((None, *input_shape), tf.int32 if of_sequences else tf.float32)
+  return collections.OrderedDict(x=x, y=x if of_sequences else tf.TensorSpec((None,), tf.int32))
 
 
 def build_model_fn(
@@ -307,11 +308,67 @@ def build_model_fn(
 
   def model_fn() -> tff.learning.models.VariableModel:
     if of_sequences:
-      loss, label_weights = classifier.LabelledCrossEntropy(), classifier.label_weights
+      loss, label_weights = model_functions.LabelledCrossEntropy(), model_functions.label_weights
     else:
       loss, label_weights = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True), None
     keras_model = build_keras_model(name, input_shape, num_classes, compute_dtype, seed)
-    kind = classifier.Classifier if compute_dtype == 'float32' else mixed_precision.MixedPrecisionClassifier
+    kind = model_functions.Classifier if compute_dtype == 'float32' else model_functions.MixedPrecisionClassifier
     return kind(keras_model, loss, spec, label_weights)
 
   return model_fn
+
+
+def emulates_bfloat16(cpuinfo: Optional[str] = None) -> bool:
+  """Whether TensorFlow must emulate bfloat16, because the processor has no instructions for it.
+
+  That was fifteen times slower than float32 on a processor with AVX2 only.
+
+  Args:
+    cpuinfo: The text of /proc/cpuinfo; None reads it. Where it lists no instructions, nothing is known, and the answer
+      is no.
+  """
+  if cpuinfo is None:
+    try:
+      with open('/proc/cpuinfo', encoding='utf-8') as file:
+        cpuinfo = file.read()
+    except OSError:
+      return False
+  lists = [line.partition(':')[2].split() for line in cpuinfo.splitlines() if line.startswith(('flags', 'Features'))]
+  return bool(lists) and not _BFLOAT16.intersection(lists[0])
+
+
+def with_stock_layers(model: Any) -> Any:
+  """A copy of the `tf.keras.Model`, weights included, for saving: plain Keras loads the file without `quap_tff`.
+
+  Each `SeededDropout` becomes a `tf.keras.layers.Dropout` of the same name and rate, so predictions are the same.
+  """
+
+  def stock(layer):
+    kind = tf.keras.layers.Dropout if isinstance(layer, dropout.SeededDropout) else layer.__class__
+    return kind.from_config(layer.get_config())
+
+  copy = tf.keras.models.clone_model(model, clone_function=stock)
+  copy.set_weights(model.get_weights())
+  return copy
+
+
+def save_model(model: Any, path: str) -> None:
+  """Saves a `tf.keras.Model` in Keras' format: equal weights and configurations give equal bytes.
+
+  Keras writes the local time into the archive's entries and into its metadata. A running time can depend on data, and a
+  digest of the file should be a digest of the model. So entries get the zip format's first day, and the date is left
+  out, which Keras does not read.
+
+  Args:
+    model: The model. Layers that were named by Keras have names that depend on how many models were made before.
+    path: The file, which must end in `.keras`.
+  """
+  model.save(path)
+  with zipfile.ZipFile(path) as archive:
+    entries = {name: archive.read(name) for name in archive.namelist()}
+  metadata = json.loads(entries['metadata.json'])
+  del metadata['date_saved']
+  entries['metadata.json'] = json.dumps(metadata).encode()
+  with zipfile.ZipFile(path, 'w') as archive:
+    for name, content in entries.items():
+      archive.writestr(zipfile.ZipInfo(name), content)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import quap_tff
-from quap_tff.accounting.logs import reading as logs
+from quap_tff.accounting import logs
 from quap_tff.common.numbers import tradeoff
 
 ROOT = pathlib.Path(__file__).absolute().parents[2]

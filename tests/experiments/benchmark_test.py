@@ -15,7 +15,7 @@ from experiments.command import command_line
 from tests.experiments import harness
 
 # A measurement in a process of its own, as the benchmark starts it, with a program that never ends in place of Python.
-# tests/quap_tff/runtime/workers/context_test.py says that the workers of a measurement end with it.
+# tests/quap_tff/runtime/worker_contexts_test.py says that the workers of a measurement end with it.
 _MEASURING = """
 import sys, types
 from experiments.benchmarking import turns as benchmark_turns
@@ -134,7 +134,7 @@ def _table(path, sections, *arguments):
 
 
 def test_cases_that_the_processor_emulates_are_left_out(tmp_path, measured, capsys, monkeypatch):
-  monkeypatch.setattr(benchmark.processors, 'emulates_bfloat16', lambda: True)
+  monkeypatch.setattr(benchmark.models, 'emulates_bfloat16', lambda: True)
   names = ['tff_worker', 'tff_in_process', 'quap_float32', 'ceiling']
   measured.seconds = {name: [6.0, 3.0, 1.5] for name in names}
   rows = _table(tmp_path / 'cases.csv', 'cases')
@@ -145,7 +145,7 @@ def test_cases_that_the_processor_emulates_are_left_out(tmp_path, measured, caps
 
 
 def test_cases_take_turns_and_each_figure_has_its_spread(tmp_path, measured, capsys, monkeypatch):
-  monkeypatch.setattr(benchmark.processors, 'emulates_bfloat16', lambda: False)
+  monkeypatch.setattr(benchmark.models, 'emulates_bfloat16', lambda: False)
   names = ['tff_worker', 'tff_in_process', 'quap_float32', 'quap_bfloat16', 'ceiling', 'ceiling_bfloat16']
   measured.seconds = {name: [6.0, 3.0, 1.5] for name in names}
   measured.seconds['quap_float32'] = [3.0, 1.5, 1.0]
@@ -257,7 +257,7 @@ def test_a_small_client_is_measured_and_between_runs_takes_no_processor_time():
 def _instead_of_python(monkeypatch, tmp_path, script):
   """Has the benchmark run a shell script in place of its measurements."""
   monkeypatch.setattr(benchmark_turns.sys, 'executable', str(_program(tmp_path, script)))
-  monkeypatch.setattr(benchmark_turns.processes, 'ending_with_this_one', lambda command: command)
+  monkeypatch.setattr(benchmark_turns.worker_processes, 'ending_with_this_one', lambda command: command)
 
 
 @pytest.mark.parametrize('standard_error, status', [('echo round 1/60 >&2', 3), ('echo nothing >&2', 0)])

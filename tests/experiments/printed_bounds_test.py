@@ -16,8 +16,8 @@ from experiments.running import final_summary
 from quap_tff import account
 from quap_tff import accounting
 from quap_tff import plans
+from quap_tff.accounting import accountants
 from quap_tff.accounting import protection
-from quap_tff.accounting.accountants import named as accountants
 from tests.experiments.reporting import factory
 
 # To the nearest, they would be 2 and 1e-05 in four digits.

@@ -13,11 +13,10 @@ import pytest
 
 import quap_tff
 from quap_tff import account
-from quap_tff.accounting.accountants import history
-from quap_tff.accounting.accountants import named as accountants
-from quap_tff.accounting.logs import reading as logs
+from quap_tff.accounting import accountants
+from quap_tff.accounting import history
+from quap_tff.accounting import logs
 from quap_tff.common.numbers import tradeoff
-from quap_tff.mechanisms.noise import banded
 from quap_tff.mechanisms.noise import correlation as correlations
 
 ROOT = pathlib.Path(__file__).absolute().parents[2]
@@ -182,7 +181,8 @@ class TestLog:
 
   @pytest.mark.parametrize('first', [0, 1])
   @pytest.mark.parametrize(
-    'correlation', [correlations.Ar1(0.9), correlations.Blt((0.6, 0.3), (0.9, 0.4)), banded.Banded(4, (0.7, 0.5, 0.3))]
+    'correlation',
+    [correlations.Ar1(0.9), correlations.Blt((0.6, 0.3), (0.9, 0.4)), correlations.Banded(4, (0.7, 0.5, 0.3))],
   )
   def test_correlated_noise_costs_what_theorem_2_says(self, correlation, first, tmp_path):
     rows, comes = _rows()

@@ -13,14 +13,13 @@ from quap_tff.common.numbers import tradeoff
 from quap_tff.mechanisms.certified import privacy_filter
 from quap_tff.mechanisms.certified import weight_rules
 from quap_tff.mechanisms.certified.config import CertifiedConfig
-from quap_tff.mechanisms.noise import banded
 from quap_tff.mechanisms.noise import correlation as correlations
 from quap_tff.mechanisms.noise import integers
 
 CORRELATIONS = {
   'independent': correlations.Independent(),
   'ar1': correlations.Ar1(0.9),
-  'banded': banded.Banded(4, (0.7, 0.5, 0.3)),
+  'banded': correlations.Banded(4, (0.7, 0.5, 0.3)),
   'blt': correlations.Blt((0.5, 0.2, 0.1), (0.95, 0.6, 0.2)),
 }
 # A client's budget pays for some of 30 rounds, and then for a part of one.

@@ -18,7 +18,6 @@ def functional(*widths):
 
   @tf.function
   def predict(weights, x, training):
-    del training
     for kernel in weights[0]:
       x = tf.matmul(x, kernel)
     return x
@@ -72,12 +71,14 @@ class Linear(tff.learning.models.VariableModel):
       variable.assign(tf.zeros_like(variable))
 
 
-def client(client_id, y, x=1.0, width=1, n=1, absent=None):
-  """A client of `n` equal examples; `absent` are the ids that an extension gets to know."""
+def client(client_id, y, x=1.0, width=1, n=1, absent=None, answer=None):
+  """A client of `n` equal examples; `absent` are the ids that an extension gets to know, `answer` is its guard's."""
   examples = collections.OrderedDict(x=np.full([n, 1], x, np.float32), y=np.full([n, width], y, np.float32))
   data = collections.OrderedDict(client_id=tf.data.Dataset.from_tensors(np.int64(client_id)))
   if absent is not None:
     data['absent'] = tf.data.Dataset.from_tensor_slices(np.asarray(absent, np.int64))
+  if answer is not None:
+    data['answer'] = tf.data.Dataset.from_tensors(answer)
   data['examples'] = tf.data.Dataset.from_tensors(examples)
   return data
 

@@ -9,6 +9,7 @@ from typing import Any, Optional
 import unicodedata
 
 from quap_tff.common import checks
+from quap_tff.common import version
 
 _LONGEST = 4_000
 # Characters that are not seen, or that change the order in which others are seen: control characters, marks of
@@ -110,6 +111,11 @@ def check_text(name: str, value: Any) -> None:
 def is_digest(value: Any) -> bool:
   """Whether it is a SHA-256 in hex."""
   return isinstance(value, str) and _DIGEST.fullmatch(value) is not None
+
+
+def this_code() -> dict[str, str]:
+  """The version of this program, and the digest of its source."""
+  return {'quap_tff': version.VERSION, 'source_sha256': version.source_digest()}
 
 
 def check_code(value: Any) -> None:

@@ -15,9 +15,7 @@ here is refused.
 """
 
 from collections.abc import Mapping, Sequence
-import csv
 import functools
-import io
 import json
 import math
 import os
@@ -29,13 +27,12 @@ import numpy as np
 
 from quap_tff import accounting
 from quap_tff import plans
+from quap_tff.accounting import log_report
 from quap_tff.certificates.folders import about as abouts
 from quap_tff.certificates.folders import folder_files
 from quap_tff.certificates.folders.folder_files import FolderError
 from quap_tff.common import files
 from quap_tff.common import registry
-from quap_tff.common import version
-from quap_tff.common.numbers import rounding
 from quap_tff.mechanisms import sparsity as sparsities
 from quap_tff.mechanisms.certified import config as certified_config
 from quap_tff.mechanisms.certified import guarantee
@@ -66,7 +63,6 @@ CHECKPOINTS, LOCK = 'checkpoints', '.lock'
 
 # An ordinary machine's memory holds so many. A larger plan would take too long to compute again.
 _MOST_CLIENTS, _MOST_ROUNDS, _MOST_PARTICIPATIONS = 10**7, 10**6, 10**8
-_SIX_DIGITS = 6
 # The parts of a mechanism that are named choices, and the choices.
 _CHOICES: dict[str, tuple[str, Mapping[str, Any]]] = {
   'correlation': ('noise correlation', correlations.FAMILIES),
@@ -124,8 +120,7 @@ def write_files(
     if hasattr(plan.config, name):
       registry.name_of(getattr(plan.config, name), choices)  # Whoever reads the folder must know the choice.
   within = functools.partial(os.path.join, path)
-  code = {'quap_tff': version.VERSION, 'source_sha256': version.source_digest()}
-  files.write(within(MECHANISM), mechanism_text(plan, plan.leaving, about, made_by, code))
+  files.write(within(MECHANISM), mechanism_text(plan, plan.leaving, about, made_by, abouts.this_code()))
   for name, arrays in ((SCHEDULE, _schedule_arrays(plan)), (LEDGER, ledger.state_dict())):
     files.write(within(name), files.npz(arrays))
   files.write(within(CLIENTS), clients_text(plan, ledger))
@@ -165,23 +160,14 @@ def _schedule_arrays(plan) -> dict[str, np.ndarray]:
 
 
 def clients_text(plan: plans.Plan, ledger: accounting.RunLedger) -> str:
-  """clients.csv: a row for each client that the ledger lists. Every ε is rounded up to six digits."""
-  formal = plan.report(ledger, plan.schedule).formal
-  columns: dict[str, Any] = {'client': ledger.listed, 'rounds': ledger.rounds[ledger.listed]}
+  """clients.csv: a row for each client that the ledger lists."""
+  formal, listed = plan.report(ledger, plan.schedule).formal, ledger.listed
   epsilons = {
     'formal_epsilon': formal.epsilon,
     'formal_epsilon_reading': formal.reading.epsilon if formal.reading is not None else None,
   }
-  for name, values in epsilons.items():
-    if values is not None:
-      # Most clients of a large population have spent the same.
-      distinct, index = np.unique(values[ledger.listed], return_inverse=True)
-      columns[name] = np.array([rounding.up(one, _SIX_DIGITS) for one in distinct])[index.ravel()]
-  text = io.StringIO()
-  writer = csv.writer(text, lineterminator='\n')
-  writer.writerow(columns)
-  writer.writerows(zip(*(values.tolist() for values in columns.values())))
-  return text.getvalue()
+  known = {name: values[listed] for name, values in epsilons.items() if values is not None}
+  return log_report.clients_text(listed.tolist(), ledger.rounds[listed], known)
 
 
 def read(path: str) -> Content:

@@ -8,6 +8,7 @@ names.
 from __future__ import annotations
 
 import functools
+import operator
 import sys
 from typing import Any
 
@@ -19,12 +20,11 @@ from quap_tff.common.lazy import tf
 class _TensorFlow:
   """TensorFlow's functions under NumPy's names."""
 
-  _RENAMED = {'mean': 'reduce_mean', 'sum': 'reduce_sum', 'min': 'reduce_min', 'max': 'reduce_max', 'any': 'reduce_any'}
+  _NAMES = {name: f'reduce_{name}' for name in ('mean', 'sum', 'min', 'max', 'any')}
+  _NAMES.update(std='math.reduce_std', nextafter='math.nextafter')
 
   def __getattr__(self, name: str) -> Any:
-    if name in ('std', 'nextafter'):
-      return getattr(tf.math, {'std': 'reduce_std'}.get(name, name))
-    return getattr(tf, self._RENAMED.get(name, name))
+    return operator.attrgetter(self._NAMES.get(name, name))(tf)
 
 
 _TENSORFLOW = _TensorFlow()

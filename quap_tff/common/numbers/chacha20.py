@@ -6,12 +6,12 @@ every machine and runtime. A stream is named by a key and a nonce; no two uses m
 
 from __future__ import annotations
 
-import secrets
 from typing import Any, Optional
 
 import numpy as np
 
 from quap_tff.common.lazy import tf
+from quap_tff.common.numbers import seeds
 
 # The constants of the first row, "expand 32-byte k".
 _CONSTANTS = np.frombuffer(b'expand 32-byte k', np.uint32)
@@ -30,9 +30,7 @@ def initial_key(seed: Optional[int], stream: int) -> tf.Tensor:
   """
   if seed is not None:
     return tf.constant([seed, stream, 0, 0], tf.int64)
-  entropy = tf.constant(np.frombuffer(secrets.token_bytes(32), np.int64))
-  # Two runs of one serialized computation must not share their noise.
-  return tf.bitwise.bitwise_xor(entropy, tf.raw_ops.NonDeterministicInts(shape=[4], dtype=tf.int64))
+  return seeds.entropy(4)
 
 
 def blocks(key: tf.Tensor, nonces: tf.Tensor, count: Any, first: int = 0) -> tf.Tensor:

@@ -8,12 +8,9 @@ import numpy as np
 from quap_tff.common import checks
 from quap_tff.common import registry
 
-KINDS = ('bernoulli', 'fixed_size', 'none')
-NOISE_FOLLOWS = ('cohorts', 'plan', 'nothing')
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Sampler:
+class Sampler(checks.Checked):
   """How cohorts are drawn.
 
   Attributes:
@@ -32,28 +29,22 @@ class Sampler:
     reason: For 'none', why such cohorts amplify nothing, a clause.
   """
 
-  kind: str = 'none'
+  kind: str = registry.name_field('sampler', 'none', ('bernoulli', 'fixed_size', 'none'))
   rates: Optional[np.ndarray] = None
-  cohort_size: Optional[int] = None
+  cohort_size: Optional[int] = checks.integer_field('cohort_size', None, at_least=1)
   constant_divisor: bool = False
-  noise_follows: str = 'cohorts'
+  noise_follows: str = registry.name_field('cause of noise', 'cohorts', ('cohorts', 'plan', 'nothing'))
   noises_empty_rounds: bool = False
   secret: bool = False
   reason: str = 'nothing is known of how the cohorts are drawn'
 
   def __post_init__(self):
-    if self.kind not in KINDS:
-      raise registry.unknown_name_error('sampler', self.kind, KINDS)
-    if self.noise_follows not in NOISE_FOLLOWS:
-      raise registry.unknown_name_error('cause of noise', self.noise_follows, NOISE_FOLLOWS)
-    if (self.rates is not None) != (self.kind == 'bernoulli'):
-      raise ValueError(f'Sampler {self.kind!r} {"takes no" if self.rates is not None else "needs"} rates.')
-    if (self.cohort_size is not None) != (self.kind == 'fixed_size'):
-      words = 'takes no' if self.cohort_size is not None else 'needs a'
-      raise ValueError(f'Sampler {self.kind!r} {words} cohort_size.')
+    super().__post_init__()
+    for name, kind, needs in (('rates', 'bernoulli', 'needs'), ('cohort_size', 'fixed_size', 'needs a')):
+      is_given = getattr(self, name) is not None
+      if is_given != (self.kind == kind):
+        raise ValueError(f'Sampler {self.kind!r} {"takes no" if is_given else needs} {name}.')
     if self.rates is not None:
       rates = np.asarray(self.rates, np.float64)
       if rates.ndim != 1 or not ((rates >= 0) & (rates <= 1)).all():
         raise ValueError('Sampler rates must be float[clients], each at least 0 and at most 1.')
-    if self.cohort_size is not None:
-      checks.integer('cohort_size', self.cohort_size, at_least=1)

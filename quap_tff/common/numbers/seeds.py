@@ -1,14 +1,14 @@
 """Seeds of the stateless generators: int64[2] tensors in server state, so that a resumed run draws the same numbers.
 
-A seed that is not given comes from the operating system. TensorFlow's own non-deterministic ops use seeds of 32 bits,
-too few to hide noise, so the 126 bits of an unseeded run come from Python's `secrets`. TensorFlow's bits are mixed in
-only so that two runs of one serialized `initialize` do not share their noise.
+A seed that is not given comes from the operating system, see `entropy`.
 """
 
 from __future__ import annotations
 
 import secrets
 from typing import Any, Optional
+
+import numpy as np
 
 from quap_tff.common.lazy import tf
 
@@ -25,8 +25,17 @@ def initial_seed(seed: Optional[int], stream: str) -> tf.Tensor:
   """
   if seed is not None:
     return tf.constant([seed, STREAMS[stream]], tf.int64)
-  entropy = tf.constant([secrets.randbits(63), secrets.randbits(63)], tf.int64)
-  return tf.bitwise.bitwise_xor(entropy, tf.raw_ops.NonDeterministicInts(shape=[2], dtype=tf.int64))
+  return entropy(2)
+
+
+def entropy(size: int) -> tf.Tensor:
+  """int64[size] from the operating system's entropy.
+
+  TensorFlow's own non-deterministic ops use seeds of 32 bits, too few to hide noise, so the bits come from Python's
+  `secrets`. TensorFlow's are mixed in only so that two runs of one serialized computation do not share their noise.
+  """
+  drawn = tf.constant(np.frombuffer(secrets.token_bytes(8 * size), np.int64))
+  return tf.bitwise.bitwise_xor(drawn, tf.raw_ops.NonDeterministicInts(shape=[size], dtype=tf.int64))
 
 
 def fold_in(seed: tf.Tensor, *values: tf.Tensor) -> tf.Tensor:

@@ -13,10 +13,10 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from quap_tff.federated import client_ids
 from quap_tff.federated import client_work
+from quap_tff.federated import sums
 from quap_tff.federated.line_search import mechanism as line_search
-from quap_tff.federated.sums import client_ids
-from quap_tff.federated.sums import collecting
 from quap_tff.training import client_update
 from quap_tff.training import model_functions
 
@@ -53,19 +53,14 @@ class LineSearchAggregationFactory(tff.aggregators.WeightedAggregationFactory):
     weights_type = tff.learning.models.weights_type_from_model(model)
     examples_type = client_work.client_data_type(model.input_spec).examples
     id_type = tff.to_type(collections.OrderedDict(client_id=np.int64))
-    ids_type = collecting.collected_type(id_type)
-
-    @tff.tensorflow.computation
-    def initialize_server():
-      return line_search.initial_state(config)
-
+    initialize_server = tff.tensorflow.computation(lambda: line_search.initial_state(config))
     state_type = initialize_server.type_signature.result
 
     @tff.tensorflow.computation(weight_type)
     def report(weight):
       return collections.OrderedDict(client_id=tf.cast(read_client_id(weight), tf.int64))
 
-    @tff.tensorflow.computation(state_type, ids_type)
+    @tff.tensorflow.computation(state_type, sums.collected_type(id_type))
     def plan_round(state, reports):
       return line_search.plan_round(config, state, reports['client_id'])
 
@@ -118,7 +113,7 @@ class LineSearchAggregationFactory(tff.aggregators.WeightedAggregationFactory):
     )
     def next_fn(state, value, weight, global_weights, examples):
       own_ids = tff.federated_map(report, weight)
-      plan = tff.federated_map(plan_round, (state, collecting.collected(own_ids)))
+      plan = tff.federated_map(plan_round, (state, sums.collected(own_ids)))
       message = tff.federated_broadcast(tff.federated_map(announce, plan))
       own = tff.federated_map(own_weight, (own_ids, message))
       total = tff.federated_sum(tff.federated_map(contribute, (value, own)))
@@ -134,7 +129,6 @@ class Subtraction(tff.learning.optimizers.Optimizer):
   """x <- x - update, without a state: the server's optimizer for updates whose size is chosen already."""
 
   def initialize(self, specs: Any) -> Any:
-    del specs
     return ()
 
   def next(self, state: Any, weights: Any, gradients: Any) -> Any:

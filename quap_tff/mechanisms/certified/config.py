@@ -52,9 +52,6 @@ class CertifiedConfig(guarantee.Guarantee):
     if not isinstance(self.weights, weight_rules.WeightRule):
       raise TypeError(f'weights must be a rule of quap_tff.mechanisms.certified.weight_rules, found {self.weights!r}.')
     self._check_plan()
-    self._check_weights()
-
-  def _check_weights(self):
     name = type(self.weights).__name__
     if self.own_epsilon is None and self.weights.needs_own_bounds:
       raise ValueError(
@@ -125,7 +122,7 @@ class CertifiedConfig(guarantee.Guarantee):
     if self.counts_norms:
       draws.append((integers.count_steps(self.clip.count_noise_multiplier / 2), self.most_releases))
     largest = max(self.epsilon, slacks.LARGEST_EPSILON)
-    return grid.slack(self._smallest_epsilon, largest, self.delta, draws, slacks.Slack())
+    return grid.slack(self._smallest_epsilon, largest, self.delta, draws)
 
   def for_model(
     self, specs: mechanism.Specs, layers: mechanism.Layers, learning_rate_fn: mechanism.LearningRateFn = None

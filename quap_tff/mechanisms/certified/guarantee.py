@@ -15,12 +15,12 @@ from quap_tff.common import registry
 from quap_tff.common.numbers import slack as slacks
 from quap_tff.common.numbers import tradeoff
 from quap_tff.mechanisms import mechanism
-from quap_tff.mechanisms.certified import clip_split as clip_splits
 from quap_tff.mechanisms.certified import privacy_filter
 from quap_tff.mechanisms.certified import weight_rules
 from quap_tff.mechanisms.noise import correlation as correlations
 from quap_tff.mechanisms.noise import integers
 from quap_tff.mechanisms.parts import clip_rules
+from quap_tff.mechanisms.parts import layers as layers_lib
 from quap_tff.mechanisms.parts import participation as participations
 from quap_tff.mechanisms.parts import postprocessing
 
@@ -77,7 +77,7 @@ class Guarantee(mechanism.Mechanism):
       schedule there may be any number of rounds, and each client is charged as if they went on for ever.
     participation: How the participation rates are computed.
     clip: C_t: `clip_rules.Fixed`, or `clip_rules.PrivateQuantile`, whose noised count is in the account.
-    clip_split: How C_t is divided among layers, one of `quap_tff.mechanisms.certified.clip_split.SPLITS`.
+    clip_split: How C_t is divided among layers, one of `quap_tff.mechanisms.parts.layers.CLIP_SPLITS`.
     own_epsilon: float[N], the bound that each client has chosen for itself, in (0, epsilon]. None: `epsilon` for
       everyone. A bound must not depend on the client's data.
     noise_seed: A non-negative integer makes the noise reproducible and so public: such a run cannot be certified. None:
@@ -97,7 +97,7 @@ class Guarantee(mechanism.Mechanism):
   num_rounds: Optional[int] = checks.integer_field('num_rounds', None, at_least=1)
   participation: participations.ParticipationConfig = participations.ParticipationConfig()
   clip: clip_rules.ClipRule = clip_rules.Fixed(1.0)
-  clip_split: str = 'joint'
+  clip_split: str = registry.name_field('clip split', 'joint', layers_lib.CLIP_SPLITS)
   own_epsilon: Optional[tuple[float, ...]] = None
   noise_seed: Optional[int] = checks.seed_field('noise_seed')
 
@@ -114,8 +114,6 @@ class Guarantee(mechanism.Mechanism):
       )
     if self.num_rounds is not None:
       self.correlation.check_rounds(self.num_rounds)
-    if self.clip_split not in clip_splits.SPLITS:
-      raise registry.unknown_name_error('clip split', self.clip_split, list(clip_splits.SPLITS))
     self._check_clip()
     self._check_own_epsilon()
 
@@ -172,13 +170,13 @@ class Guarantee(mechanism.Mechanism):
     averaging: postprocessing.Averaging = postprocessing.LastIterate(),
     min_separation: Optional[int] = None,
   ) -> Planned:
-    """The mechanism with everything chosen from a schedule that it leaves open, see `planning` and `held.planning`.
+    """The mechanism with everything chosen from a schedule that it leaves open, see `planning` and `held.config`.
 
     Args:
       cohorts: int[M_t] ids for each of the T planned rounds: the public schedule, or one drawn from a model of it.
       averaging: The average of the iterates. `postprocessing.Planned` chooses the best of several.
       min_separation: b, if it is promised that two rounds of a client are at least b apart, and that every round
-        releases. None: the bounds are those of the schedule.
+        releases. A client is then in at most ⌈T/b⌉ rounds. None: the bounds are those of the schedule.
 
     Raises:
       ValueError: If a cohort does not consist of distinct ids in [0, N), if nobody takes part, if nobody's budget pays

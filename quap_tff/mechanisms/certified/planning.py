@@ -12,10 +12,10 @@ There are two trade-offs. Less noise in each round makes the rounds better, but 
 makes noise cancel in part, but each participation affects more releases. The choice uses no client's data.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import dataclasses
 import math
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Optional
 
 import numpy as np
 
@@ -44,36 +44,19 @@ _TOO_MANY_COUNTS = (
 )
 
 
-class _Choice(NamedTuple):
-  objective: float
-  config: configs.CertifiedConfig
-  averaging: postprocessing.Averaging
-
-
 def calibrated(
   config: configs.CertifiedConfig,
   cohorts: Sequence[Any],
   averaging: postprocessing.Averaging = postprocessing.LastIterate(),
   min_separation: Optional[int] = None,
 ) -> guarantee.Planned:
-  """Chooses from a schedule what a configuration leaves open.
+  """Chooses from a schedule what a configuration leaves open. Arguments and errors are those of `Guarantee.settled`.
 
   The noise multiplier, a decay and an average are chosen to maximize J. Other coefficients of correlated noise are
   those of the published objective (`published_noise`) for the bounds on participation. If several noise multipliers are
   equally good, the largest one is chosen. The number of rounds is that of the schedule. The divisor is the mean sum of
   weights. For weight rules that need it, the number of rounds that each client is planned to be in is counted. If
   everyone takes part in T rounds with weights of 1 and independent noise, z = √T/μ_max.
-
-  Args:
-    config: The mechanism. Everything that it already fixes stays as it is.
-    cohorts: int[M_t] ids for each of the T planned rounds: the public schedule, or one drawn from a model of it.
-    averaging: The average of the iterates. `postprocessing.Planned` chooses the best of several by J.
-    min_separation: b, if it is promised that two rounds of a client are at least b apart, and that every round
-      releases. A client is then in at most ⌈T/b⌉ rounds. None: the bounds are those of the schedule.
-
-  Raises:
-    ValueError: If a cohort does not consist of distinct ids in [0, N), if nobody takes part, if nobody's budget pays
-      for a round or for the noised counts of all its rounds, or if the schedule does not keep what is promised.
   """
   cohorts = checks.schedule(cohorts, config.num_clients)
   if config.num_rounds is None and cohorts:
@@ -81,19 +64,15 @@ def calibrated(
   averages = averaging.candidates(len(cohorts))
   if config.is_calibrated and len(averages) == 1:
     return guarantee.Planned(config, averages[0])
-  if not any(len(cohort) for cohort in cohorts):
-    raise ValueError('Nobody takes part in any of the planned rounds, so no noise and no divisor can be chosen.')
   releases = [cohort for cohort in cohorts if len(cohort)]
-  bounds = _bounds(releases, config.num_clients, min_separation)
-  settled = [
-    dataclasses.replace(config, correlation=one) for one in config.correlation.candidates(len(releases), *bounds)
-  ]
-  if len(settled) > 1:
-    choices = [_chosen(one, cohorts, averages, bounds, _FEW_CANDIDATES) for one in settled]
-    best = max(choices, key=lambda choice: choice.objective)
-    settled = [dataclasses.replace(config, correlation=best.config.correlation)]
-  found = _chosen(settled[0], cohorts, averages, bounds, _MOST_CANDIDATES)
-  return guarantee.Planned(found.config, found.averaging)
+  if not releases:
+    raise ValueError('Nobody takes part in any of the planned rounds, so no noise and no divisor can be chosen.')
+  bounds = participation_bounds(releases, config.num_clients, min_separation)
+  found = config.correlation.candidates(len(releases), *bounds)
+  if len(found) > 1:
+    chosen = (_chosen(config, one, cohorts, averages, bounds, _FEW_CANDIDATES) for one in found)
+    found = (max(chosen, key=lambda choice: choice[0])[1].config.correlation,)
+  return _chosen(config, found[0], cohorts, averages, bounds, _MOST_CANDIDATES)[1]
 
 
 def share_of_ceiling(planned: guarantee.Planned, cohorts: Sequence[Any]) -> float:
@@ -118,8 +97,9 @@ def share_of_ceiling(planned: guarantee.Planned, cohorts: Sequence[Any]) -> floa
   return float(published @ sums / math.sqrt(published @ covariance @ published) / ceiling)
 
 
-def _chosen(config, cohorts, averages, bounds, num_candidates) -> _Choice:
-  """The best noise multiplier and average under a settled correlation."""
+def _chosen(config, correlation, cohorts, averages, bounds, num_candidates) -> tuple[float, guarantee.Planned]:
+  """J, and the best noise multiplier and average under a settled correlation."""
+  config = dataclasses.replace(config, correlation=correlation)
   if config.weights.needs_plan and config.planned_rounds is None:
     config = _with_plan(config, cohorts)
   if config.noise_multiplier is not None:
@@ -141,25 +121,17 @@ def _chosen(config, cohorts, averages, bounds, num_candidates) -> _Choice:
   if not sums[best].any():
     raise ValueError(f"noise_multiplier={multipliers[best]:g} is so small that nobody's budget pays for a round.")
   divisor = config.divisor if config.divisor is not None else float(sums[best][sums[best] > 0].mean())
-  return _Choice(
-    objective, dataclasses.replace(config, noise_multiplier=float(multipliers[best]), divisor=divisor), average
-  )
+  config = dataclasses.replace(config, noise_multiplier=float(multipliers[best]), divisor=divisor)
+  return objective, guarantee.Planned(config, average)
 
 
 def _with_plan(config, cohorts):
-  """The configuration with each client's planned rounds, and what weights of 1 in all of them would cost."""
+  """The configuration with each client's planned rounds, and what weights of 1 in them would cost, rounded up."""
   rounds = np.bincount(np.concatenate(cohorts), minlength=config.num_clients)
-  return dataclasses.replace(
-    config, planned_rounds=tuple(rounds.tolist()), planned_costs=tuple(_unit_costs(config, cohorts).tolist())
-  )
-
-
-def _unit_costs(config, cohorts) -> np.ndarray:
-  """float64[N], what weights of 1 in all planned rounds would cost each client in μ² at z = 1, rounded up."""
   releases = [cohort for cohort in cohorts if len(cohort)]
-  ones = [np.ones(len(cohort)) for cohort in releases]
-  squares = config.correlation.squared_norms(releases, ones, config.num_clients)
-  return np.maximum(squares, np.bincount(np.concatenate(cohorts), minlength=config.num_clients))
+  squares = config.correlation.squared_norms(releases, [np.ones(len(ids)) for ids in releases], config.num_clients)
+  costs = np.maximum(squares, rounds)
+  return dataclasses.replace(config, planned_rounds=tuple(rounds.tolist()), planned_costs=tuple(costs.tolist()))
 
 
 def _worst_case_multiplier(config, cohorts, bounds) -> float:
@@ -176,9 +148,19 @@ def _worst_case_multiplier(config, cohorts, bounds) -> float:
   return config.correlation.worst_case(most, apart, num_releases) / math.sqrt(left) * (1 + _ROOM)
 
 
-def _bounds(releases, num_clients, min_separation) -> tuple[int, int]:
-  """(k, b) that are promised, or else those of the schedule."""
-  most, apart = participation_bounds(releases, num_clients)
+def participation_bounds(
+  releases: Sequence[np.ndarray], num_clients: int, min_separation: Optional[int] = None
+) -> tuple[int, int]:
+  """(k, b): no client is in more than k of the releases, or in two releases that are less than b apart.
+
+  Both are those of the schedule, or those that follow from a promised separation, which the schedule must keep.
+  """
+  latest = np.full(num_clients, -len(releases), np.int64)
+  apart = len(releases)
+  for release, ids in enumerate(releases):
+    apart = min(apart, int((release - latest[ids]).min()))
+    latest[ids] = release
+  most = int(np.bincount(np.concatenate(releases), minlength=num_clients).max())
   if min_separation is None:
     return most, apart
   if most > 1 and apart < min_separation:
@@ -189,21 +171,13 @@ def _bounds(releases, num_clients, min_separation) -> tuple[int, int]:
   return -(-len(releases) // min_separation), min_separation
 
 
-def participation_bounds(releases: Sequence[np.ndarray], num_clients: int) -> tuple[int, int]:
-  """(k, b): no client is in more than k of the releases, or in two releases that are less than b apart."""
-  latest = np.full(num_clients, -len(releases), np.int64)
-  apart = len(releases)
-  for release, ids in enumerate(releases):
-    apart = min(apart, int((release - latest[ids]).min()))
-    latest[ids] = release
-  return int(np.bincount(np.concatenate(releases), minlength=num_clients).max()), apart
-
-
 def _candidates(config, cohorts, count) -> np.ndarray:
   """float64, descending: multipliers at which some client's budget lasts exactly until its last planned round."""
   free = config.prices._replace(limit=_NO_LIMIT, noise_multiplier=1.0, count_cost=0.0)
-  costs = _run(config, free, cohorts, (), lambda index, weights, spent: None)
   members, rounds = np.unique(np.concatenate(cohorts), return_counts=True)
+  costs = np.zeros(len(members))
+  for ids, (_, spent) in zip(cohorts, _run(config, free, cohorts)):
+    costs[np.searchsorted(members, ids)] = spent
   left = privacy_filter.prices_of(config.prices, members).limit - rounds * config.prices.count_cost
   reachable = (costs > 0) & (left > 0)
   if not reachable.any():
@@ -218,15 +192,11 @@ def simulated(
   config: configs.CertifiedConfig, cohorts: Sequence[Any], kept: Sequence[Optional[np.ndarray]] = ()
 ) -> list[guarantee.PlannedRound]:
   """See `guarantee.Guarantee.simulated`."""
-  rounds, largest = [], 0.0
-
-  def visit(index, weights, spent):
-    nonlocal largest
-    limit = privacy_filter.prices_of(config.prices, np.asarray(cohorts[index], np.int64)).limit
+  rounds, largest, prices = [], 0.0, config.prices
+  for ids, (weights, spent) in zip(cohorts, _run(config, prices, cohorts, kept)):
+    limit = privacy_filter.prices_of(prices, np.asarray(ids, np.int64)).limit
     largest = np.maximum(largest, (spent / limit).max(initial=0.0))  # NaN stays NaN.
     rounds.append(guarantee.PlannedRound(weights, float(largest)))
-
-  _run(config, config.prices, cohorts, (), visit, kept)
   return rounds
 
 
@@ -236,51 +206,43 @@ def _weight_sums(config, multipliers, cohorts) -> np.ndarray:
   members = min(config.num_clients, sum(map(len, cohorts)))
   at_once = max(1, _MOST_ACCOUNTS // members)
   for start in range(0, len(multipliers), at_once):
-    block = multipliers[start : start + at_once]
-
-    def add_up(index, weights, spent, rows=slice(start, start + at_once)):
-      del spent
+    rows = slice(start, start + at_once)
+    prices = config.prices._replace(noise_multiplier=multipliers[rows, np.newaxis])
+    for index, (weights, _) in enumerate(_run(config, prices, cohorts)):
       sums[rows, index] = weights.sum(axis=1, dtype=np.float64)
-
-    _run(config, config.prices._replace(noise_multiplier=block[:, np.newaxis]), cohorts, (len(block),), add_up)
   return sums
 
 
 def _run(
   config: configs.CertifiedConfig,
   prices: privacy_filter.Prices,
-  cohorts: Sequence[np.ndarray],
-  leading: Sequence[int],
-  visit: Callable[[int, np.ndarray, np.ndarray], None],
+  cohorts: Sequence[Any],
   kept: Sequence[Optional[np.ndarray]] = (),
-) -> np.ndarray:
-  """Goes through the schedule. `visit` gets a round's index, its cohort's weights, and what these clients have spent.
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+  """Yields the weights of each round's cohort and what it has spent: [M], or [Z, M] if prices have Z noise multipliers.
 
   The accounts go on from the weights in `kept`, where there are any, and from the mechanism's own otherwise.
-
-  Returns what each of the P clients that take part has spent in the end, float64[..., P], in the order of their ids.
   """
   # Accounts are kept for those who take part: of a million clients, most may never do.
   cohorts = [np.asarray(ids, np.int64) for ids in cohorts]
   members = np.unique(np.concatenate(cohorts)) if cohorts else np.zeros(0, np.int64)
   participation = participations.initial_state(config.participation, len(members))
-  accounts = privacy_filter.opened(len(members), prices.correlation.num_buffers, tuple(leading))
+  leading = np.shape(prices.noise_multiplier)[:1]
+  accounts = privacy_filter.opened(len(members), prices.correlation.num_buffers, leading)
   release = np.zeros([*leading, 1], np.int64) if leading else np.int64(0)
   for index, client_ids in enumerate(cohorts):
     ids = np.searchsorted(members, client_ids)
     participation = participations.next_state(config.participation, participation, ids, index + 1)
-    own = privacy_filter.accounts_of(accounts, ids)
+    before = privacy_filter.accounts_of(accounts, ids)
     own_prices = privacy_filter.prices_of(prices, client_ids)
     cohort_participation = participations.of_clients(participation, ids)
-    view = round_view(config, own_prices, cohort_participation, own, release, index + 1, client_ids)
-    before = own
-    weights, own = privacy_filter.spend(own_prices, own, release, view.rounds_left, config.weights.weights(view))
+    view = round_view(config, own_prices, cohort_participation, before, release, index + 1, client_ids)
+    weights, own = privacy_filter.spend(own_prices, before, release, view.rounds_left, config.weights.weights(view))
     if index < len(kept) and kept[index] is not None:
       own = privacy_filter.charged(own_prices, before, release, view.rounds_left, kept[index])
     privacy_filter.put(accounts, ids, own)
     release = release + np.any(weights > 0, axis=-1, keepdims=bool(leading))
-    visit(index, weights, own.spent)
-  return accounts.spent
+    yield weights, own.spent
 
 
 def round_view(

@@ -39,7 +39,6 @@ import tensorflow as tf
 from quap_tff.common.numbers import chacha20
 from quap_tff.common.numbers import seeds
 from quap_tff.mechanisms import mechanism
-from quap_tff.mechanisms.certified import clip_split
 from quap_tff.mechanisms.certified import config as configs
 from quap_tff.mechanisms.certified import guarantee
 from quap_tff.mechanisms.certified import planning
@@ -89,12 +88,23 @@ class RoundsInIntegers(mechanism.Rounds):
   reports_by_sum = True
 
   def __init__(self, config: Any, specs: Sequence[Any], layers: Sequence[layers_lib.Layer]):
-    check_dtypes(specs)
+    if any(spec.dtype not in (tf.float32, tf.float64) for spec in specs):
+      raise TypeError(
+        f'Updates must be float32 or float64, found {[spec.dtype.name for spec in specs]}. With fewer bits, rounding '
+        'could make an update larger than its clipping norm.'
+      )
     self.config, self.specs = config, specs
     self._sizes = [math.prod(spec.shape) for spec in specs]
-    self.groups = clip_split.clip_groups(config.clip_split, self._sizes, layers)
+    self.groups = layers_lib.clip_groups(config.clip_split, self._sizes, layers)
     config.slack(sum(self._sizes))  # Refuses what cannot be paid for.
     self.grid = config.grid(sum(self._sizes))
+
+  def _norms(self, update):
+    return [clip_rules.global_norm([update[i] for i in group.indices]) for group in self.groups]
+
+  def _on_grid(self, update, weight, clip):
+    """The update on the grid, each group clipped to norm r_l·w·C."""
+    return self.grid.summands(list(update.values()), self._norms(update), self.groups, weight, clip)
 
 
 class CertifiedRounds(RoundsInIntegers):
@@ -164,9 +174,6 @@ class CertifiedRounds(RoundsInIntegers):
       report['norm'] = tf.cast(tf.where(keeps, largest, float('nan')), tf.float32)
     return report
 
-  def _norms(self, update):
-    return [clip_rules.global_norm([update[i] for i in group.indices]) for group in self.groups]
-
   def contribution(
     self, update: mechanism.Parts, report: mechanism.Struct, announced: mechanism.Struct, clip: Optional[Any] = None
   ) -> list[Any]:
@@ -180,7 +187,7 @@ class CertifiedRounds(RoundsInIntegers):
     """
     # `admit` refuses an id out of range with a clear message, so looking up its weight must not fail first.
     own = tf.gather(announced['weights'], tf.clip_by_value(report['client_id'], 0, self.config.num_clients - 1))
-    return self.grid.summands(list(update.values()), self._norms(update), self.groups, own, announced['clip'])
+    return self._on_grid(update, own, announced['clip'])
 
   def admit(self, state: Any, announced: mechanism.Struct, reports: mechanism.Struct) -> mechanism.Round:
     """The metrics are functions of public values.
@@ -238,11 +245,16 @@ class CertifiedRounds(RoundsInIntegers):
     results would then be the difference of the bare sums.
     """
     limit = tf.constant(self.config.most_releases, tf.int64)
-    checks = [tf.debugging.assert_less(noise.counter, limit, 'The run has more rounds than the account of rounding.')]
-    with tf.control_dependencies([check for check in checks if check is not None]):
-      cohort = tf.strings.reduce_join(tf.strings.as_string(tf.sort(client_ids)), separator=',')
+    check = tf.debugging.assert_less(noise.counter, limit, 'The run has more rounds than the account of rounding.')
+    cohort = tf.strings.reduce_join(tf.strings.as_string(tf.sort(after_checks(client_ids, check))), separator=',')
     words = tf.bitcast(tf.strings.to_hash_bucket_fast(cohort, 2**62), tf.uint32)
     return chacha20.derived_key(noise.seed, chacha20.nonce(noise.counter, words[0], words[1]))
+
+
+def after_checks(value: Any, *checks: Any) -> Any:
+  """`value`, once the checks have passed. In eager mode a failed one has already raised, and the others are None."""
+  with tf.control_dependencies([check for check in checks if check is not None]):
+    return tf.identity(value)
 
 
 def admitted(
@@ -284,12 +296,3 @@ def admitted(
       **mechanism.participation_metrics(config, participation, round_num),
     ),
   )
-
-
-def check_dtypes(specs: Sequence[Any]) -> None:
-  """Raises `TypeError` unless all tensors of an update are float32 or float64."""
-  if any(spec.dtype not in (tf.float32, tf.float64) for spec in specs):
-    raise TypeError(
-      f'Updates must be float32 or float64, found {[spec.dtype.name for spec in specs]}. With fewer bits, rounding '
-      'could make an update larger than its clipping norm.'
-    )

@@ -1,11 +1,26 @@
-"""The certified mechanism without a trusted server, as a value. `rounds.py` has its rounds."""
+"""The certified mechanism without a trusted server, as a value, and how it is planned. `rounds.py` has its rounds.
+
+Weights, scale and memory of the noise are chosen from a public schedule alone:
+
+    maximize over λ   J = Σ_t v_t·Σ_{i∈S_t} w_i / (s·√(vᵀΣv))      with w_i = s·√(limit_i/q_i),   max_i w_i = 1
+
+J is the signal-to-noise ratio of what is published, as in `quap_tff.mechanisms.certified.planning`, with the covariance
+Σ of `quap_tff.mechanisms.noise.held_noise`. q_i is client i's μ_i² at s = 1 with weights of 1 in all of its rounds, so
+w_i spends its limit evenly. A smaller s gives the same J, and a larger s a smaller one.
+
+**Dropout.** If each client that is drawn stays away with probability p, q_i is random. The plan assumes that client i
+itself always comes, because in a large population some clients do. For everyone else it takes Σ̄, the mean of Σ. To
+first order, q_i is then a sum over who comes. The plan adds a margin to q_i that follows from the deviation and skew of
+this sum. In about one run in a hundred some client exceeds its margin, and in more where cohorts are small. The filter
+guards the limits whatever happens: the margin only keeps it from refusing rounds.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 import dataclasses
 import math
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
@@ -14,7 +29,6 @@ from quap_tff.common import lazy
 from quap_tff.common.numbers import slack as slacks
 from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms.certified import guarantee
-from quap_tff.mechanisms.held import planning
 from quap_tff.mechanisms.noise import correlation as correlations
 from quap_tff.mechanisms.noise import held_noise
 from quap_tff.mechanisms.noise import integers
@@ -22,12 +36,39 @@ from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import postprocessing
 
 rounds = lazy.module('quap_tff.mechanisms.held.rounds')
+special = lazy.module('scipy.special')
 
 # The least standard deviation of a client's noise in grid steps: this, and so many for each root of a draw. What its
 # discreteness costs is the number of draws over the square of the steps.
 _SHARE_STEPS, _SHARE_STEPS_BY_DRAW = 2.0**20, 16.0
 # The variance of a client's noise in one release, per s²: at least (1-λ)² + λ.
 _LEAST_SHARE = 0.75
+# In about this share of runs some client's loss exceeds what is planned for it.
+_EXCEEDED = 0.01
+# Weights are lower by this share than limits allow, because accounts are rounded up.
+_ROOM = 2.0**-26
+# In place of 0, where nobody else's presence matters.
+_NOTHING = 1e-60
+# How many clients' margins are computed at once.
+_BLOCK = 256
+
+
+class _Plan(NamedTuple):
+  """What is chosen for a decay.
+
+  Attributes:
+    objective: J.
+    average: Which of the averages is to be published.
+    noise_multiplier: s, the scale of one client's noise in units of the clipping norm.
+    weights: float64[N] in [0, 1], the weight of each client in each of its rounds; 0 if it has none.
+    divisor: The mean, over the rounds of the schedule, of the expected sum of weights.
+  """
+
+  objective: float
+  average: int
+  noise_multiplier: float
+  weights: np.ndarray
+  divisor: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +128,7 @@ class HeldConfig(guarantee.Guarantee):
     averaging: postprocessing.Averaging = postprocessing.LastIterate(),
     min_separation: Optional[int] = None,
   ) -> guarantee.Planned:
-    """See `Guarantee.settled`. The bounds of a separation play no part here."""
+    """The bounds of a separation play no part here."""
     cohorts = checks.schedule(cohorts, self.num_clients)
     largest = max(map(len, cohorts), default=0)
     if self.most_clients is not None and largest > self.most_clients:
@@ -98,21 +139,43 @@ class HeldConfig(guarantee.Guarantee):
     averages = averaging.candidates(len(cohorts))
     if self.is_calibrated and len(averages) == 1:
       return guarantee.Planned(self, averages[0])
+    limits = np.broadcast_to(self.prices.limit, [self.num_clients])
+    if not any(limits[cohort].any() for cohort in cohorts):
+      raise ValueError('No client that takes part has a limit above 0, so no noise can be chosen.')
+    shares = [postprocessing.kept_shares(average.shares(len(cohorts))) for average in averages]
     decay = 0.0 if self.threshold is not None else self.correlation.decay
+    # A decay is chosen by mean costs, which are far cheaper to compute than their margins.
     decays = correlations.DECAYS if decay is None else (decay,)
-    found = planning.calibrated(cohorts, self.num_clients, self.prices.limit, self.dropout, averaging, decays)
+    decay = max(decays, key=lambda one: self._plan_for(cohorts, limits, one, shares, has_margin=False).objective)
+    found = self._plan_for(cohorts, limits, decay, shares, has_margin=True)
     weights = found.weights.astype(np.float32)
     weights = np.where(weights > found.weights, np.nextafter(weights, np.float32(0)), weights)
     config = dataclasses.replace(
       self,
       noise_multiplier=found.noise_multiplier,
-      correlation=correlations.Held(found.decay),
+      correlation=correlations.Held(float(decay)),
       divisor=found.divisor if self.divisor is None else self.divisor,
       num_rounds=len(cohorts),
       planned_weights=tuple(weights.tolist()),
       most_clients=largest,
     )
-    return guarantee.Planned(config, found.averaging)
+    return guarantee.Planned(config, averages[found.average])
+
+  def _plan_for(self, cohorts, limits, decay, shares, has_margin) -> _Plan:
+    """The best plan for one decay. `shares` are the v_t of each average, float64[T]."""
+    released = [len(cohort) > 0 for cohort in cohorts]
+    cohorts = [cohort for cohort in cohorts if len(cohort)]
+    members = np.unique(np.concatenate(cohorts))
+    covariance = held_noise.covariance(cohorts, decay, self.dropout)
+    costs = _costs(cohorts, members, covariance, decay, self.dropout if has_margin else 0.0)
+    ratios = np.sqrt(limits[members] / costs)  # w_i/s
+    multiplier = float(1 / ratios.max())
+    weights = np.zeros(self.num_clients)
+    weights[members] = np.minimum(ratios * multiplier, 1.0) * (1 - _ROOM)
+    sums = (1 - self.dropout) * np.array([weights[cohort].sum() for cohort in cohorts])
+    ratio = lambda v: float(v @ sums / (multiplier * np.sqrt(v @ covariance @ v)))
+    objective, average = max((ratio(v[released]), -index) for index, v in enumerate(shares))
+    return _Plan(objective, -average, multiplier, weights, float(sums.mean()))
 
   def check_colluders(self, colluders: Sequence[int], attendance_is_known: bool) -> None:
     if colluders and max(colluders) >= self.num_clients:
@@ -134,9 +197,9 @@ class HeldConfig(guarantee.Guarantee):
   def simulated(
     self, cohorts: Sequence[Any], kept: Sequence[Optional[np.ndarray]] = ()
   ) -> list[guarantee.PlannedRound]:
-    """See `Guarantee.simulated`. A round that somebody's budget does not pay for is not released."""
+    """A round that somebody's budget does not pay for is not released."""
     assert self.noise_multiplier is not None and self.num_rounds is not None
-    account = held_noise.opened(self.num_clients, self.noise_multiplier, self.share_decay)
+    account = held_noise.opened(self.num_clients, self.noise_multiplier, self.correlation.chosen)
     planned, found, limit = np.asarray(self.planned_weights, np.float32), [], self.prices.limit
     for index, cohort in enumerate(cohorts):
       ids = np.asarray(cohort, np.int64)
@@ -162,7 +225,7 @@ class HeldConfig(guarantee.Guarantee):
     more = held_noise.discreteness_slack(
       *(largest, self.delta),
       noise_steps=self.share_scale * grid.steps,
-      decay=self.share_decay,
+      decay=self.correlation.chosen,
       num_releases=self.most_releases,
       num_coordinates=num_weights,
       num_participations=self._most_participations,
@@ -181,18 +244,13 @@ class HeldConfig(guarantee.Guarantee):
   @property
   def share_stddevs(self) -> tuple[float, float]:
     """The standard deviations of V and W, in clipping norms; W is 0 for independent noise."""
-    return held_noise.stddevs(self.share_scale, self.share_decay)
+    return held_noise.stddevs(self.share_scale, self.correlation.chosen)
 
   @property
   def share_scale(self) -> float:
     """s of noise that clients hold. With a threshold θ, the account has √θ of it, which is left if others drop out."""
     assert self.noise_multiplier is not None
     return self.noise_multiplier / math.sqrt(self.threshold or 1.0)
-
-  @property
-  def share_decay(self) -> float:
-    """λ of noise that clients hold."""
-    return float(self.correlation.decays[0])
 
   def _mu(self, weights):
     return super()._mu(weights) / math.sqrt(_LEAST_SHARE)
@@ -201,3 +259,30 @@ class HeldConfig(guarantee.Guarantee):
     self, specs: mechanism.Specs, layers: mechanism.Layers, learning_rate_fn: mechanism.LearningRateFn = None
   ) -> mechanism.Rounds:
     return rounds.HeldRounds(self, specs, layers)
+
+
+def _costs(cohorts, members, covariance, decay, dropout) -> np.ndarray:
+  """q_i of each client in `members`, float64[P], with room for dropout."""
+  here = np.zeros([len(cohorts), len(members)])
+  for index, cohort in enumerate(cohorts):
+    here[index, np.searchsorted(members, cohort)] = 1.0
+  moved = np.linalg.solve(covariance, here)
+  costs = (here * moved).sum(axis=0)
+  if not dropout:
+    return costs
+  found, fresh = held_noise.histories(cohorts), (1 - decay) ** 2
+  begins = np.isin(np.arange(len(found.clients)), found.starts)[:, np.newaxis]
+  quantile, variance = -special.ndtri(_EXCEEDED / len(members)), dropout * (1 - dropout)
+  for begin in range(0, len(members), _BLOCK):
+    block = slice(begin, begin + _BLOCK)
+    x = moved[found.rounds, block]
+    following = found.differences(x)
+    before = np.append(np.zeros_like(x[:1]), following[:-1], axis=0)  # x_{t_{r-1}} - x_{t_r} of the same client.
+    # What one participation adds to xᵀΣx, and so takes away from q_i.
+    change = fresh * x**2 + decay * np.where(begins, following**2, -2 * before * following)
+    change *= found.clients[:, np.newaxis] != members[block]
+    squares = np.maximum((change**2).sum(axis=0), _NOTHING)
+    skew = (1 - 2 * dropout) * (change**3).sum(axis=0) / np.sqrt(variance * squares**3)
+    deviations = quantile + np.maximum(skew, 0.0) * (quantile**2 - 1) / 6  # Cornish and Fisher's expansion.
+    costs[block] *= np.exp(deviations * np.sqrt(variance * squares) / costs[block])
+  return costs

@@ -98,7 +98,7 @@ class PublicPlan:
       most_clients=config.most_clients or config.num_clients,
       threshold=config.threshold,
       number=plan_number(config.fingerprint),
-      opened=held_noise.opened(config.num_clients, config.noise_multiplier, config.share_decay),
+      opened=held_noise.opened(config.num_clients, config.noise_multiplier, config.correlation.chosen),
     )
 
   def sends(self, clients: np.ndarray) -> np.ndarray:
@@ -289,7 +289,7 @@ class ClientGuard:
 
   def _answered(self, standing: _Standing) -> tuple[_Standing, Any]:
     chain, own, plan = standing.chain, self.client_id, self.plan
-    if not _holds(chain.cohort, own):
+    if own not in chain.cohort:
       raise RefusedError(f'Client {own} is not announced for round {chain.round_num}.')
     if chain.round_num <= standing.last_answered:
       raise RefusedError(f'Round {chain.round_num} was answered already. A second answer would repeat its noise.')
@@ -354,7 +354,7 @@ class _Standing(NamedTuple):
     """After the next link, which says who came in the round before."""
     before, plan, charged = self.chain, link.plan, self.charged
     answered = before.round_num == self.last_answered > 0
-    in_sum = _holds(link.came, own)
+    in_sum = own in link.came
     if in_sum and not answered and plan.weights[own] > 0:
       raise RefusedError(
         f'Client {own} is said to have come in round {before.round_num}, which it did not answer. Somebody uses its '
@@ -373,12 +373,6 @@ class _Standing(NamedTuple):
       return True
     limit = np.broadcast_to(self.chain.plan.limit, self.chain.plan.weights.shape)[own]
     return bool(self.chain.plan.after(self.charged, self.chain.cohort).spent[own] <= limit)
-
-
-def _holds(ids: np.ndarray, client: int) -> bool:
-  """Whether ascending ids hold a client."""
-  place = np.searchsorted(ids, client)
-  return bool(place < len(ids) and ids[place] == client)
 
 
 def _line(link: Chain, answered: bool) -> str:

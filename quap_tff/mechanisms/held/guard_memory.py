@@ -16,7 +16,9 @@ import os
 import stat
 from typing import Any, Optional
 
-_LOCK, _UNFINISHED = '.lock', '.part'
+from quap_tff.common import files
+
+_LOCK = '.lock'
 
 
 class DamagedMemoryError(ValueError):
@@ -81,11 +83,10 @@ class Memory:
     """Takes the place of the lines. Only inside `locked`."""
     body = ''.join(f'{line}\n' for line in lines)
     content = f'{self._owner} {len(lines)} {hashlib.sha256(body.encode()).hexdigest()}\n{body}'.encode()
-    with open(self.path + _UNFINISHED, 'wb') as f:
+    with files.replacing(self.path) as unfinished, open(unfinished, 'wb') as f:
       f.write(content)
       f.flush()
       os.fsync(f.fileno())
-    os.replace(self.path + _UNFINISHED, self.path)
     # Without this, a machine that loses power may come back with the file from before, and answer again.
     folder = os.open(os.path.dirname(self.path) or os.curdir, os.O_RDONLY)
     try:

@@ -27,7 +27,6 @@ from quap_tff.mechanisms.certified import rounds as certified
 from quap_tff.mechanisms.held import config as configs
 from quap_tff.mechanisms.held import guard
 from quap_tff.mechanisms.noise import integer_noise
-from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import layers as layers_lib
 from quap_tff.mechanisms.parts import participation as participations
 
@@ -91,26 +90,23 @@ class HeldRounds(certified.RoundsInIntegers):
     answer = collections.OrderedDict((name, tf.convert_to_tensor(value)) for name, value in own['answer'].items())
     client_id = tf.clip_by_value(own['client_id'], 0, self.config.num_clients - 1)
     weight, planned = answer['weight'], tf.gather(tf.constant(self._weights), client_id)
-    checks = [
-      tf.debugging.assert_equal(
-        answer['plan'],
-        tf.constant(self._plan, tf.int64),
-        'A client must bring one answer of its guard for this plan; found one for another plan, or none:',
-      ),
-      tf.debugging.assert_equal(
-        tf.logical_or(tf.equal(weight, planned), tf.equal(weight, 0)),
-        True,
-        'The weight of an answer must be the planned one, or 0 for a client that sends nothing.',
-      ),
-    ]
-    with tf.control_dependencies([check for check in checks if check is not None]):
-      return collections.OrderedDict(
-        client_id=own['client_id'],
-        round=tf.identity(answer['round']),
-        last_round=answer['last_round'],
-        weight=weight,
-        noise_key=answer['noise_key'],
-      )
+    of_plan = tf.debugging.assert_equal(
+      answer['plan'],
+      tf.constant(self._plan, tf.int64),
+      'A client must bring one answer of its guard for this plan; found one for another plan, or none:',
+    )
+    as_planned = tf.debugging.assert_equal(
+      tf.logical_or(tf.equal(weight, planned), tf.equal(weight, 0)),
+      True,
+      'The weight of an answer must be the planned one, or 0 for a client that sends nothing.',
+    )
+    return collections.OrderedDict(
+      client_id=own['client_id'],
+      round=certified.after_checks(answer['round'], of_plan, as_planned),
+      last_round=answer['last_round'],
+      weight=weight,
+      noise_key=answer['noise_key'],
+    )
 
   def admit(self, state: Any, announced: mechanism.Struct, reports: mechanism.Struct) -> mechanism.Round:
     """The metrics are those of `CertifiedRounds.admit`. `sigma` is that of one share.
@@ -124,18 +120,16 @@ class HeldRounds(certified.RoundsInIntegers):
     weights, rounds, last = (reports[name] for name in ('weight', 'round', 'last_round'))
     round_num, known = state.round + 1, tf.gather(state.last_rounds, client_ids)
     sends = weights > 0
+    is_next = tf.debugging.assert_equal(
+      rounds, tf.cast(round_num, tf.int64), 'Each client must answer the next round, which is y; found answers for x:'
+    )
     # A client that begins a new chain takes nothing back.
-    agrees = tf.reduce_all(tf.equal(last, known) | tf.equal(last, guard.NEW_CHAIN) | ~sends)
-    checks = [
-      tf.debugging.assert_equal(
-        rounds, tf.cast(round_num, tf.int64), 'Each client must answer the next round, which is y; found answers for x:'
-      ),
-      tf.debugging.assert_equal(
-        agrees, True, 'A client takes back the noise of another round than the last one in which it sent.'
-      ),
-    ]
-    with tf.control_dependencies([check for check in checks if check is not None]):
-      weights = tf.identity(weights)
+    agree = tf.debugging.assert_equal(
+      tf.reduce_all(tf.equal(last, known) | tf.equal(last, guard.NEW_CHAIN) | ~sends),
+      True,
+      'A client takes back the noise of another round than the last one in which it sent.',
+    )
+    weights = certified.after_checks(weights, is_next, agree)
     participation = participations.next_state(config.participation, state.participation, client_ids, round_num)
     last_rounds = tf.tensor_scatter_nd_update(
       state.last_rounds, client_ids[:, tf.newaxis], tf.where(sends, tf.cast(round_num, tf.int64), known)
@@ -148,9 +142,8 @@ class HeldRounds(certified.RoundsInIntegers):
     self, update: mechanism.Parts, report: mechanism.Struct, announced: mechanism.Struct, clip: Optional[Any] = None
   ) -> list[Any]:
     """The update on the grid, clipped to norm w·C, and the client's noise; nothing at weight 0. C is the plan's."""
-    weight, bound = report['weight'], tf.constant(self._clip)
-    norms = [clip_rules.global_norm([update[i] for i in group.indices]) for group in self.groups]
-    own = self.grid.summands(list(update.values()), norms, self.groups, weight, bound)
+    weight = report['weight']
+    own = self._on_grid(update, weight, tf.constant(self._clip))
     noise = self._noise(report['noise_key'], report['round'], report['last_round'])
     noise = tf.split(tf.where(weight > 0, noise, tf.zeros_like(noise)), self._sizes)
     return [tf.cast(x, tf.int64) + tf.reshape(n, x.shape) for x, n in zip(own, noise)]

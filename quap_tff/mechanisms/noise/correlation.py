@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 import dataclasses
-from typing import Any, Optional
+import operator
+from typing import Any, Callable, Optional
 
 import numpy as np
 
 from quap_tff.common import checks
-from quap_tff.mechanisms.noise import banded
+from quap_tff.common.numbers import arrays
 from quap_tff.mechanisms.noise import held_noise
 from quap_tff.mechanisms.noise import published_noise
 from quap_tff.mechanisms.noise import recursions
@@ -31,6 +32,7 @@ LARGEST_DECAY = 0.999
 SMALLEST_DECAY = 1e-6
 # The values from which an open decay is chosen.
 DECAYS = (0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.97)
+_NOT_CHOSEN = 'The {} is not chosen yet. Give it, or let `CertifiedConfig.settled` choose it from a schedule.'
 # In place of a gain, in a ledger: the noise was held by clients.
 _OF_HELD = -1.0
 
@@ -57,7 +59,7 @@ class _OfOneDecay(recursions.Exponentials):
   def chosen(self) -> float:
     """The decay; raises `ValueError` while it is open."""
     if self.decay is None:
-      raise ValueError(recursions.NOT_CHOSEN.format('decay'))
+      raise ValueError(_NOT_CHOSEN.format('decay'))
     return self.decay
 
 
@@ -78,7 +80,6 @@ class Ar1(_OfOneDecay):
       _checked_decay('decay, unless it is 0 (independent noise),', self.decay)
 
   def candidates(self, num_releases: int, most: int, apart: int) -> tuple[Correlation, ...]:
-    del num_releases, most, apart
     return (self,) if self.is_settled else tuple(Ar1(decay) for decay in DECAYS)
 
   @property
@@ -127,8 +128,138 @@ class Blt(recursions.Exponentials):
   @property
   def terms(self) -> tuple[tuple[float, float], ...]:
     if not self.is_settled:
-      raise ValueError(recursions.NOT_CHOSEN.format('gain'))
+      raise ValueError(_NOT_CHOSEN.format('gain'))
     return tuple(zip(self.gain, self.decay))
+
+
+@dataclasses.dataclass(frozen=True)
+class Banded(Correlation):
+  """c_k = 0 from k = bands on: a banded Toeplitz matrix C (Choquette-Choo et al. 2023; McKenna 2024).
+
+  Buffer j is the noise of the release j before, Ẑ_{s-j}, so there are bands - 1 buffers. With no more bands than
+  releases from one participation of a client to its next, a client's participations do not overlap. More bands are
+  accounted for, too, but the published choice of coefficients then makes the further ones 0 or nearly so.
+
+  Attributes:
+    bands: How many coefficients there are, with c_0, from 1 (independent noise) to the number of rounds.
+    gain: c_1 … c_{bands-1}, each in [0, 1] and none larger than the one before. Empty: those of the least published
+      error for the planned rounds (`published_noise.banded`).
+  """
+
+  bands: int = 3
+  gain: tuple[float, ...] = ()
+
+  def __post_init__(self):
+    super().__post_init__()
+    checks.integer('bands', self.bands, at_least=1)
+    if not isinstance(self.gain, tuple):
+      raise ValueError(f'gain must be a tuple with c_1 and the coefficients after it, found {self.gain!r}.')
+    gains = tuple(checks.number('gain', one, at_least=0, at_most=1) + 0.0 for one in self.gain)  # -0.0 is 0.0.
+    object.__setattr__(self, 'gain', gains)
+    if self.gain and len(self.gain) != self.bands - 1:
+      raise ValueError(
+        f'gain must have {self.bands - 1} numbers for bands={self.bands}, one for each coefficient after the first, '
+        f'found {len(self.gain)}. Leave it out to have them chosen.'
+      )
+    if any(later > earlier for earlier, later in zip(self.gain, self.gain[1:])):
+      raise ValueError(f'gain must not grow from one coefficient to the next, found {self.gain}.')
+
+  @property
+  def is_settled(self) -> bool:
+    return len(self.gain) == self.bands - 1
+
+  def check_rounds(self, num_rounds: int) -> None:
+    if self.bands > num_rounds:
+      raise ValueError(
+        f'bands={self.bands} needs at least as many planned rounds in which clients take part, found {num_rounds}. Use '
+        'fewer bands, or plan more rounds.'
+      )
+
+  def candidates(self, num_releases: int, most: int, apart: int) -> tuple[Correlation, ...]:
+    self.check_rounds(num_releases)
+    if self.is_settled:
+      return (self,)
+    return (Banded(self.bands, published_noise.banded(num_releases, most, apart, self.bands)),)
+
+  @property
+  def gains(self) -> np.ndarray:
+    if not self.is_settled:
+      raise ValueError(_NOT_CHOSEN.format('gain'))
+    return np.array(self.gain, np.float64)
+
+  @property
+  def decays(self) -> np.ndarray:
+    return np.zeros_like(self.gains)
+
+  @property
+  def formula(self) -> str:
+    return f'c_1, c_2, … = {", ".join(f"{gain:.6g}" for gain in self.gain)}, and 0 after that'
+
+  def coefficients(self, count: int) -> np.ndarray:
+    found = np.zeros(count)
+    found[: self.bands] = np.append(1.0, self.gains)[:count]
+    return found
+
+  def after(self, buffers: Sequence[Any], added: Any, times: Callable[[Any, float], Any] = operator.mul) -> list[Any]:
+    return [added, *buffers][: self.num_buffers]
+
+  def faded(self, buffers: Sequence[Any], elapsed: Any) -> list[Any]:
+    xp = arrays.namespace(elapsed, *buffers)
+    # The buffers move by the binary digits of what has elapsed.
+    left, step, moved = xp.minimum(elapsed, float(self.num_buffers)), 1, list(buffers)
+    while step <= self.num_buffers:
+      moves = xp.equal(xp.floor(left / step) % 2.0, 1.0)
+      moved = [
+        xp.where(moves, moved[j - step] if j >= step else xp.zeros_like(own), own) for j, own in enumerate(moved)
+      ]
+      step *= 2
+    return moved
+
+  @property
+  def _products(self) -> np.ndarray:
+    """Σ_{k≤L} c_k·c_{k+j} for L and j from 0 to d, float64[d+1, d+1]."""
+    column = np.append(1.0, self.gains)
+    shifted = np.array([np.append(column[j:], np.zeros(j)) for j in range(len(column))]).T
+    return np.cumsum(column[:, np.newaxis] * shifted, axis=0)
+
+  def price(self, releases_left: Any) -> tuple[Any, list[Any]]:
+    left = arrays.cast(releases_left, np.float64)
+    last = arrays.cast(arrays.namespace(left).minimum(left, float(self.num_buffers)), np.int64)
+    row = arrays.take(self._products, last)
+    return row[0], [row[j] for j in range(1, self.bands)]
+
+  def overlap(self, gap: Any) -> Any:
+    products = self._products[-1]
+    return (_along(products, 0, gap) - products[0]) / products[0]
+
+  def lasting(self, factors: Sequence[Any], buffers: Sequence[Any], gap: Any, rounds: Any) -> list[Any]:
+    if not buffers:
+      return []
+    xp = arrays.namespace(gap, rounds, *buffers, *factors)
+    by_age = xp.stack([factors[0], *factors])
+    # There are no more participations than rounds, and no later one overlaps more than the first.
+    return [
+      own * xp.minimum(_along(by_age, age, gap), rounds * factor)
+      for age, (own, factor) in enumerate(zip(buffers, factors), start=1)
+    ]
+
+
+def _along(values: Any, start: int, gap: Any) -> Any:
+  """Σ_{m≥0} values[start + m·gap]: on the straight line between neighbours, and 0 beyond the last.
+
+  Args:
+    values: float64[n].
+    start: At least 0.
+    gap: At least 1, floats of any shape, which is that of the result.
+  """
+  xp = arrays.namespace(values, gap)
+  padded = xp.concatenate([values, [0.0]]) if xp is np else xp.concat([values, [0.0]], axis=0)
+  last = len(values)
+  places = arrays.cast(gap, np.float64)[..., np.newaxis] * np.arange(last, dtype=np.float64)
+  whole = xp.floor(places)
+  part = places - whole
+  at = lambda index: arrays.take(padded, arrays.cast(xp.minimum(index, float(last)), np.int64))
+  return xp.sum((1.0 - part) * at(whole + start) + part * at(whole + (start + 1)), axis=-1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,8 +305,8 @@ def of_terms(gains: Sequence[float], decays: Sequence[float]) -> Correlation:
     (decay,) = decays
     return Held(float(decay))
   if len(decays) and not any(decays):
-    return banded.Banded(len(gains) + 1, tuple(map(float, gains)))
+    return Banded(len(gains) + 1, tuple(map(float, gains)))
   return Blt(tuple(map(float, gains)), tuple(map(float, decays))) if len(gains) else Independent()
 
 
-FAMILIES = {'independent': Independent, 'ar1': Ar1, 'banded': banded.Banded, 'blt': Blt, 'held': Held}
+FAMILIES = {'independent': Independent, 'ar1': Ar1, 'banded': Banded, 'blt': Blt, 'held': Held}

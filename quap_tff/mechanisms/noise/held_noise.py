@@ -5,12 +5,11 @@
     μ_i² = w_iᵀ·Σ⁻¹·w_i / s²
 
 n_i(r) is what client i adds in the r-th round in which it really sends something, and t_r is that round. V has standard
-deviation (1-λ)·s and W has √λ·s in each coordinate, in units of the clipping norm. All are
-independent Gaussians. Only the
-client has the key from which they are drawn. So it draws W_{i,r-1} again and keeps nothing else. S_t are the clients
-that really came. Σ is the covariance of the noise in the releases, per s². It follows from participation alone.
-The last W of a client has no e_{t_{r+1}}. λ is the `decay`: each round takes back the W that the client's last
-round added.
+deviation (1-λ)·s and W has √λ·s in each coordinate, in units of the clipping norm. All are independent Gaussians. Only
+the client has the key from which they are drawn. So it draws W_{i,r-1} again and keeps nothing else. S_t are the
+clients that really came. Σ is the covariance of the noise in the releases, per s². It follows from participation alone.
+The last W of a client has no e_{t_{r+1}}. λ is the `decay`: each round takes back the W that the client's last round
+added.
 
 Σ has no positive entry off its diagonal, so no entry of Σ⁻¹ is negative, and μ_i is exact: a client whose updates all
 have the largest norm and point in one direction attains it. Earlier entries of Σ do not change when a release is
@@ -96,7 +95,9 @@ class Account(NamedTuple):
       return self
     before = self.latest[cohort]
     links = self.decay * np.bincount(before[before >= 0], minlength=self.num_releases)
-    row = _appended_row(self.whitening, own_noise(self.decay, len(cohort), int((before >= 0).sum())), links)
+    # Each member adds (1-λ)² + λ to Σ_tt, and λ more if it was in a release before.
+    own = len(cohort) * ((1 - self.decay) ** 2 + self.decay) + int((before >= 0).sum()) * self.decay
+    row = _appended_row(self.whitening, own, links)
     whitening = np.zeros([len(row), len(row)])
     whitening[:-1, :-1] = self.whitening
     whitening[-1] = row
@@ -143,11 +144,6 @@ def opened(num_clients: int, noise_multiplier: float, decay: float) -> Account:
 def _rounded_up(terms: int) -> float:
   """More than what some sums of this many float64 terms of one sign lose by rounding, with a few operations more."""
   return 1 + (4 * terms + 64) * 2.0**-53
-
-
-def own_noise(decay: float, members: int, returning: int) -> float:
-  """Σ_tt: each member adds (1-λ)² + λ, and λ more if it was in a release before."""
-  return members * ((1 - decay) ** 2 + decay) + returning * decay
 
 
 def _appended_row(whitening: np.ndarray, own: float, links: np.ndarray) -> np.ndarray:
@@ -350,20 +346,12 @@ def discreteness_slack(
     decay: λ.
     num_releases: T, or more.
     num_coordinates: d, or more.
-    num_participations: The sum of the sizes of all cohorts, or more.
+    num_participations: The sum of the sizes of all cohorts, or more; at least T.
     smallest_cohort: m, the least number of clients whose noise is in a release and unknown to the adversary, or less.
 
   Raises:
-    ValueError: If a value is out of range, or if the steps are too few for the bound.
+    ValueError: If the steps are too few for the bound.
   """
-  checks.number('epsilon', epsilon, at_least=0)
-  checks.number('delta', delta, above=0, below=1)
-  checks.number('noise_steps', noise_steps, above=0)
-  checks.number('decay', decay, at_least=0, at_most=LARGEST_DECAY)
-  checks.integer('num_releases', num_releases, at_least=1)
-  checks.integer('num_coordinates', num_coordinates, at_least=1)
-  checks.integer('num_participations', num_participations, at_least=num_releases)
-  checks.integer('smallest_cohort', smallest_cohort, at_least=1)
   fresh, taken_back = stddevs(noise_steps, decay)
   longest = 2 / fresh**2 + (1 / taken_back**2 if decay else 0.0)
   sharpest = 1 / (smallest_cohort * fresh**2)  # a

@@ -164,6 +164,8 @@ class Sampler:
     """
     words = stream.words if stream.words is not None else stream_words(key, [stream], count)[0]
     shifts = tf.zeros([count], tf.float64) if shifts is None else shifts
+    values = tf.zeros([count], tf.int64)
+    shapes = (tf.TensorShape([]), tf.TensorShape([None]), values.shape)
 
     def attempts(words, left, values):
       """Makes draws as long as there are words, and those that were not kept again."""
@@ -171,25 +173,21 @@ class Sampler:
 
       def attempt(begin, left, values):
         size = tf.size(left)
-        drawn, keeps = self.decide(
-          pairs[begin : begin + size, 0], pairs[begin : begin + size, 1], tf.gather(shifts, left)
-        )
+        own = pairs[begin : begin + size]
+        drawn, keeps = self.decide(own[:, 0], own[:, 1], tf.gather(shifts, left))
         values = tf.tensor_scatter_nd_update(values, left[:, tf.newaxis], drawn)
         return begin + size, tf.boolean_mask(left, tf.logical_not(keeps)), values
 
       def fits(begin, left, values):
-        del values
         return tf.logical_and(tf.size(left) > 0, begin + tf.size(left) <= tf.shape(pairs)[0])
 
-      shapes = (tf.TensorShape([]), tf.TensorShape([None]), values.shape)
       return tf.while_loop(fits, attempt, (tf.constant(0), left, values), shapes)[1:]
 
     def more(index, left, values):
       words = stream_words(key, [stream], tf.size(left), index)[0]
       return index + 1, *attempts(words, left, values)
 
-    left, values = attempts(words, tf.range(count), tf.zeros([count], tf.int64))
-    shapes = (tf.TensorShape([]), tf.TensorShape([None]), values.shape)
+    left, values = attempts(words, tf.range(count), values)
     return tf.while_loop(lambda index, left, values: tf.size(left) > 0, more, (tf.constant(1), left, values), shapes)[2]
 
 

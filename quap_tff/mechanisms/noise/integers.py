@@ -219,7 +219,7 @@ class Grid:
     Args:
       update: Its float tensors.
       norms: float64 scalars, the norm of each group.
-      groups: The tensors that are clipped together, `clip_split.ClipGroup`s.
+      groups: The tensors that are clipped together, `layers.ClipGroup`s.
       weight: w, float32 scalar.
       clip: C, float32 scalar.
     """

@@ -42,18 +42,6 @@ _MOST_ODDS = 14.0
 _OPTIONS = dict(maxiter=2000, maxfun=4000, ftol=1e-15, gtol=1e-10)
 
 
-def root_loss(column: Sequence[float], most: int, apart: int) -> float:
-  """√(E·S) of the coefficients c_0 … c_{n-1}, which are not negative and do not grow.
-
-  Args:
-    column: float[n].
-    most: k ≥ 1.
-    apart: b ≥ 1.
-  """
-  values = np.asarray(column, np.float64)
-  return math.exp(_log_loss(values, values, np.ones(1), most, apart)[0] / 2)
-
-
 def banded(num_releases: int, most: int, apart: int, bands: int) -> tuple[float, ...]:
   """c_1 … c_{bands-1} of least loss, with c_0 = 1, c_k = 0 from k = bands on, and no c_k larger than the one before.
 
@@ -70,8 +58,10 @@ def banded(num_releases: int, most: int, apart: int, bands: int) -> tuple[float,
     value, slopes = _log_loss(column, column[:bands], np.ones(1), most, apart)
     return value, np.cumsum(slopes[:bands])
 
-  # Steps between coefficients, which may not be negative. The start is the root of A, best for k = 1 and large n.
-  start = _square_root(bands)
+  # Steps between coefficients, which may not be negative. The start is the root of A, best for k = 1 and large n: the
+  # coefficients of 1/√(1-x) (Fichtenberger, Henzinger and Upadhyay 2023).
+  ages = np.arange(1, bands)
+  start = np.append(1.0, np.cumprod((2 * ages - 1) / (2 * ages)))
   steps = _minimum(loss, np.append(start[:-1] - start[1:], start[-1]), [(0.0, None)] * bands).x
   column = np.cumsum(steps[::-1])[::-1]
   return tuple(np.round(column[1:] / column[0], DECIMALS).tolist())
@@ -170,12 +160,6 @@ def _shares(releases: int) -> np.ndarray:
 def _correlated(values: np.ndarray, shifted: np.ndarray) -> np.ndarray:
   """Σ_t values_t·shifted_{t-j} for each j, float64[n]."""
   return signal.fftconvolve(values[::-1], shifted)[: len(values)][::-1]
-
-
-def _square_root(count: int) -> np.ndarray:
-  """The first coefficients of the root of A: those of 1/√(1-x) (Fichtenberger, Henzinger and Upadhyay 2023)."""
-  ages = np.arange(1, count)
-  return np.append(1.0, np.cumprod((2 * ages - 1) / (2 * ages)))
 
 
 def _minimum(loss: Callable[[np.ndarray], tuple[float, np.ndarray]], start: np.ndarray, bounds: Sequence[Any]) -> Any:

@@ -23,9 +23,6 @@ from quap_tff.common.numbers import arrays
 
 linalg = lazy.module('scipy.linalg')
 
-# For what a family leaves to the plan.
-NOT_CHOSEN = 'The {} is not chosen yet. Give it, or let `CertifiedConfig.settled` choose it from a schedule.'
-
 
 class Correlation(checks.Checked, abc.ABC):
   """The coefficients c_k. Subclasses are frozen dataclasses in `quap_tff.mechanisms.noise.correlation.FAMILIES`.
@@ -52,7 +49,6 @@ class Correlation(checks.Checked, abc.ABC):
     Raises:
       ValueError: If the family cannot do with so few releases.
     """
-    del most, apart
     self.check_rounds(num_releases)
     return (self,)
 
@@ -134,10 +130,6 @@ class Correlation(checks.Checked, abc.ABC):
       rounds: The number of participations, at least 1: floats of that shape.
     """
 
-  @abc.abstractmethod
-  def _aged(self, buffers: np.ndarray, elapsed: np.ndarray) -> np.ndarray:
-    """`faded` for buffers float64[M, d] and int64[M]."""
-
   def squared_norms(self, cohorts: Sequence[Any], weights: Sequence[Any], num_clients: int) -> np.ndarray:
     """‖C·w_i‖² of each client, float64[N]: Σ_s (Σ_{t≤s} c_{s-t}·w_i(t))² over all releases.
 
@@ -146,14 +138,15 @@ class Correlation(checks.Checked, abc.ABC):
       weights: float[M_s], their weights.
       num_clients: N.
     """
-    total = np.zeros(num_clients)
-    sums, latest = np.zeros([num_clients, self.num_buffers]), np.zeros(num_clients, np.int64)
+    total, latest = np.zeros(num_clients), np.zeros(num_clients)
+    sums = [np.zeros(num_clients) for _ in range(self.num_buffers)]
     for release, (ids, own) in enumerate(zip(cohorts, weights)):
       ids, own = np.asarray(ids, np.int64), np.asarray(own, np.float64)
       unit, by_sum = self.price(len(cohorts) - 1 - release)
-      before = self._aged(sums[ids], np.maximum(release - 1 - latest[ids], 0))
-      total[ids] += own * (unit * own + 2.0 * before @ np.array(by_sum))
-      sums[ids] = np.array(self.after(list(before.T), own)).T
+      before = self.faded([one[ids] for one in sums], np.maximum(release - 1 - latest[ids], 0))
+      total[ids] += own * (unit * own + 2.0 * np.array(before).T @ np.array(by_sum))
+      for one, after in zip(sums, self.after(before, own)):
+        one[ids] = after
       latest[ids] = release
     return total
 
@@ -236,9 +229,6 @@ class Exponentials(Correlation):
 
   def faded(self, buffers: Sequence[Any], elapsed: Any) -> list[Any]:
     return [own * arrays.whole_power(decay, elapsed) for own, (_, decay) in zip(buffers, self.terms)]
-
-  def _aged(self, buffers: np.ndarray, elapsed: np.ndarray) -> np.ndarray:
-    return buffers * self.decays ** elapsed[:, np.newaxis]
 
   def price(self, releases_left: Any) -> tuple[Any, list[Any]]:
     if not self.num_buffers:

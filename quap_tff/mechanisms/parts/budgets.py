@@ -1,9 +1,8 @@
 """Privacy budgets of clients and rounds, ε_base = ε_total / T.
 
 The budgets are nominal; `quap_tff.accounting` says what they mean for privacy. ε is in nats. Equations: docs/method.md,
-sections 5.1 and 5.2. A new rule for the
-clients' budgets is a class, given as `BudgetConfig(client_rule=…)`; one for the round's budget is a line in
-`ROUND_RULES`.
+sections 5.1 and 5.2. A new rule for the clients' budgets is a class, given as `BudgetConfig(client_rule=…)`; one for
+the round's budget is a line in `ROUND_RULES`.
 """
 
 from __future__ import annotations
@@ -69,12 +68,10 @@ class ClientBudgetRule(checks.Checked, abc.ABC):
       num_clients: N.
       critical_shapes: Static shapes of the critical tensors of an update.
     """
-    del config, num_clients, critical_shapes
     return collections.OrderedDict()
 
   def announced(self, state: Any) -> Any:
     """The part of the state that clients need for `observe`."""
-    del state
     return []
 
   def observe(self, critical_update: Sequence[Any], announced: Any) -> Any:
@@ -91,17 +88,14 @@ class ClientBudgetRule(checks.Checked, abc.ABC):
       budgets: float32[M], the budgets of the cohort.
       observations: float32[M], from `observe`; 0 where an update was not finite, and for rules that observe nothing.
     """
-    del config, client_ids, budgets, observations
     return state
 
   def given(self, state: Any) -> Optional[Any]:
     """float[N], the budget of each client in its last round, if the state holds them; else they follow from rates."""
-    del state
     return None
 
   def after_round(self, state: Any, critical_mean: Sequence[Any], cohort_size: Any) -> Any:
     """The state after round t, given the noised critical part of its mean update."""
-    del critical_mean, cohort_size
     return state
 
 

@@ -25,7 +25,6 @@ SMALLEST_CLIP = 1e-20
 TFF_SMALLEST_CLIP, TFF_LARGEST_NORM = 1e-10, 1e19
 # The most that rounding its entries to float32 adds to the norm of an update, as a share.
 _ROUNDING = 2.0**-24
-TIMINGS = ('current', 'previous')
 
 # Draws a float64 scalar of noise with a standard deviation.
 Noise = Callable[[float], Any]
@@ -34,10 +33,15 @@ Noise = Callable[[float], Any]
 _COUNT_SENSITIVITY = 0.5
 
 
+def _norm_field(name: str, default: Optional[float]) -> Any:
+  return checks.number_field(name, default, at_least=SMALLEST_CLIP, at_most=LARGEST_NORM)
+
+
 class ClipRule(checks.Checked, abc.ABC):
   """How the clipping norm moves from round to round. Subclasses are frozen dataclasses in `RULES`.
 
   Attributes:
+    initial_clip: The norm that clips the first round; None if there is none.
     uses_current_norms: Whether the clipping norm of a round depends on that round's norms. If so, aggregation needs two
       dependent levels. If not, C is known before the round begins, and one level is enough.
     releases_exact_norms: Whether the clipping norm is an un-noised function of the clients' norms, a data-dependent
@@ -46,22 +50,24 @@ class ClipRule(checks.Checked, abc.ABC):
       the count; +inf if there is no such release.
   """
 
+  initial_clip: Optional[float]
+
   @property
   def uses_current_norms(self) -> bool:
     return False
 
   @property
   def releases_exact_norms(self) -> bool:
-    return False
+    return self.count_noise_multiplier == 0
 
   @property
   def count_noise_multiplier(self) -> float:
     return math.inf
 
   @property
-  @abc.abstractmethod
   def initial_norm(self) -> float:
     """C_0; +inf if there is none."""
+    return math.inf if self.initial_clip is None else self.initial_clip
 
   def next_norm(self, norm: tf.Tensor, norms: tf.Tensor, noise: Noise) -> tf.Tensor:
     """C_t from C_{t-1} (float32 scalar) and the cohort's norms (float32[M], NaN for non-finite updates).
@@ -71,7 +77,6 @@ class ClipRule(checks.Checked, abc.ABC):
       norms: L2 norms of the cohort's updates; may be empty.
       noise: Draws float64 noise of a standard deviation, once; for rules that add noise.
     """
-    del norms, noise
     return norm
 
 
@@ -91,28 +96,19 @@ class QuantileEma(ClipRule):
       the process compiles to TFF's mergeable form).
   """
 
-  quantile: float = 0.9
-  momentum: float = 0.95
-  min_clip: float = 0.1
-  max_clip: Optional[float] = None
-  initial_clip: Optional[float] = None
-  timing: str = 'current'
+  quantile: float = checks.number_field('clip quantile', 0.9, at_least=0, at_most=1)
+  momentum: float = checks.number_field('clip momentum', 0.95, at_least=0, below=1)
+  min_clip: float = checks.number_field('min_clip', 0.1, at_least=0, at_most=LARGEST_NORM)
+  max_clip: Optional[float] = _norm_field('max_clip', None)
+  initial_clip: Optional[float] = _norm_field('initial_clip', None)
+  timing: str = registry.name_field('clip timing', 'current', ('current', 'previous'))
 
   releases_exact_norms = True
 
   def __post_init__(self):
     super().__post_init__()
-    checks.number('clip quantile', self.quantile, at_least=0, at_most=1)
-    checks.number('clip momentum', self.momentum, at_least=0, below=1)
-    checks.number('min_clip', self.min_clip, at_least=0, at_most=LARGEST_NORM)
-    if self.max_clip is not None:
-      _check_norm('max_clip', self.max_clip)
-      if self.min_clip > self.max_clip:
-        raise ValueError(f'min_clip must not be above max_clip, found {self.min_clip} > {self.max_clip}.')
-    if self.initial_clip is not None:
-      _check_norm('initial_clip', self.initial_clip)
-    if self.timing not in TIMINGS:
-      raise registry.unknown_name_error('clip timing', self.timing, TIMINGS)
+    if self.max_clip is not None and self.min_clip > self.max_clip:
+      raise ValueError(f'min_clip must not be above max_clip, found {self.min_clip} > {self.max_clip}.')
     if self.timing == 'previous' and self.initial_clip is None:
       raise ValueError(
         'Clip timing "previous" clips the first round at initial_clip, which is not set. Set initial_clip '
@@ -123,12 +119,7 @@ class QuantileEma(ClipRule):
   def uses_current_norms(self) -> bool:
     return self.timing == 'current'
 
-  @property
-  def initial_norm(self) -> float:
-    return math.inf if self.initial_clip is None else self.initial_clip
-
   def next_norm(self, norm: tf.Tensor, norms: tf.Tensor, noise: Noise) -> tf.Tensor:
-    del noise
     target = tf.maximum(quantile(norms, self.quantile), self.min_clip)
     if self.max_clip is not None:
       target = tf.minimum(target, self.max_clip)
@@ -145,11 +136,7 @@ class Fixed(ClipRule):
     norm: The clipping norm, above 0.
   """
 
-  norm: float = 1.0
-
-  def __post_init__(self):
-    super().__post_init__()
-    _check_norm('clipping norm', self.norm)
+  norm: float = _norm_field('clipping norm', 1.0)
 
   @property
   def initial_norm(self) -> float:
@@ -171,29 +158,14 @@ class PrivateQuantile(ClipRule):
     count_stddev: Standard deviation of the noise on the count of norms at most C_t.
   """
 
-  quantile: float = 0.5
-  initial_clip: float = 0.1
-  learning_rate: float = 0.2
-  count_stddev: float = 1.0
-
-  def __post_init__(self):
-    super().__post_init__()
-    checks.number('clip quantile', self.quantile, at_least=0, at_most=1)
-    _check_norm('initial_clip', self.initial_clip)
-    checks.number('clip learning_rate', self.learning_rate, above=0)
-    checks.number('count_stddev', self.count_stddev, at_least=0)
-
-  @property
-  def releases_exact_norms(self) -> bool:
-    return self.count_stddev == 0
+  quantile: float = checks.number_field('clip quantile', 0.5, at_least=0, at_most=1)
+  initial_clip: float = _norm_field('initial_clip', 0.1)
+  learning_rate: float = checks.number_field('clip learning_rate', 0.2, above=0)
+  count_stddev: float = checks.number_field('count_stddev', 1.0, at_least=0)
 
   @property
   def count_noise_multiplier(self) -> float:
     return self.count_stddev / _COUNT_SENSITIVITY
-
-  @property
-  def initial_norm(self) -> float:
-    return self.initial_clip
 
   def next_norm(self, norm: tf.Tensor, norms: tf.Tensor, noise: Noise) -> tf.Tensor:
     # An update that is not finite counts as above the clip, as a norm of +inf would. An update of exactly zero, which
@@ -219,33 +191,17 @@ class NoisedMean(ClipRule):
     noise_multiplier: s, the noise on the sum of the norms, over C_t.
   """
 
-  factor: float = 1.5
-  initial_clip: float = 1.0
-  noise_multiplier: float = 15.0
-
-  def __post_init__(self):
-    super().__post_init__()
-    checks.number('factor of the clipping norm', self.factor, above=1, at_most=100)
-    _check_norm('initial_clip', self.initial_clip)
-    checks.number('noise_multiplier of the norms', self.noise_multiplier, at_least=0)
-
-  @property
-  def releases_exact_norms(self) -> bool:
-    return self.noise_multiplier == 0
+  factor: float = checks.number_field('factor of the clipping norm', 1.5, above=1, at_most=100)
+  initial_clip: float = _norm_field('initial_clip', 1.0)
+  noise_multiplier: float = checks.number_field('noise_multiplier of the norms', 15.0, at_least=0)
 
   @property
   def count_noise_multiplier(self) -> float:
     return self.noise_multiplier
 
-  @property
-  def initial_norm(self) -> float:
-    return self.initial_clip
-
   def next_norm(self, norm: tf.Tensor, norms: tf.Tensor, noise: Noise) -> tf.Tensor:
     clipped = tf.minimum(tf.where(tf.math.is_finite(norms), norms, norm), norm)
-    scale = tf.cast(norm, tf.float64)
-    total = tf.cast(tf.reduce_sum(clipped), tf.float64)
-    total += scale * noise(self.noise_multiplier)
+    total = tf.cast(tf.reduce_sum(clipped), tf.float64) + tf.cast(norm, tf.float64) * noise(self.noise_multiplier)
     cohort_size = tf.cast(tf.size(norms), tf.float32)
     target = self.factor * tf.cast(total, tf.float32) / tf.maximum(cohort_size, 1.0)
     moved = tf.clip_by_value(target, norm / 2.0, norm * 2.0)
@@ -261,20 +217,10 @@ class Decaying(ClipRule):
     decay: In (0, 1], the factor from one round to the next.
   """
 
-  initial_clip: float = 1.0
-  decay: float = 0.99
-
-  def __post_init__(self):
-    super().__post_init__()
-    _check_norm('initial_clip', self.initial_clip)
-    checks.number('decay of the clipping norm', self.decay, above=0, at_most=1)
-
-  @property
-  def initial_norm(self) -> float:
-    return self.initial_clip
+  initial_clip: float = _norm_field('initial_clip', 1.0)
+  decay: float = checks.number_field('decay of the clipping norm', 0.99, above=0, at_most=1)
 
   def next_norm(self, norm: tf.Tensor, norms: tf.Tensor, noise: Noise) -> tf.Tensor:
-    del norms, noise
     return tf.maximum(norm * self.decay, SMALLEST_CLIP)
 
 
@@ -282,9 +228,7 @@ class Decaying(ClipRule):
 class Unclipped(ClipRule):
   """C_t = +inf in every round, only for training without noise: noise would have no scale."""
 
-  @property
-  def initial_norm(self) -> float:
-    return math.inf
+  initial_clip = None
 
 
 RULES = {
@@ -341,7 +285,3 @@ def as_float32(norm: tf.Tensor) -> tf.Tensor:
   """A float64 norm >= 0 as float32, rounded up: an update within C by this norm is within C."""
   nearest = tf.cast(norm, tf.float32)
   return tf.where(tf.cast(nearest, tf.float64) < norm, nearest * (1 + 2 * _ROUNDING), nearest)
-
-
-def _check_norm(name, value):
-  checks.number(name, value, at_least=SMALLEST_CLIP, at_most=LARGEST_NORM)

@@ -1,19 +1,24 @@
-"""Which layers of a model are critical: clipped and noised.
+"""The layers of a model: which are critical (clipped and noised), and how the clipping norm is divided among them.
 
 A model's trainable weights are a flat list of tensors. `Layer` groups them; `critical_indices` turns a selection into
-the positions in that list that the mechanism treats.
+the positions in that list that the mechanism treats, and `clip_groups` a split into tensors that are clipped together.
 
 Selections:
   * 'final_dense' (default): the last Dense layer, found from the model;
   * 'all_dense': every Dense layer, as the documents' reference program does;
   * 'all': every layer;
   * a comma-separated list of layer names, with shell wildcards ('dense_1,head', 'dense*').
+
+Splits: ‖u_l‖ <= r_l·w·C with Σ r_l² = 1. Whatever the ratios are, the norm of a whole update is at most
+√Σ(r_l·w·C)² = w·C. So the same noise N(0, (z·C)²) on every entry costs μ = w/z under every split. A split decides what
+is clipped, not what is spent. (If each layer had its own noise σ_l, the cost would be μ² = Σ (r_l·w·C/σ_l)². With
+σ_l = z·C for all layers, this is (w/z)²·Σ r_l² again.)
 """
 
 from collections.abc import Sequence
 import fnmatch
 import math
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, NamedTuple, Optional
 
 from quap_tff.common import registry
 from quap_tff.common.lazy import tf
@@ -22,6 +27,8 @@ FINAL_DENSE = 'final_dense'
 ALL_DENSE = 'all_dense'
 ALL = 'all'
 SELECTIONS = (FINAL_DENSE, ALL_DENSE, ALL)
+# r_l² is proportional to this power of the layer's number of weights. None: one norm over all layers.
+CLIP_SPLITS = {'joint': None, 'equal': 0.0, 'sqrt_size': 0.5, 'size': 1.0}
 
 
 class Layer(NamedTuple):
@@ -128,6 +135,43 @@ def critical_indices(layers: Sequence[Layer], selection: str) -> tuple[int, ...]
 
 def _names(layers):
   return ', '.join(layer.name for layer in layers)
+
+
+class ClipGroup(NamedTuple):
+  """Tensors that are clipped together, by their joint norm.
+
+  Attributes:
+    indices: Positions in the flat list of trained weights.
+    ratio: r_l, the group's share of the clipping norm.
+  """
+
+  indices: tuple[int, ...]
+  ratio: float
+
+
+def clip_groups(split: str, sizes: Sequence[int], layers: Optional[Sequence[Layer]] = None) -> tuple[ClipGroup, ...]:
+  """The groups of a split. Each trained tensor is in exactly one group.
+
+  Args:
+    split: One of `CLIP_SPLITS`.
+    sizes: The number of entries of each trained tensor.
+    layers: The model's layers. They are needed unless the split is 'joint'.
+
+  Raises:
+    ValueError: If layers are needed but not given, or if they do not hold each tensor exactly once.
+  """
+  power = CLIP_SPLITS[split]
+  if power is None:
+    return (ClipGroup(tuple(range(len(sizes))), 1.0),)
+  if layers is None:
+    raise ValueError(f"clip_split={split!r} needs the model's layers. Pass layers, as build_certified_fed_avg does.")
+  if sorted(index for layer in layers for index in layer.indices) != list(range(len(sizes))):
+    raise ValueError(
+      f'The layers must hold each of the {len(sizes)} trained tensors once, found '
+      f'{[(layer.name, layer.indices) for layer in layers]}.'
+    )
+  shares = [sum(sizes[i] for i in layer.indices) ** power for layer in layers]
+  return tuple(ClipGroup(layer.indices, math.sqrt(share / sum(shares))) for layer, share in zip(layers, shares))
 
 
 class ModelShape(NamedTuple):

@@ -29,7 +29,6 @@ class Averaging(checks.Checked, abc.ABC):
 
   def candidates(self, num_rounds: int) -> 'list[Averaging]':
     """The averages that a plan for this many rounds may choose from."""
-    del num_rounds
     return [self]
 
   def shares(self, num_rounds: int) -> np.ndarray:
@@ -73,7 +72,6 @@ class Averaging(checks.Checked, abc.ABC):
 
   def value(self, state: State, weights: Sequence[Any]) -> list[np.ndarray]:
     """The averaged weights, float32 arrays, given the weights that `state` was last updated with (or started from)."""
-    del weights
     return [a.astype(np.float32) for a in _averages(state)]
 
 

@@ -42,7 +42,6 @@ class Equal(Weighting):
   is_equal = True
 
   def shares(self, budgets: Any, multiplier: Callable[[Any], Any]) -> Any:
-    del multiplier
     return arrays.namespace(budgets).ones_like(budgets)
 
 

@@ -44,9 +44,6 @@ class IdentityCache:
     self._lock = threading.RLock()
     self._results: dict[int, Any] = {}
 
-  def __len__(self) -> int:
-    return len(self._results)
-
   def get(self, key: Any) -> Any:
     """The result for `key`, made now if `key` is new."""
     with self._lock:
@@ -126,13 +123,13 @@ class InProcessContext(tff.program.FederatedContext):
     value = values.to_value(arg, parameter) if parameter is not None else None
     num_clients = values.num_clients(value, parameter) or 0
     measurement = self._measurement
-    meter = traffic.Meter(num_clients) if measurement is not None else None
+    meter = None if measurement is None else traffic.Meter()
     try:
       result = program(value, _Runner(self, num_clients, meter))
     except tf.errors.OpError as e:
       raise errors.in_own_words(e) from None
     if measurement is not None and meter is not None:
-      measurement.traffic = meter.traffic()
+      measurement.traffic = meter.traffic(num_clients)
     return values.to_python(result, comp.type_signature.result, num_clients)
 
   @contextlib.contextmanager

@@ -6,6 +6,7 @@ never sees a cohort: a client's step on its values is written like a server's st
 """
 
 from collections.abc import Sequence
+import functools
 from typing import Any, Callable, Optional
 
 import tensorflow as tf
@@ -52,11 +53,9 @@ class Program:
     """
     return self._root({_RUNNER: runner})(argument)
 
+  @functools.singledispatchmethod
   def compile(self, block: tff.framework.ComputationBuildingBlock) -> streaming.Run:
     """A building block as a function of bindings."""
-    for kind, compile_kind in _COMPILERS:
-      if isinstance(block, kind):
-        return compile_kind(self, block)
     raise errors.UnsupportedComputationError(
       f'The in-process runtime cannot run a building block of kind {type(block).__name__}: {block}.'
     )
@@ -96,7 +95,8 @@ class Program:
       self._sections[key] = tensorflow_blocks.TensorFlowBlock(block.proto, self._on_trace)
     return self._sections[key]
 
-  def _compile_tensorflow(self, block: tff.framework.CompiledComputation) -> streaming.Run:
+  @compile.register
+  def _(self, block: tff.framework.CompiledComputation) -> streaming.Run:
     section = self._section(block)
 
     def run(bindings: streaming.Bindings) -> Callable[[Any], Any]:
@@ -105,14 +105,16 @@ class Program:
 
     return run
 
-  def _compile_lambda(self, block: tff.framework.Lambda) -> streaming.Run:
+  @compile.register
+  def _(self, block: tff.framework.Lambda) -> streaming.Run:
     body = self.compile(block.result)
     name = block.parameter_name
     if name is None:
       return lambda bindings: lambda _: body(bindings)
     return lambda bindings: lambda argument: body({**bindings, name: argument})
 
-  def _compile_block(self, block: tff.framework.Block) -> streaming.Run:
+  @compile.register
+  def _(self, block: tff.framework.Block) -> streaming.Run:
     steps = [(name, self.compile(value)) for name, value in block.locals]
     result = self.compile(block.result)
 
@@ -124,14 +126,16 @@ class Program:
 
     return run
 
-  def _compile_call(self, block: tff.framework.Call) -> streaming.Run:
+  @compile.register
+  def _(self, block: tff.framework.Call) -> streaming.Run:
     argument = self.compile(block.argument) if block.argument is not None else (lambda bindings: None)
     if isinstance(block.function, tff.framework.Intrinsic):
       return self._compile_intrinsic_call(block.function, argument)
     function = self.compile(block.function)
     return lambda bindings: function(bindings)(argument(bindings))
 
-  def _compile_intrinsic(self, block: tff.framework.Intrinsic) -> streaming.Run:
+  @compile.register
+  def _(self, block: tff.framework.Intrinsic) -> streaming.Run:
     call = self._compile_intrinsic_call(block, lambda bindings: bindings['<argument>'])
     return lambda bindings: lambda argument: call({**bindings, '<argument>': argument})
 
@@ -147,40 +151,31 @@ class Program:
     signature = block.type_signature
     return lambda bindings: implementation(bindings[_RUNNER], signature, argument(bindings))
 
-  def _compile_reference(self, block: tff.framework.Reference) -> streaming.Run:
+  @compile.register
+  def _(self, block: tff.framework.Reference) -> streaming.Run:
     name = block.name
     return lambda bindings: bindings[name]
 
-  def _compile_selection(self, block: tff.framework.Selection) -> streaming.Run:
+  @compile.register
+  def _(self, block: tff.framework.Selection) -> streaming.Run:
     source = self.compile(block.source)
     index = block.as_index()
     return lambda bindings: source(bindings)[index]
 
-  def _compile_struct(self, block: tff.framework.Struct) -> streaming.Run:
+  @compile.register
+  def _(self, block: tff.framework.Struct) -> streaming.Run:
     parts = [self.compile(part) for _, part in tff.structure.iter_elements(block)]
     return lambda bindings: tuple([part(bindings) for part in parts])
 
-  def _compile_literal(self, block: tff.framework.Literal) -> streaming.Run:
+  @compile.register
+  def _(self, block: tff.framework.Literal) -> streaming.Run:
     value = tf.constant(block.value, values.tf_dtype(block.type_signature.dtype))
     return lambda bindings: value
 
 
-_COMPILERS = (
-  (tff.framework.CompiledComputation, Program._compile_tensorflow),
-  (tff.framework.Lambda, Program._compile_lambda),
-  (tff.framework.Block, Program._compile_block),
-  (tff.framework.Call, Program._compile_call),
-  (tff.framework.Intrinsic, Program._compile_intrinsic),
-  (tff.framework.Reference, Program._compile_reference),
-  (tff.framework.Selection, Program._compile_selection),
-  (tff.framework.Struct, Program._compile_struct),
-  (tff.framework.Literal, Program._compile_literal),
-)
-
-
 def _broadcast(runner, signature, argument):
   if runner.meter is not None:
-    runner.meter.broadcast(traffic.sizer(signature.parameter.member)(argument))
+    runner.meter.add(down=runner.num_clients * traffic.sizer(signature.parameter.member)(argument))
   return argument
 
 
@@ -189,19 +184,13 @@ def _select(runner, signature, argument):
   element_type = signature.result.member.element
   slices = [select((server_value, key)) for key in tf.unstack(keys)]
   if runner.meter is not None:
-    slice_bytes = traffic.sizer(element_type)
-    runner.meter.select(traffic.sizer(signature.parameter[0].member)(keys), sum(slice_bytes(part) for part in slices))
+    slice_bytes, key_bytes = traffic.sizer(element_type), traffic.sizer(signature.parameter[0].member)
+    runner.meter.add(down=sum(slice_bytes(part) for part in slices), up=key_bytes(keys))
   return values.sequence_from_values(slices, element_type)
 
 
 def _zero(type_spec):
-  if isinstance(type_spec, tff.TensorType):
-    return tf.zeros(type_spec.shape, values.tf_dtype(type_spec.dtype))
-  return tuple(_zero(t) for _, t in tff.structure.iter_elements(type_spec))
-
-
-def _plus(left, right):
-  return tuple(_plus(a, b) for a, b in zip(left, right)) if isinstance(left, tuple) else tf.add(left, right)
+  return tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), values.tensor_specs(type_spec))
 
 
 def _elements(variant, element_type):
@@ -226,7 +215,7 @@ def _sequence_reduce(runner, signature, argument):
 def _sequence_sum(runner, signature, argument):
   total = _zero(signature.result)
   for element in _elements(argument, signature.parameter.element):
-    total = _plus(total, element)
+    total = tf.nest.map_structure(tf.add, total, element)
   return total
 
 

@@ -8,7 +8,6 @@ lives until the last aggregation has taken it.
 
 from collections.abc import Iterator, Sequence
 import contextlib
-import dataclasses
 import functools
 from typing import Any, Callable, Optional, TypeVar
 
@@ -45,29 +44,27 @@ class Body:
       body = tff.framework.Block([(_RESULT, body)], tff.framework.Reference(_RESULT, body.type_signature))
     elif not isinstance(body, tff.framework.Block):
       body = tff.framework.Block([], body)
-    self._argument_name = function.parameter_name
-    self._of_client = _of_client(function.parameter_type)
-    self._program = program
-    self._types = {name: block.type_signature for name, block in body.locals}
-    self._types[self._argument_name] = function.parameter_type
-    self._kinds = {name: _kind(name, block) for name, block in body.locals}
-    self._blocks = _without_detours(dict(body.locals))
-    mentioned = {name: references(block) for name, block in self._blocks.items()}
-    self._uses = {name: frozenset(names & self._kinds.keys()) for name, names in mentioned.items()}
-    self._reads_argument = {name for name, names in mentioned.items() if self._argument_name in names}
-    in_result = references(body.result) & self._kinds.keys()
-    order = schedule.plan(
-      [
-        schedule.Local(name, self._kinds[name], self._uses[name], name in self._reads_argument) for name in self._blocks
-      ],
-      in_result,
-    )
-    needs = [self._needs([entry] if isinstance(entry, str) else entry.steps + entry.aggregates) for entry in order]
-    self._steps = []
-    for position, entry in enumerate(order):
-      later = in_result.union(*needs[position + 1 :])
-      step = self._server_step(entry) if isinstance(entry, str) else self._pass(entry, needs[position], later)
-      self._steps.append((step, needs[position] - later))
+    self.program = program
+    self.argument_name = function.parameter_name
+    self.argument_of_client = _of_client(function.parameter_type)
+    self.types = {name: block.type_signature for name, block in body.locals}
+    self.types[self.argument_name] = function.parameter_type
+    self.kinds = {name: _kind(name, block) for name, block in body.locals}
+    self.blocks = _without_detours(dict(body.locals))
+    mentioned = {name: references(block) for name, block in self.blocks.items()}
+    self.reads_argument = {name for name, names in mentioned.items() if self.argument_name in names}
+    self._uses = {name: frozenset(names & self.kinds.keys()) for name, names in mentioned.items()}
+    in_result = references(body.result) & self.kinds.keys()
+    local_values = [
+      schedule.Local(name, self.kinds[name], self._uses[name], name in self.reads_argument) for name in self.blocks
+    ]
+    order = schedule.plan(local_values, in_result)
+    needs = [self.needs([entry] if isinstance(entry, str) else entry.steps + entry.aggregates) for entry in order]
+    self._steps: list[tuple[Callable[[Bindings], None], set[str]]] = []
+    for position, (entry, own_needs) in enumerate(zip(order, needs), 1):
+      later = in_result.union(*needs[position:])
+      run = self._server_step(entry) if isinstance(entry, str) else _Pass(self, entry, own_needs, later).run
+      self._steps.append((run, own_needs - later))
     self._result = program.compile(body.result)
 
   def __call__(self, bindings: Bindings) -> Any:
@@ -78,57 +75,17 @@ class Body:
         bindings.pop(name, None)
     return self._result(bindings)
 
-  def _needs(self, names: Sequence[str]) -> set[str]:
+  def needs(self, names: Sequence[str]) -> set[str]:
+    """The locals that these ones mention."""
     return set().union(*(self._uses[name] for name in names))
 
   def _server_step(self, name: str) -> Callable[[Bindings], None]:
-    run = self._program.compile(self._blocks[name])
+    run = self.program.compile(self.blocks[name])
 
     def step(bindings: Bindings) -> None:
       bindings[name] = run(bindings)
 
     return step
-
-  def _pass(self, entry: schedule.Pass, needs: set[str], later: set[str]) -> Callable[[Bindings], None]:
-    program = self._program
-    aggregations = [_Aggregation(name, self._blocks[name], program.compile) for name in entry.aggregates]
-    earlier = {name for name in needs if self._kinds[name] == schedule.CLIENT} - set(entry.steps)
-    # A client's argument may be made on demand, so it is not asked for without need.
-    reads_argument = self._reads_argument.intersection(entry.steps + entry.aggregates)
-    argument_names = [self._argument_name] if reads_argument else []
-    server_values = {name for name in needs if self._kinds[name] != schedule.CLIENT}
-    shared = server_values & self._needs(entry.steps).union(*(one.value_uses for one in aggregations))
-    steps = [(name, program.compile(self._blocks[name])) for name in entry.steps]
-    make = _MakeOfClient(steps, aggregations, [name for name in entry.steps if name in later])
-    blocks = [self._blocks[name] for name in entry.steps] + [one.value_block for one in aggregations]
-    shared_types = {name: self._types[name] for name in shared}
-    own_types = {name: self._types[name] for name in [*argument_names, *earlier]}
-    return _Pass(
-      make=make,
-      functions=program.functions_of(blocks),
-      joined=program.join(blocks, functools.partial(_each, make), shared_types, own_types),
-      sums=self._joined_sums(aggregations),
-      # A zip gathers values that are there already, such as what the server has sent to all.
-      num_bytes=sum(
-        values.static_bytes(self._types[name])
-        for name in entry.steps
-        if _intrinsic(self._blocks[name]) != 'federated_zip_at_clients'
-      ),
-      earlier={name: name in later for name in earlier},
-      shared=shared,
-      argument_name=self._argument_name if reads_argument else None,
-      of_client=self._of_client,
-    )
-
-  def _joined_sums(self, aggregations: Sequence['_Aggregation']) -> Optional[Any]:
-    """The sums of a pass; bindings have `aggregation.name` and, for each client, `aggregation.value_name`."""
-    if any(references(one.accumulate_block) & self._types.keys() for one in aggregations):
-      return None  # A sum that needs more than its accumulator and its value.
-    totals, own_values = {}, {}
-    for one in aggregations:
-      totals[one.name], own_values[one.value_name] = one.accumulate_block.type_signature.parameter
-    blocks = [one.accumulate_block for one in aggregations]
-    return self._program.join(blocks, functools.partial(_sums, aggregations), totals, own_values)
 
 
 class _Aggregation:
@@ -156,31 +113,6 @@ class _Aggregation:
     bindings[self.name] = self._report(bindings)(bindings[self.name])
 
 
-@dataclasses.dataclass(frozen=True)
-class _MakeOfClient:
-  """Makes a client's values of a pass: given its own bindings, (inputs of the aggregations, values to keep).
-
-  Attributes:
-    steps: Names of a client's values and the functions that make them.
-    aggregations: They take these values.
-    kept: Names of clients' values that later passes or the result need.
-  """
-
-  steps: Sequence[tuple[str, Run]]
-  aggregations: Sequence[_Aggregation]
-  kept: Sequence[str]
-
-  def __call__(self, own: Bindings) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    for name, run in self.steps:
-      own[name] = run(own)
-    return tuple([one.value(own) for one in self.aggregations]), tuple([own[name] for name in self.kept])
-
-
-def _each(make: _MakeOfClient, shared: Bindings, clients: Sequence[Bindings]) -> tuple[Any, ...]:
-  """What `make` gives for each client of a block."""
-  return tuple([make({**shared, **own}) for own in clients])
-
-
 def _sums(aggregations: Sequence[_Aggregation], shared: Bindings, clients: Sequence[Bindings]) -> tuple[Any, ...]:
   """The next accumulators, after the values of a block's clients, one client after the other."""
   totals = dict(shared)
@@ -190,69 +122,98 @@ def _sums(aggregations: Sequence[_Aggregation], shared: Bindings, clients: Seque
   return tuple([totals[one.name] for one in aggregations])
 
 
-@dataclasses.dataclass(frozen=True)
-class _Pass:
-  """A `schedule.Pass`, ready to run.
+def _joined_sums(aggregations: Sequence[_Aggregation], body: Body) -> Optional[Any]:
+  """All `_sums` in one call of TensorFlow; None if that cannot be."""
+  if any(references(one.accumulate_block) & body.types.keys() for one in aggregations):
+    return None  # A sum that needs more than its accumulator and its value.
+  totals, own_values = {}, {}
+  for one in aggregations:
+    totals[one.name], own_values[one.value_name] = one.accumulate_block.type_signature.parameter
+  blocks = [one.accumulate_block for one in aggregations]
+  return body.program.join(blocks, functools.partial(_sums, aggregations), totals, own_values)
 
-  Attributes:
-    make: Makes the values of one client.
-    functions: The TensorFlow functions that `make` calls.
-    joined: `make` for one or several clients as one call of TensorFlow; None if that cannot be.
-    sums: All aggregations' sums of what these gave in one call; None if that cannot be.
-    num_bytes: Bytes of the values that a client makes, as far as their types tell.
-    earlier: Names of clients' values of earlier passes that this one needs, and whether anything needs them afterwards.
-    shared: Names of server values that clients use.
-    argument_name: The name of the computation's argument; None if this pass does not need it.
-    of_client: From `_of_client`.
+
+class _Pass:
+  """A `schedule.Pass` of a body, ready to run.
+
+  Args:
+    body: The computation.
+    entry: What the pass makes.
+    needs: The names that it needs.
+    later: The names that later passes or the result need.
   """
 
-  make: _MakeOfClient
-  functions: Sequence[Any]
-  joined: Optional[Any]
-  sums: Optional[Any]
-  num_bytes: int
-  earlier: dict[str, bool]
-  shared: set[str]
-  argument_name: Optional[str]
-  of_client: Optional[Callable[[Any, int, Any], Any]]
+  def __init__(self, body: Body, entry: schedule.Pass, needs: set[str], later: set[str]):
+    program = body.program
+    self._steps = [(name, program.compile(body.blocks[name])) for name in entry.steps]
+    self._aggregations = [_Aggregation(name, body.blocks[name], program.compile) for name in entry.aggregates]
+    self._sums = _joined_sums(self._aggregations, body)
+    self._kept = [name for name in entry.steps if name in later]
+    of_clients = {name for name in needs if body.kinds[name] == schedule.CLIENT}
+    # Clients' values of earlier passes, and whether anything needs them afterwards.
+    self._earlier = {name: name in later for name in of_clients - set(entry.steps)}
+    # The server's values that clients use.
+    self._shared = (needs - of_clients) & body.needs(entry.steps).union(*(one.value_uses for one in self._aggregations))
+    # A client's argument may be made on demand, so it is not asked for without need.
+    reads_argument = body.reads_argument.intersection(entry.steps + entry.aggregates)
+    self._argument_name = body.argument_name if reads_argument else None
+    self._argument_of_client = body.argument_of_client
+    blocks = [body.blocks[name] for name in entry.steps] + [one.value_block for one in self._aggregations]
+    self._functions = program.functions_of(blocks)
+    own_names = [*([self._argument_name] if reads_argument else []), *self._earlier]
+    types_of = lambda names: {name: body.types[name] for name in names}
+    # A client's values, for one or several clients, as one call of TensorFlow; None if that cannot be.
+    self._joined = program.join(blocks, self._each, types_of(self._shared), types_of(own_names))
+    # A zip gathers values that are there already, such as what the server has sent to all.
+    made = [name for name in entry.steps if _intrinsic(body.blocks[name]) != 'federated_zip_at_clients']
+    self._num_bytes = sum(values.static_bytes(body.types[name]) for name in made)
 
-  def __call__(self, bindings: Bindings) -> None:
-    aggregations = self.make.aggregations
-    for aggregation in aggregations:
+  def run(self, bindings: Bindings) -> None:
+    for aggregation in self._aggregations:
       aggregation.start(bindings)
-    kept = {name: values.PerClient() for name in self.make.kept}
+    kept = {name: values.PerClient() for name in self._kept}
     runner = bindings[RUNNER]
-    shared = {name: bindings[name] for name in [RUNNER, *self.shared]}
-    joined = self.joined if runner.joins else None
-    size, functions = (1, self.functions) if joined is None else _calls(joined, runner, self.num_bytes)
-    wanted = True if joined is None or self.argument_name is None else joined.wanted(self.argument_name)
+    shared = {name: bindings[name] for name in [RUNNER, *self._shared]}
+    joined = self._joined if runner.joins else None
+    size, functions, wanted = 1, self._functions, True
+    if joined is not None:
+      # What a client draws may depend on all who came before it.
+      size = 1 if joined.function(1).must_run_in_order else runner.block_size(self._num_bytes)
+      functions = [joined.function(count) for count in sorted({size, 1} if runner.num_clients % size else {size})]
+      wanted = True if self._argument_name is None else joined.wanted(self._argument_name)
 
     def several(clients: Sequence[Bindings]) -> Sequence[tuple[tuple[Any, ...], tuple[Any, ...]]]:
-      if joined is None:
-        return _each(self.make, shared, clients)
-      return joined(shared, clients, runner.device())
+      return self._each(shared, clients) if joined is None else joined(shared, clients, runner.device())
 
     with contextlib.closing(runner.map(several, self._clients(bindings, wanted), functions, size)) as results:
       for block in results:
         self._sum(bindings, [inputs for inputs, _ in block])
         for _, own_kept in block:
-          for name, value in zip(self.make.kept, own_kept):
+          for name, value in zip(self._kept, own_kept):
             kept[name].append(value)
         del block
-    for aggregation in aggregations:
+    for aggregation in self._aggregations:
       aggregation.finish(bindings)
     bindings.update(kept)
 
+  def _each(self, shared: Bindings, clients: Sequence[Bindings]) -> tuple[tuple[tuple[Any, ...], tuple[Any, ...]], ...]:
+    """Of each client of a block the inputs of the aggregations, and the values to keep."""
+    return tuple([self._of_client({**shared, **own}) for own in clients])
+
+  def _of_client(self, own: Bindings) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    for name, run in self._steps:
+      own[name] = run(own)
+    return tuple([one.value(own) for one in self._aggregations]), tuple([own[name] for name in self._kept])
+
   def _sum(self, bindings: Bindings, block: Sequence[Sequence[Any]]) -> None:
-    aggregations, runner = self.make.aggregations, bindings[RUNNER]
+    aggregations, runner = self._aggregations, bindings[RUNNER]
     if runner.meter is not None:
-      for inputs in block:
-        runner.meter.aggregate(sum(one.num_bytes(value) for one, value in zip(aggregations, inputs)))
+      runner.meter.add(up=sum(one.num_bytes(value) for inputs in block for one, value in zip(aggregations, inputs)))
     clients = [{one.value_name: value for one, value in zip(aggregations, inputs)} for inputs in block]
     totals = {one.name: bindings[one.name] for one in aggregations}
     # A sum that draws random numbers draws them one client after another.
-    if self.sums is not None and runner.joins and not self.sums.function(1).must_run_in_order:
-      sums = self.sums(totals, clients, runner.device())
+    if self._sums is not None and runner.joins and not self._sums.function(1).must_run_in_order:
+      sums = self._sums(totals, clients, runner.device())
     else:
       sums = _sums(aggregations, bindings, clients)
     bindings.update(zip([one.name for one in aggregations], sums))
@@ -261,43 +222,28 @@ class _Pass:
     """Each client's own bindings. Values that nothing else needs leave the round's bindings with them."""
     for index in range(bindings[RUNNER].num_clients):
       own: Bindings = {}
-      if self.argument_name is not None:
-        argument = bindings.get(self.argument_name)
-        own[self.argument_name] = argument if self.of_client is None else self.of_client(argument, index, wanted)
-      for name, is_needed_later in self.earlier.items():
+      if self._argument_name is not None:
+        own[self._argument_name] = self._argument_of_client(bindings.get(self._argument_name), index, wanted)
+      for name, is_needed_later in self._earlier.items():
         own[name] = bindings[name][index]
         if not is_needed_later:
           bindings[name][index] = None
       yield own
 
 
-def _calls(joined: Any, runner: Any, num_bytes: int) -> tuple[int, Sequence[Any]]:
-  """How many clients a call of `joined` should take, and the TensorFlow functions that will be called."""
-  if joined.function(1).must_run_in_order:  # What a client draws depends on all who came before it.
-    return 1, [joined.function(1)]
-  size = runner.block_size(num_bytes)
-  counts = {size, 1} if runner.num_clients % size else {size}
-  return size, [joined.function(count) for count in sorted(counts)]
-
-
-def _of_client(type_spec: Optional[tff.Type]) -> Optional[Callable[[Any, int, Any], Any]]:
-  """A function from an argument, a client's place and the parts that are wanted to the argument as this client has it.
-
-  None if all clients have it so.
-  """
+def _of_client(type_spec: Optional[tff.Type]) -> Callable[[Any, int, Any], Any]:
+  """A function (argument, client's place, wanted parts) -> the argument as this client has it."""
   if values.differs_by_client(type_spec):
     return lambda value, index, wanted: (
       value.part(index, wanted) if isinstance(value, values.OnDemand) else value[index]
     )
-  if not isinstance(type_spec, tff.StructType):
-    return None
+  if type_spec is None or not tff.types.contains(type_spec, values.differs_by_client):
+    return lambda value, index, wanted: value
   parts = [_of_client(part) for _, part in tff.structure.iter_elements(type_spec)]
-  if not any(parts):
-    return None
 
   def of_client(value: Any, index: int, wanted: Any) -> Any:
     each = len(parts) * [True] if wanted is True else wanted
-    return tuple([of(part, index, own) if of else part for of, part, own in zip(parts, value, each)])
+    return tuple([of(part, index, own) for of, part, own in zip(parts, value, each)])
 
   return of_client
 

@@ -25,7 +25,7 @@ from tensorflow.python.eager import core
 
 from quap_tff.runtime.in_process import section_graphs
 from quap_tff.runtime.values import errors
-from quap_tff.runtime.values.eager import without_attributes
+from quap_tff.runtime.values import values
 
 _CPU = '/device:CPU:0'
 # Dtypes with GPU kernels for everything that is done to a variable. Others (counters, flags) live in host memory.
@@ -50,7 +50,7 @@ def _names(binding: Any) -> Any:
 
 
 def _leaves(value: Any) -> list[Any]:
-  """The leaves of nested tuples, depth first."""
+  """The leaves of nested tuples, depth first; `tf.nest.flatten` takes twice as long, which small clients notice."""
   leaves: list[Any] = []
   _add_leaves((value,), leaves)
   return leaves
@@ -62,30 +62,6 @@ def _add_leaves(value: tuple[Any, ...], leaves: list[Any]) -> None:
       _add_leaves(part, leaves)
     else:
       leaves.append(part)
-
-
-def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
-  return tuple([_mapped(function, part) for part in value]) if isinstance(value, tuple) else function(value)
-
-
-class _Slots:
-  """Numbers and private variables on one device, which calls that run at the same time borrow."""
-
-  def __init__(self, make_variables: Callable[[], list[tf.Variable]]):
-    self._make_variables = make_variables
-    self._free: list[tuple[int, list[tf.Variable], list[tf.Tensor]]] = []  # Threads take from it and add to it safely.
-    self._numbers = itertools.count()
-
-  def borrow(self) -> tuple[int, list[tf.Variable], list[tf.Tensor]]:
-    """A number, variables and their handles, which nobody else holds until they are given back."""
-    try:
-      return self._free.pop()
-    except IndexError:
-      variables = self._make_variables()
-      return next(self._numbers), variables, [variable.handle for variable in variables]
-
-  def give_back(self, slot: tuple[int, list[tf.Variable], list[tf.Tensor]]) -> None:
-    self._free.append(slot)
 
 
 def _make_variables(specs: Sequence[VariableSpec], device: str) -> list[tf.Variable]:
@@ -133,7 +109,9 @@ class GraphFunction:
     self._lock = threading.RLock()
     self._graph: Optional[section_graphs.SectionGraph] = None
     self._functions: list[Any] = []
-    self._slots: dict[str, _Slots] = {}
+    # By device, numbered sets of private variables and their handles, which nobody holds at the moment.
+    self._free: dict[str, list[tuple[int, list[tf.Variable], list[tf.Tensor]]]] = {}
+    self._numbers = itertools.count()
 
   @property
   def graph(self) -> section_graphs.SectionGraph:
@@ -169,14 +147,19 @@ class GraphFunction:
       return []
     if not self._functions:
       self.prepare()
-    slots = self._slots_on(device)
-    slot = slots.borrow()
+    # Calls that run at the same time take from the list and add to it safely.
+    free = self._free.setdefault(device, [])
+    try:
+      slot = free.pop()
+    except IndexError:
+      variables = _make_variables(self.graph.variables, device)
+      slot = next(self._numbers), variables, [variable.handle for variable in variables]
     try:
       number, _, handles = slot
       function = self._functions[number % len(self._functions)]
       return self._run(function, [arguments[i] for i in self.graph.used] + handles, device)
     finally:
-      slots.give_back(slot)
+      free.append(slot)
 
   def _run(self, function: Any, arguments: list[tf.Tensor], device: str) -> Sequence[tf.Tensor]:
     """The core of a call of `function`, without the checks around it, which cost small clients much."""
@@ -195,15 +178,9 @@ class GraphFunction:
       outputs = pywrap_tfe.TFE_Py_Execute(
         eager._handle, device, function.name.decode(), arguments, attributes, len(self.graph.fetches)
       )
-      return [without_attributes(output) for output in outputs]
+      return [values.without_attributes(output) for output in outputs]
     except core._NotOkStatusException as e:
       raise core._status_to_exception(e) from None
-
-  def _slots_on(self, device: str) -> _Slots:
-    if device not in self._slots:
-      with self._lock:
-        self._slots.setdefault(device, _Slots(lambda: _make_variables(self.graph.variables, device)))
-    return self._slots[device]
 
 
 class TensorFlowBlock:
@@ -225,10 +202,12 @@ class TensorFlowBlock:
         'tff.tensorflow.computation.'
       )
     proto = proto.tensorflow
-    arguments = _leaves(_names(proto.parameter)) if proto.HasField('parameter') else []
+    arguments = tf.nest.flatten(_names(proto.parameter)) if proto.HasField('parameter') else []
     results = _names(proto.result)
     self._pack = _packer(_positions(results, arguments))
-    self.function = GraphFunction(lambda: section_graphs.of_section(proto, arguments, _leaves(results)), on_trace)
+    self.function = GraphFunction(
+      lambda: section_graphs.of_section(proto, arguments, tf.nest.flatten(results)), on_trace
+    )
 
   def __call__(self, argument: Any, device: str) -> Any:
     """Runs the section.
@@ -260,11 +239,11 @@ class TensorFlowBlock:
 def _positions(names: Any, arguments: Sequence[str]) -> Any:
   """Where to find the tensors `names` (nested) among the fetches and the arguments, which follow these."""
   found = {name: i for i, name in enumerate([*_fetches(names, arguments), *arguments])}
-  return _mapped(found.__getitem__, names)
+  return tf.nest.map_structure(found.__getitem__, names)
 
 
 def _fetches(names: Any, arguments: Sequence[str]) -> list[str]:
-  return [name for name in dict.fromkeys(_leaves(names)) if name not in arguments]
+  return [name for name in dict.fromkeys(tf.nest.flatten(names)) if name not in arguments]
 
 
 def _packer(positions: Any) -> Callable[[Sequence[Any]], Any]:
@@ -308,9 +287,9 @@ class Joined:
   def wanted(self, name: str) -> Any:
     """Which leaves of a client's own value `name` are used at all: booleans, nested as the value is."""
     used = set(self.function(1).graph.used) | self._returned
-    position = itertools.count()
-    found = _mapped(lambda spec: next(position) in used, tuple([*self._shared.values(), *self._own.values()]))
-    return found[len(self._shared) + list(self._own).index(name)]
+    specs = [*self._shared.values(), *self._own.values()]
+    is_used = [position in used for position in range(len(tf.nest.flatten(specs)))]
+    return tf.nest.pack_sequence_as(specs, is_used)[len(self._shared) + list(self._own).index(name)]
 
   def __call__(self, bindings: dict[str, Any], clients: Sequence[dict[str, Any]], device: str) -> Any:
     """The values that `make` would make of the bindings."""
@@ -323,19 +302,20 @@ class Joined:
   def _make_graph(self, num_clients: int) -> section_graphs.SectionGraph:
     with tf.Graph().as_default() as graph:
       bindings, *clients = (_placeholders(specs) for specs in [self._shared] + num_clients * [self._own])
-      arguments = _leaves(tuple([value for part in (bindings, *clients) for value in part.values()]))
+      arguments = tf.nest.flatten([list(part.values()) for part in (bindings, *clients)])
       tracer = _Tracer()
-      results = _mapped(lambda result: result.name, _in_graph(self._make(tracer, bindings, clients)))
+      results = tf.nest.map_structure(lambda result: result.name, _in_graph(self._make(tracer, bindings, clients)))
     names = [argument.name for argument in arguments]
     self._packs[num_clients] = _packer(_positions(results, names))
     if num_clients == 1:
-      self._returned = {names.index(name) for name in _leaves(results) if name in names}
+      self._returned = {names.index(name) for name in tf.nest.flatten(results) if name in names}
     return section_graphs.of_graph(graph, arguments, tracer.handles, tracer.variables, _fetches(results, names))
 
 
 def _placeholders(specs: dict[str, Any]) -> dict[str, Any]:
   return {
-    name: _mapped(lambda spec: tf.compat.v1.placeholder(spec.dtype, spec.shape), part) for name, part in specs.items()
+    name: tf.nest.map_structure(lambda spec: tf.compat.v1.placeholder(spec.dtype, spec.shape), part)
+    for name, part in specs.items()
   }
 
 
@@ -362,4 +342,6 @@ class _Tracer:
 
 def _in_graph(value: Any) -> Any:
   """`value` with its eager tensors, which are constants of the computation, as constants of the current graph."""
-  return _mapped(lambda leaf: leaf if tf.is_symbolic_tensor(leaf) else tf.constant(leaf.numpy(), leaf.dtype), value)
+  return tf.nest.map_structure(
+    lambda leaf: leaf if tf.is_symbolic_tensor(leaf) else tf.constant(leaf.numpy(), leaf.dtype), value
+  )

@@ -6,62 +6,52 @@ not become a float, and a boolean becomes neither. The value must be in range; o
 
 import cmath
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-
-class _Rule(NamedTuple):
-  """The values that fit a dtype: the kind of dtypes, Python types, and the range (of both parts, if complex)."""
-
-  kind: str
-  python: tuple[type[Any], ...] = ()
-  low: float = 0
-  high: float = 0
-
-  @property
-  def is_numeric(self) -> bool:
-    return self.low < self.high
+# By kind of dtypes, the Python types whose values fit one. No value of Python fits a dtype of another kind.
+_PYTHON_TYPES: dict[str, Any] = {
+  'integer': int,
+  'float': float,
+  'complex': complex,
+  'string': (str, bytes),
+  'bool': bool,
+}
+_NUMBERS = frozenset(['integer', 'float', 'complex'])
 
 
 @functools.cache
-def _rule(dtype: tf.DType) -> _Rule:
-  if dtype.is_integer:
-    return _Rule('integer', (int,), dtype.min, dtype.max)
-  if dtype.is_floating or dtype.is_complex:
-    largest = float(dtype.real_dtype.max)
-    return (
-      _Rule('complex', (complex,), -largest, largest)
-      if dtype.is_complex
-      else _Rule('float', (float,), -largest, largest)
-    )
-  if dtype == tf.string:
-    return _Rule('string', (str, bytes))
-  return _Rule('bool', (bool,)) if dtype == tf.bool else _Rule(dtype.name)
+def _kind(dtype: tf.DType) -> str:
+  if dtype.is_floating:
+    return 'float'
+  return 'integer' if dtype.is_integer else 'complex' if dtype.is_complex else dtype.name
 
 
 @functools.cache
 def widens(found: tf.DType, expected: tf.DType) -> bool:
   """Whether every value of the one dtype is a value of the other one, and of the same kind."""
-  rule = _rule(expected)
-  if found == expected or not rule.is_numeric:
+  if found == expected or _kind(expected) not in _NUMBERS:
     return found == expected
-  return _rule(found).kind == rule.kind and np.can_cast(found.as_numpy_dtype, expected.as_numpy_dtype)
+  return _kind(found) == _kind(expected) and np.can_cast(found.as_numpy_dtype, expected.as_numpy_dtype)
 
 
 def misfit(value: Any, dtype: tf.DType) -> str:
   """Says why a number, a string or an array does not fit `dtype`; '' if it fits."""
-  rule = _rule(dtype)
   if hasattr(value, '__array__'):  # A NumPy value, or one of a library like it.
     return '' if widens(tf.as_dtype(value.dtype), dtype) else f'{_shortened(value)} of dtype {value.dtype}'
-  if not isinstance(value, rule.python) or isinstance(value, bool) and rule.kind != 'bool':
+  kind = _kind(dtype)
+  if not isinstance(value, _PYTHON_TYPES.get(kind, ())) or isinstance(value, bool) and kind != 'bool':
     return f'{_shortened(value)} ({type(value).__name__})'
-  is_finite_number = rule.is_numeric and (rule.kind == 'integer' or cmath.isfinite(value))
-  if is_finite_number and not all(rule.low <= part <= rule.high for part in (value.real, value.imag)):
-    low, high = (f'{limit}' if rule.kind == 'integer' else f'{limit:.9g}' for limit in (rule.low, rule.high))
-    return f'{_shortened(value)}, which is out of range ({low} to {high})'
-  return ''
+  if kind not in _NUMBERS or kind != 'integer' and not cmath.isfinite(value):
+    return ''
+  high = dtype.max if kind == 'integer' else float(dtype.real_dtype.max)
+  low = dtype.min if kind == 'integer' else -high
+  if all(low <= part <= high for part in (value.real, value.imag)):
+    return ''
+  shown = '{} to {}' if kind == 'integer' else '{:.9g} to {:.9g}'
+  return f'{_shortened(value)}, which is out of range ({shown.format(low, high)})'
 
 
 def _shortened(value: Any) -> str:

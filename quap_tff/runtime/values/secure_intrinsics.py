@@ -93,17 +93,14 @@ def _sum_up_to(parameter: tff.StructType, largest_of: Callable[[tf.Tensor], tf.T
     with tf.control_dependencies(checks):
       return _packed(value_type.member, [tf.identity(one) for one in _tensors(value)])
 
+  def total(summed):
+    with tf.control_dependencies(_no_wraps(summed[1], value_type.member, 'smaller values')):
+      return _packed(value_type.member, [tf.identity(one) for one in summed[0]])
+
   @tff.federated_computation(parameter)
   def body(argument):
     limit = tff.federated_value(argument[1], tff.CLIENTS)
-    summed = _sum(tff.federated_map(checked, (argument[0], limit)), value_type.member)
-
-    @tff.tensorflow.computation(summed.type_signature.member)
-    def total(summed):
-      with tf.control_dependencies(_no_wraps(summed[1], value_type.member, 'smaller values')):
-        return _packed(value_type.member, [tf.identity(one) for one in summed[0]])
-
-    return tff.federated_map(total, summed)
+    return _sum(tff.federated_map(checked, (argument[0], limit)), value_type.member, total)
 
   return body
 
@@ -121,11 +118,11 @@ _BODIES: dict[str, Callable[[tff.StructType], tff.Computation]] = {
 }
 
 
-def _sum(values: tff.Value, member: tff.Type) -> tff.Value:
+def _sum(values: tff.Value, member: tff.Type, report: Callable[[Any], Any] = lambda summed: summed) -> tff.Value:
   """The sum of clients' values in their own dtypes, and how often it left their range.
 
   Returns:
-    At the server `<total, wraps>`: of each tensor of a value the sum, and an int32 scalar.
+    At the server, `report` of `<total, wraps>`: of each tensor of a value the sum, and an int32 scalar.
   """
 
   @tff.tensorflow.computation
@@ -142,8 +139,7 @@ def _sum(values: tff.Value, member: tff.Type) -> tff.Value:
   def merge(a, b):
     return _added(a, b[0], [x + y for x, y in zip(a[1], b[1])])
 
-  identity = tff.tensorflow.computation(lambda summed: summed, sum_type)
-  return tff.federated_aggregate(values, zero(), add, merge, identity)
+  return tff.federated_aggregate(values, zero(), add, merge, tff.tensorflow.computation(report, sum_type))
 
 
 def _added(summed: Any, value: Sequence[tf.Tensor], wraps: Sequence[tf.Tensor]) -> tuple[list[Any], list[Any]]:

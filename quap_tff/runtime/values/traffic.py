@@ -38,35 +38,23 @@ class Measurement:
 
 
 class Meter:
-  """Counts one invocation's bytes; client threads may count at the same time."""
+  """Counts one invocation's bytes, of all clients together; client threads may count at the same time."""
 
-  def __init__(self, num_clients: int):
-    self._num_clients = num_clients
+  def __init__(self) -> None:
     self._lock = threading.Lock()
-    self._down = 0
-    self._up = 0
+    self._down = self._up = 0
 
-  def broadcast(self, num_bytes: int) -> None:
-    """Every client gets a value of this size."""
+  def add(self, down: int = 0, up: int = 0) -> None:
+    """Clients get, and give, values of these sizes."""
     with self._lock:
-      self._down += self._num_clients * num_bytes
+      self._down += down
+      self._up += up
 
-  def aggregate(self, num_bytes: int) -> None:
-    """A client gives values of this size."""
-    with self._lock:
-      self._up += num_bytes
-
-  def select(self, keys_bytes: int, slices_bytes: int) -> None:
-    """A client gives keys and gets slices."""
-    with self._lock:
-      self._up += keys_bytes
-      self._down += slices_bytes
-
-  def traffic(self) -> Traffic:
+  def traffic(self, num_clients: int) -> Traffic:
     """What has been counted."""
-    if not self._num_clients:
+    if not num_clients:
       return Traffic(float('nan'), float('nan'), 0)
-    return Traffic(self._down / self._num_clients, self._up / self._num_clients, self._num_clients)
+    return Traffic(self._down / num_clients, self._up / num_clients, num_clients)
 
 
 def sizer(type_spec: tff.Type) -> Callable[[Any], int]:

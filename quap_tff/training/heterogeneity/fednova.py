@@ -70,7 +70,6 @@ class FedNova(extension.Extension):
     return [g * tf.cast(factor, g.dtype) for g in local.update]
 
   def report(self, message: Any, own: Any, local: extension.Local) -> collections.OrderedDict[str, Any]:
-    del message, own
     if not self._counts_steps:
       return collections.OrderedDict()
     return collections.OrderedDict(steps=tf.cast(local.steps, tf.float32))

@@ -13,13 +13,11 @@ from scipy import stats
 
 from quap_tff import accounting
 from quap_tff import plans
+from quap_tff.accounting import accountants
 from quap_tff.accounting import formal
-from quap_tff.accounting import ledger_histories
+from quap_tff.accounting import history
 from quap_tff.accounting import protection
-from quap_tff.accounting import sampling
-from quap_tff.accounting.accountants import history
-from quap_tff.accounting.accountants import library as library_accountants
-from quap_tff.accounting.accountants import named as accountants
+from quap_tff.accounting import theorems
 from quap_tff.common.numbers import rounding
 from quap_tff.common.numbers import samplers
 from quap_tff.common.numbers import slack as slacks
@@ -30,6 +28,7 @@ from quap_tff.mechanisms.quap import config as configs
 DELTA = 1e-5
 INF = math.inf
 N = 6
+_HALF = [0.5] * N
 WHOLE = protection.Protection('released model', 'All is noised.', 'All is noised.')
 PART = protection.Protection('weights without the logs', 'Logs are exact.', 'Logs are exact.')
 NONE = protection.Protection('nothing', 'Nothing is noised.', 'Nothing is noised.')
@@ -103,7 +102,7 @@ class TestWithoutAmplification:
       assert 0 < figure['epsilon_median'] < INF
 
   def test_nothing_happened(self):
-    report = accounting.formal_report(_ledger([]), DELTA, WHOLE, _bernoulli([0.5] * N))
+    report = accounting.formal_report(_ledger([]), DELTA, WHOLE, _bernoulli(_HALF))
     assert report.epsilon.tolist() == [0.0] * N and {f.epsilon_max for f in report.figures} == {0.0}
 
   def test_an_accountant_without_a_figure_says_why(self):
@@ -119,7 +118,7 @@ class TestWithoutAmplification:
 
 class TestReport:
   def test_nothing_is_covered(self):
-    report = accounting.formal_report(_ledger(_COHORTS), DELTA, NONE, _bernoulli([0.5] * N))
+    report = accounting.formal_report(_ledger(_COHORTS), DELTA, NONE, _bernoulli(_HALF))
     assert report.epsilon is None and report.figures == () and report.text == 'Nothing is noised.'
     # In a summary: no formal figure at all.
     assert report.as_dict() is None
@@ -182,33 +181,11 @@ class TestPoisson:
 
   def test_nothing_in_the_report_follows_from_who_came(self):
     one, other = (
-      accounting.formal_report(_ledger(cohorts), DELTA, WHOLE, _bernoulli([0.5] * N))
+      accounting.formal_report(_ledger(cohorts), DELTA, WHOLE, _bernoulli(_HALF))
       for cohorts in ([[0, 1]] * 3, [[], range(N), [2]])
     )
     assert one.as_dict() == other.as_dict() and one.text == other.text
     np.testing.assert_array_equal(one.epsilon, other.epsilon)
-
-  @pytest.mark.parametrize(
-    'fields, ledger, words',
-    [
-      (dict(noise_follows='cohorts'), {}, 'the noise depends on who came'),
-      ({}, dict(noise=[8.0, 8.0, 0.0]), 'the noise depends on who came'),
-      # Though somebody came to each of these rounds.
-      (dict(noises_empty_rounds=False), {}, 'a round that nobody comes to releases nothing'),
-      (dict(constant_divisor=False), {}, 'divided by the size of the cohort'),
-      ({}, dict(weights=[1, 0.5, 1, 1, 1, 1]), 'weights'),
-      ({}, dict(count_noise=9.0), 'private quantile'),
-    ],
-  )
-  def test_is_not_earned(self, fields, ledger, words):
-    report = accounting.formal_report(_ledger([[0, 1]] * 3, **ledger), DELTA, WHOLE, _bernoulli([0.5] * N, **fields))
-    assert {figure.amplification for figure in report.figures} == {'none'}
-    assert len(report.notes) == 1 and report.notes[0].startswith('No amplification') and words in report.notes[0]
-
-  def test_un_noised_releases_tell_who_came(self):
-    report = accounting.formal_report(_ledger([[0, 1]] * 3), DELTA, PART, _bernoulli([0.5] * N))
-    assert {figure.amplification for figure in report.figures} == {'none'}
-    assert 'reveal who took part' in report.notes[0]
 
   def test_of_another_population(self):
     with pytest.raises(ValueError, match='6 clients, found rates of 2'):
@@ -256,23 +233,67 @@ class TestFixedSize:
     found = [self._epsilon(size, 20.0, rounds=50, num_clients=200) for size in (2, 20, 100)]
     assert found == sorted(found) and found[0] < 0.2 * found[-1]
 
-  @pytest.mark.parametrize('cohorts, size', [([[0, 1], [0]], 2), ([[0, 1]], 3), ([range(N)], N + 1)])
-  def test_cohorts_of_another_size(self, cohorts, size):
-    report = accounting.formal_report(_ledger(cohorts), DELTA, WHOLE, _fixed_size(size))
-    assert {figure.amplification for figure in report.figures} == {'none'} and f'has {size} of 6' in report.notes[0]
 
-  @pytest.mark.parametrize('fields', [dict(noise_follows='cohorts'), dict(constant_divisor=False)])
-  def test_is_not_earned(self, fields):
-    report = accounting.formal_report(_ledger([[0, 1]]), DELTA, WHOLE, _fixed_size(2, **fields))
-    assert {figure.amplification for figure in report.figures} == {'none'}
+_SEED = 'the cohorts follow from a seed that is not secret'
+_PLANNED = 'the noise was chosen on the planned cohorts'
+# The ledger's cohorts, weights or noise, and why sampling amplifies nothing.
+_NOT_EARNED = [
+  (_bernoulli(_HALF, noise_follows='cohorts'), {}, 'the noise depends on who came'),
+  (_bernoulli(_HALF), dict(noise=[8.0, 8.0, 0.0]), 'the noise depends on who came'),
+  # Though somebody came to each of these rounds.
+  (
+    _bernoulli(_HALF, noises_empty_rounds=False),
+    {},
+    'a round that nobody comes to releases nothing, which reveals that nobody came',
+  ),
+  *(
+    (sampler, {}, 'sums are divided by the size of the cohort, which reveals something about who came')
+    for sampler in (_bernoulli(_HALF, constant_divisor=False), _fixed_size(2, constant_divisor=False))
+  ),
+  (_bernoulli(_HALF), dict(weights=[1, 0.5, 1, 1, 1, 1]), "the clients' weights depend on how often they came"),
+  (
+    _bernoulli(_HALF),
+    dict(count_noise=9.0),
+    "the private quantile's count is divided by the size of the cohort, which reveals something about who came",
+  ),
+  (_fixed_size(2, noise_follows='cohorts'), {}, 'the noise depends on who came'),
+  (_fixed_size(2), dict(cohorts=[[0, 1], [0]]), 'not every cohort has 2 of 6 clients'),
+  (_fixed_size(3), {}, 'not every cohort has 3 of 6 clients'),
+  (_fixed_size(N + 1), dict(cohorts=[range(N)]), 'not every cohort has 7 of 6 clients'),
+]
+# The reason is the one that would remain, whatever is covered.
+_NEVER_EARNED = [
+  (samplers.Sampler(), 'nothing is known of how the cohorts are drawn'),
+  # With the seed at hand, whatever else is wrong does not matter.
+  (_bernoulli(_HALF, secret=False), _SEED),
+  (_fixed_size(2, secret=False, constant_divisor=False), _SEED),
+  # No seed could help here.
+  (_fixed_size(2, secret=False, noise_follows='plan'), _PLANNED),
+  (samplers.Sampler(noise_follows='plan'), _PLANNED),
+  (samplers.Sampler(reason='everyone comes'), 'everyone comes'),
+  (samplers.Sampler(reason='everyone comes', secret=True), 'everyone comes'),
+]
+
+
+@pytest.mark.parametrize(
+  'protected, sampler, ledger, reason',
+  [
+    *((WHOLE, *case) for case in _NOT_EARNED),
+    *((protected, sampler, {}, reason) for sampler, reason in _NEVER_EARNED for protected in (WHOLE, PART)),
+    (PART, _bernoulli(_HALF), {}, 'un-noised values are released, and they reveal who took part'),
+  ],
+)
+def test_amplification_is_not_earned(protected, sampler, ledger, reason):
+  report = accounting.formal_report(_ledger(**{'cohorts': [[0, 1]] * 3, **ledger}), DELTA, protected, sampler)
+  assert {figure.amplification for figure in report.figures} == {'none'}
+  assert report.notes == (f'No amplification by sampling: {reason}.',)
+
+
+def _reason(sampler):
+  return accounting.no_amplification(_ledger([[0]]), WHOLE, sampler)
 
 
 class TestSampler:
-  def test_other_cohorts_earn_nothing(self):
-    report = accounting.formal_report(_ledger([[0, 1]]), DELTA, WHOLE)
-    assert {figure.amplification for figure in report.figures} == {'none'}
-    assert report.notes == ('No amplification by sampling: nothing is known of how the cohorts are drawn.',)
-
   @pytest.mark.parametrize(
     'fields, words',
     [
@@ -292,25 +313,6 @@ class TestSampler:
       samplers.Sampler(**fields)
 
   @pytest.mark.parametrize(
-    'sampler, reason',
-    [
-      # With the seed at hand, whatever else is wrong does not matter.
-      (_bernoulli([0.5] * N, secret=False), 'the cohorts follow from a seed that is not secret'),
-      (_fixed_size(2, secret=False, constant_divisor=False), 'the cohorts follow from a seed that is not secret'),
-      # No seed could help here.
-      (_fixed_size(2, secret=False, noise_follows='plan'), 'the noise was chosen on the planned cohorts'),
-      (samplers.Sampler(noise_follows='plan'), 'the noise was chosen on the planned cohorts'),
-      (samplers.Sampler(reason='everyone comes'), 'everyone comes'),
-      (samplers.Sampler(reason='everyone comes', secret=True), 'everyone comes'),
-    ],
-  )
-  def test_the_reason_is_the_one_that_would_remain(self, sampler, reason):
-    for protected in (WHOLE, PART):
-      report = accounting.formal_report(_ledger([[0, 1]]), DELTA, protected, sampler)
-      assert report.notes == (f'No amplification by sampling: {reason}.',)
-      assert {figure.amplification for figure in report.figures} == {'none'}
-
-  @pytest.mark.parametrize(
     'rule, scale, secret, reason',
     [
       ('uniform', 1, True, None),
@@ -328,18 +330,16 @@ class TestSampler:
       noise=configs.NoiseConfig(scale=scale),
     )
     plan = plans.Plan(config, samplers.Sampler('fixed_size', cohort_size=2, secret=secret))
-    assert sampling.refusal(_ledger([[0, 1]] * 2), plan.sampler) == reason
+    assert accounting.no_amplification(_ledger([[0, 1]] * 2), WHOLE, plan.sampler) == reason
 
   def test_amplifies_nothing_unless_said(self):
-    assert sampling.refusal(_ledger([[0]]), samplers.Sampler('bernoulli', rates=np.full(N, 0.5)))
-    assert not sampling.refusal(_ledger([[0]]), _bernoulli([0.5] * N))
+    assert _reason(samplers.Sampler('bernoulli', rates=np.full(N, 0.5)))
+    assert not _reason(_bernoulli(_HALF))
 
   def test_a_cohort_that_cannot_be_empty_needs_no_noise_for_that(self):
-    assert not sampling.refusal(_ledger([[0]]), _bernoulli([0.5] * (N - 2) + [1.0] * 2, noises_empty_rounds=False))
+    assert not _reason(_bernoulli([0.5] * (N - 2) + [1.0] * 2, noises_empty_rounds=False))
     # Without the one client that always comes, nobody may come.
-    assert 'nobody came' in sampling.refusal(
-      _ledger([[0]]), _bernoulli([0.5] * (N - 1) + [1.0], noises_empty_rounds=False)
-    )
+    assert 'nobody came' in _reason(_bernoulli([0.5] * (N - 1) + [1.0], noises_empty_rounds=False))
 
 
 @pytest.mark.slow
@@ -417,9 +417,9 @@ class TestCost:
     rng = np.random.default_rng(0)
     cohorts = [rng.permutation(1000)[:300] for _ in range(40)]
     ledger = _ledger(cohorts, noise=rng.uniform(20, 30, 40), num_clients=1000)
-    assert len(ledger_histories.merged_histories(accounting.total_mu(ledger).whole).histories) > 900
+    assert len(accounting.merged_histories(accounting.total_mu(ledger).whole).histories) > 900
     calls = []
-    for kind in (library_accountants.Pld, library_accountants.Rdp):
+    for kind in (theorems.Pld, theorems.Rdp):
       monkeypatch.setattr(kind, '_epsilon', lambda self, h, delta: calls.append(h) or 1.0)
     report = formal.formal_report(ledger, DELTA, PART)
     assert len(report.figures) == 6 and len(calls) <= 2 * 64

@@ -14,12 +14,10 @@ import pytest
 
 from quap_tff import accounting
 from quap_tff import plans
-from quap_tff.accounting import calibration
+from quap_tff.accounting import formal
+from quap_tff.accounting import history as histories
 from quap_tff.accounting import protection as protections
-from quap_tff.accounting import sampling
-from quap_tff.accounting.accountants import gaussian as accountant_lib
-from quap_tff.accounting.accountants import history as histories
-from quap_tff.accounting.accountants import library as library_accountants
+from quap_tff.accounting import theorems
 from quap_tff.certificates import certificate
 from quap_tff.certificates.folders import about as abouts
 from quap_tff.common.lazy import tf
@@ -131,7 +129,7 @@ class TestHistories:
       accounting.FormalFigure('gaussian_exact', '', '', 1.0, math.nan, 1.0)
 
   def test_an_accountant_that_fails_gives_no_figure(self, monkeypatch):
-    class Failing(accountant_lib.Accountant):
+    class Failing(theorems.Accountant):
       method = 'none'
 
       def _epsilon(self, history, delta):
@@ -145,14 +143,14 @@ class TestHistories:
     monkeypatch.setattr(
       dp_accounting.rdp.RdpAccountant, 'rdp', property(lambda self: np.full(len(self.orders), math.nan))
     )
-    library_accountants._rdp_of.cache_clear()  # pylint: disable=protected-access
+    theorems._rdp_of.cache_clear()  # pylint: disable=protected-access
     history = accounting.History.gaussian(1.0, 1, 0.5)
-    assert library_accountants.Rdp()._epsilon(history, _DELTA) == math.inf  # pylint: disable=protected-access
+    assert theorems.Rdp()._epsilon(history, _DELTA) == math.inf  # pylint: disable=protected-access
     ledger = accounting.RunLedger(3, _DELTA, 'a run')
     ledger.append(accounting.RoundRecord([0], [1.0], [1.0], 2.0, math.inf, 1.0))
-    found = sampling.fixed_size_epsilon(ledger, samplers.Sampler('fixed_size', cohort_size=1), _DELTA)
+    found = formal.fixed_size_epsilon(ledger, samplers.Sampler('fixed_size', cohort_size=1), _DELTA)
     assert found == pytest.approx(float(tradeoff.epsilon_of(1.0, _DELTA)))
-    library_accountants._rdp_of.cache_clear()  # pylint: disable=protected-access
+    theorems._rdp_of.cache_clear()  # pylint: disable=protected-access
 
   def test_rounding_up_keeps_nan(self):
     assert np.isnan(histories.rounded_up(np.array([math.nan, 1.0]), 0.1)[0])
@@ -215,11 +213,11 @@ class TestLedger:
   )
   def test_solving(self, epsilon, delta):
     with pytest.raises(ValueError):
-      calibration.exact_scale(_ledger(), epsilon, delta)
+      accounting.exact_scale(_ledger(), epsilon, delta)
     with pytest.raises(ValueError):
-      calibration.noise_factor(accounting.History.gaussian(1.0, 2), epsilon, delta, 'gaussian_exact')
+      accounting.noise_factor(accounting.History.gaussian(1.0, 2), epsilon, delta, 'gaussian_exact')
     with pytest.raises(ValueError):
-      calibration.solve(epsilon=epsilon, delta=delta)
+      accounting.solve(epsilon=epsilon, delta=delta)
 
   def test_lee_and_kifer_with_a_release_without_noise(self):
     plan = plans.Plan(LineSearchConfig(num_clients=3, epsilon=2.0, delta=_DELTA, planned_rounds=4))

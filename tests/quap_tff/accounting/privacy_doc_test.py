@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from quap_tff import accounting
-from quap_tff.accounting.accountants import history
-from quap_tff.accounting.accountants import named as accountants
+from quap_tff.accounting import accountants
+from quap_tff.accounting import history
 from quap_tff.common import registry
 from quap_tff.common.lazy import tf
 from quap_tff.common.numbers import rounding

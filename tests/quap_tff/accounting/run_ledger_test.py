@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from quap_tff import accounting
-from quap_tff.accounting.accountants import history
+from quap_tff.accounting import history
 
 N = 7
 INF = math.inf

@@ -9,7 +9,6 @@ import pytest
 import quap_tff
 from quap_tff import accounting
 from quap_tff import plans
-from quap_tff.accounting import stopping
 from quap_tff.federated.line_search import mechanism as line_search
 from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms.parts import budgets
@@ -63,7 +62,7 @@ class TestCompleted:
   def test_the_rounds_that_ran_and_then_the_planned_ones(self, rounds):
     # As recorded in TensorFlow's arithmetic, and with the cohort in another order.
     ran = _ledger(_record(cohort[::-1], 4.0 * (1 + 1e-7)) for cohort in _COHORTS[:rounds])
-    whole = stopping.completed(ran, _ledger(map(_record, _COHORTS)))
+    whole = accounting.completed(ran, _ledger(map(_record, _COHORTS)))
     assert whole.num_rounds == len(_COHORTS)
     expected = [4.0 * (1 + 1e-7)] * rounds + [4.0] * (len(_COHORTS) - rounds)
     np.testing.assert_array_equal(whole.state_dict()['noise_multipliers'], expected)
@@ -82,7 +81,7 @@ class TestCompleted:
   )
   def test_rounds_that_were_not_planned_so_have_no_bound(self, records, words):
     with pytest.raises(accounting.NoBoundError, match=words):
-      stopping.completed(_ledger(records), _ledger(map(_record, _COHORTS)))
+      accounting.completed(_ledger(records), _ledger(map(_record, _COHORTS)))
 
 
 class TestReport:

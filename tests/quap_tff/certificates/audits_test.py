@@ -56,32 +56,25 @@ def _measured(certificate, canaries=_CANARIES, game=_GAME):
   return {**found, 'refuted': audits.refutes(found)}
 
 
-def _write(path, record):
+def _audit(path, **guesses):
   """Writes an audit, and the page with it."""
   certificate = made.read(path, folders.CERTIFICATE)
-  audits.write(str(path), record)
+  audits.write(str(path), _measured(certificate, **guesses), certificate)
   verifying.write_page(str(path), certificate, audits.read(str(path), certificate))
+  return made.read(path, folders.AUDIT)
 
 
-def _audit(path, **guesses):
+def _forge(path, record):
+  """Seals another audit, and writes the page with it."""
   certificate = made.read(path, folders.CERTIFICATE)
-  record = audits.make(_measured(certificate, **guesses), certificate)
-  _write(path, record)
-  return record
-
-
-def _sealed(record):
-  return {**record, 'sha256': certificate_lib.digest({k: v for k, v in record.items() if k != 'sha256'})}
+  files.write_json(str(path / folders.AUDIT), certificate_lib.sealed(record))
+  verifying.write_page(str(path), certificate, audits.read(str(path), certificate))
 
 
 @pytest.fixture(name='audited')
 def _audited(certified):
   _audit(certified)
   return certified
-
-
-def _problems(path, public=None):
-  return certificates.verify(str(path), public).problems
 
 
 def test_an_audit_that_agrees(audited):
@@ -98,7 +91,7 @@ def test_an_audit_that_agrees(audited):
 
 def test_an_audit_without_a_game_has_one_test(certified):
   record = _audit(certified, game=None)
-  assert record['tests'] == 1 and not _problems(certified)
+  assert record['tests'] == 1 and not made.problems(certified)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +101,7 @@ def test_an_audit_without_a_game_has_one_test(certified):
 def test_one_that_refutes_is_what_verification_says(epsilon, guesses, tmp_path, capsys):
   path = made.folder(tmp_path / 'run', made.plan(epsilon=epsilon))
   record = _audit(path, **guesses)
-  assert record['refuted'] and not _problems(path)
+  assert record['refuted'] and not made.problems(path)
   status, lines = made.answer(path, capsys)
   assert status == 1 and lines[0] == 'REFUTED: an audit refutes the claim of this certificate.'
   assert 'More is proved than' in lines[1] and 'does not refute' not in lines[1] and len(lines) == 2
@@ -163,15 +156,19 @@ class TestForgeries:
   @pytest.mark.parametrize('name', _CHANGES)
   def test_of_the_canaries(self, name, audited):
     changes, words = _CHANGES[name]
-    _write(audited, _sealed({**made.read(audited, folders.AUDIT), **changes}))
-    assert [one for one in _problems(audited) if one.startswith('audit.json') and words in one], _problems(audited)
+    _forge(audited, {**made.read(audited, folders.AUDIT), **changes})
+    assert [one for one in made.problems(audited) if one.startswith('audit.json') and words in one], made.problems(
+      audited
+    )
 
   @pytest.mark.parametrize('name', _OF_GAME)
   def test_of_the_game(self, name, audited):
     changes, words = _OF_GAME[name]
     record = made.read(audited, folders.AUDIT)
-    _write(audited, _sealed({**record, 'game': {**record['game'], **changes}}))
-    assert [one for one in _problems(audited) if one.startswith('audit.json') and words in one], _problems(audited)
+    _forge(audited, {**record, 'game': {**record['game'], **changes}})
+    assert [one for one in made.problems(audited) if one.startswith('audit.json') and words in one], made.problems(
+      audited
+    )
 
   def test_a_key_that_is_missing(self, audited):
     record = made.read(audited, folders.AUDIT)
@@ -179,33 +176,35 @@ class TestForgeries:
       for name in names:
         less = copy.deepcopy(record)
         del (less if holder is None else less[holder])[name]
-        (audited / folders.AUDIT).write_text(files.json_text(_sealed(less) if name != 'sha256' else less))
-        assert _problems(audited), name
+        (audited / folders.AUDIT).write_text(
+          files.json_text(certificate_lib.sealed(less) if name != 'sha256' else less)
+        )
+        assert made.problems(audited), name
 
   @pytest.mark.parametrize('game', [[], 'x', 5, True, {}])
   def test_a_game_that_is_none(self, game, audited):
-    _write(audited, _sealed({**made.read(audited, folders.AUDIT), 'game': game}))
-    assert _problems(audited)
+    _forge(audited, {**made.read(audited, folders.AUDIT), 'game': game})
+    assert made.problems(audited)
 
   @pytest.mark.parametrize('text', ['{}', '[]', 'null', '5', '"x"', '', '{"game": null}', '[' * 99999, 'NaN'])
   def test_a_file_that_is_none(self, text, certified):
     (certified / folders.AUDIT).write_text(text)
-    [problem] = _problems(certified)
+    [problem] = made.problems(certified)
     assert problem.startswith('audit.json is')
 
   def test_an_edited_one(self, audited):
     text = (audited / folders.AUDIT).read_text(encoding='utf-8')
     (audited / folders.AUDIT).write_text(text.replace('"threshold": 0.36', '"threshold": 0.3'), encoding='utf-8')
-    assert [one for one in _problems(audited) if 'sha256: it says' in one]
+    assert [one for one in made.problems(audited) if 'sha256: it says' in one]
 
   def test_one_that_is_written_in_another_way(self, audited):
     text = (audited / folders.AUDIT).read_text(encoding='utf-8')
     (audited / folders.AUDIT).write_text(re.sub('  "', ' "', text), encoding='utf-8')
-    assert 'audit.json is written in another way than audits are.' in _problems(audited)
+    assert 'audit.json is written in another way than audits are.' in made.problems(audited)
 
   def test_a_page_without_it(self, audited):
     (audited / folders.AUDIT).unlink()
-    assert _problems(audited) == ['certificate.html does not match certificate.json.']
+    assert made.problems(audited) == ['certificate.html does not match certificate.json.']
 
 
 class TestSignature:
@@ -219,7 +218,7 @@ class TestSignature:
 
   def test_of_both(self, signed):
     path, public = signed
-    assert not _problems(path, public)
+    assert not made.problems(path, public)
     assert [one.partition(' ')[0] for one in certificates.verify(str(path)).warnings] == [
       'certificate.sig',
       'audit.sig',
@@ -228,22 +227,22 @@ class TestSignature:
   def test_an_invented_audit(self, signed):
     path, public = signed
     _audit(path, canaries=lower_bounds.Guesses(0, 12, 98, 300))
-    assert not _problems(path)  # Without the key, nobody can tell.
-    assert _problems(path, public) == [f'audit.sig is not a signature of audit.json with the key of {public}.']
+    assert not made.problems(path)  # Without the key, nobody can tell.
+    assert made.problems(path, public) == [f'audit.sig is not a signature of audit.json with the key of {public}.']
     (path / folders.AUDIT_SIGNATURE).unlink()
-    [problem] = _problems(path, public)
+    [problem] = made.problems(path, public)
     assert problem.endswith('audit.json is not signed.')
 
   def test_a_signature_whose_audit_is_gone(self, signed):
     path, public = signed
     (path / folders.AUDIT).unlink()
     verifying.write_page(str(path), made.read(path, folders.CERTIFICATE), None)
-    for found in (_problems(path), _problems(path, public)):
+    for found in (made.problems(path), made.problems(path, public)):
       assert 'audit.sig is the signature of an audit that is not there.' in found
 
   def test_junk_is_refused_without_a_key_too(self, signed):
     path, _ = signed
     with open(path / folders.AUDIT_SIGNATURE, 'a') as f:
       f.write('client 7 has the label 3\n')
-    [problem] = _problems(path)
+    [problem] = made.problems(path)
     assert problem.startswith('audit.sig')

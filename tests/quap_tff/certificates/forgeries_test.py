@@ -31,6 +31,11 @@ def _check(path, words, capsys):
   assert [line for line in lines[1:] if words in line], lines
 
 
+def _check_sealed(path, words, capsys):
+  made.reseal(path)
+  _check(path, words, capsys)
+
+
 def _at(value, *keys):
   for key in keys:
     value = value[key]
@@ -187,14 +192,14 @@ _VALUES_OF_HELD = {
   'no count': (('leaves_clients', 3, ['federated_aggregate', 'client_id', 'int64']), 'not all is among'),
   'sums that are not secure': (('leaves_clients', 1, 0, 'federated_sum'), 'not all is among'),
 }
+_OF_RUN = {'certified': _VALUES, 'held': _VALUES_OF_HELD}
 
 
 class TestMechanism:
   @pytest.mark.parametrize('name', _MORE)
   def test_a_key_that_is_not_defined(self, name, certified, capsys):
     made.change(certified, _MECHANISM, lambda value: _at(value, *_MORE[name]).update(more=1))
-    made.reseal(certified)
-    _check(certified, 'mechanism.json', capsys)
+    _check_sealed(certified, 'mechanism.json', capsys)
 
   @pytest.mark.parametrize('name', ['layers', 'shapes', 'leaves_clients'])
   def test_an_entry_more(self, name, certified, capsys):
@@ -203,19 +208,12 @@ class TestMechanism:
     status, lines = made.answer(certified, capsys)
     assert status == 1 or name == 'leaves_clients', lines  # A trusted server may get anything twice.
 
-  @pytest.mark.parametrize('name', _VALUES)
-  def test_a_value(self, name, certified, capsys):
-    (*place, value), words = _VALUES[name]
-    _set(*place, value=value)(certified)
-    made.reseal(certified)
-    _check(certified, words, capsys)
-
-  @pytest.mark.parametrize('name', _VALUES_OF_HELD)
-  def test_a_value_without_a_trusted_server(self, name, held, capsys):
-    (*place, value), words = _VALUES_OF_HELD[name]
-    _set(*place, value=value)(held)
-    made.reseal(held)
-    _check(held, words, capsys)
+  @pytest.mark.parametrize('run, name', [(run, name) for run, table in _OF_RUN.items() for name in table])
+  def test_a_value(self, run, name, request, capsys):
+    (*place, value), words = _OF_RUN[run][name]
+    path = request.getfixturevalue(run)
+    _set(*place, value=value)(path)
+    _check_sealed(path, words, capsys)
 
   @pytest.mark.parametrize(
     'place, words',
@@ -231,23 +229,20 @@ class TestMechanism:
     _set(*place[:-1], value=place[-1])(certified)
     with pytest.raises(ValueError):
       _refit(certified)
-    made.reseal(certified)
-    _check(certified, words, capsys)
+    _check_sealed(certified, words, capsys)
 
   def test_a_cohort_that_is_larger_than_the_secure_sums(self, held, capsys):
     """The account of rounding, and the modulus of the sum, are for so many clients."""
     _set('mechanism', 'most_clients', value=2)(held)
     with pytest.raises(ValueError, match='has 4 clients, but most_clients=2'):
       _refit(held)
-    made.reseal(held)
-    _check(held, 'A round of the schedule has 4 clients, but most_clients=2', capsys)
+    _check_sealed(held, 'A round of the schedule has 4 clients, but most_clients=2', capsys)
 
   @pytest.mark.parametrize('number', ['NaN', 'Infinity', '1e400', '-1e999', '9' * 5000])
   def test_a_number_that_is_none(self, number, certified, capsys):
     text = (certified / _MECHANISM).read_text().replace('"test_accuracy": 0.5', f'"test_accuracy": {number}')
     (certified / _MECHANISM).write_text(text)
-    made.reseal(certified)
-    _check(certified, 'mechanism.json is damaged', capsys)
+    _check_sealed(certified, 'mechanism.json is damaged', capsys)
 
   @pytest.mark.parametrize(
     'text',
@@ -255,8 +250,7 @@ class TestMechanism:
   )
   def test_a_file_that_is_none(self, text, certified, capsys):
     (certified / _MECHANISM).write_bytes(text)
-    made.reseal(certified)
-    _check(certified, 'mechanism.json is damaged', capsys)
+    _check_sealed(certified, 'mechanism.json is damaged', capsys)
 
   @pytest.mark.parametrize(
     'how',
@@ -270,14 +264,12 @@ class TestMechanism:
   )
   def test_another_way_of_writing(self, how, certified, capsys):
     (certified / _MECHANISM).write_bytes(how((certified / _MECHANISM).read_text()).encode())
-    made.reseal(certified)
-    _check(certified, _WRITTEN, capsys)
+    _check_sealed(certified, _WRITTEN, capsys)
 
   def test_a_key_twice(self, certified, capsys):
     text = (certified / _MECHANISM).read_text().replace('{', '{"version": 6,', 1)
     (certified / _MECHANISM).write_text(text)
-    made.reseal(certified)
-    _check(certified, 'a key appears twice', capsys)
+    _check_sealed(certified, 'a key appears twice', capsys)
 
 
 def _put(name, content=b'x'):
@@ -320,14 +312,12 @@ class TestFiles:
     put, words = _FILES[name]
     put(certified)
     if name != 'a name of bytes':  # A certificate cannot name it.
-      made.reseal(certified)
-    _check(certified, words, capsys)
+      _check_sealed(certified, words, capsys)
 
   @pytest.mark.parametrize('name', [_MECHANISM, _SCHEDULE, _LEDGER, _CLIENTS])
   def test_one_that_is_missing(self, name, certified, capsys):
     (certified / name).unlink()
-    made.reseal(certified)
-    _check(certified, f'{name} is missing', capsys)
+    _check_sealed(certified, f'{name} is missing', capsys)
 
   @pytest.mark.parametrize('name', [_MECHANISM, _SCHEDULE, _LEDGER, _CLIENTS, 'final_model.npz', 'certificate.json'])
   @pytest.mark.parametrize('kind', ['link', 'pipe', 'folder'])
@@ -362,8 +352,7 @@ class TestClients:
       writer = csv.DictWriter(f, list(rows[0]), lineterminator='\n')
       writer.writeheader()
       writer.writerows(rows)
-    made.reseal(certified)
-    _check(certified, 'clients.csv: it says', capsys)
+    _check_sealed(certified, 'clients.csv: it says', capsys)
 
   @pytest.mark.parametrize(
     'how',
@@ -382,14 +371,12 @@ class TestClients:
   )
   def test_any_other_text(self, how, certified, capsys):
     (certified / _CLIENTS).write_bytes(how((certified / _CLIENTS).read_text()).encode())
-    made.reseal(certified)
-    _check(certified, 'clients.csv', capsys)
+    _check_sealed(certified, 'clients.csv', capsys)
 
   @pytest.mark.parametrize('content', [b'\xff\xfe', b'client\n\0'])
   def test_what_is_no_text(self, content, certified, capsys):
     (certified / _CLIENTS).write_bytes(content)
-    made.reseal(certified)
-    _check(certified, 'clients.csv', capsys)
+    _check_sealed(certified, 'clients.csv', capsys)
 
 
 def _arrays(**changes):
@@ -469,15 +456,19 @@ _LEDGERS = {
 }
 
 
-def _member(name, content):
-  def add(path):
+def _member(name, content=None):
+  """Puts a member into an archive, in place of one of that name. Without content, it takes that one out."""
+
+  def change(path):
     with zipfile.ZipFile(path) as kept:
       members = {one: kept.read(one) for one in kept.namelist() if one != name}
+    if content is not None:
+      members[name] = content
     with zipfile.ZipFile(path, 'w') as archive:
-      for one, its_content in {**members, name: content}.items():
+      for one, its_content in members.items():
         archive.writestr(one, its_content)
 
-  return add
+  return change
 
 
 def _twice(path):
@@ -520,40 +511,27 @@ _ARCHIVES = {
 }
 
 
+_ARRAYS = {
+  ('certified', _SCHEDULE): _SCHEDULES,
+  ('held', _SCHEDULE): _SCHEDULES_OF_HELD,
+  ('certified', _LEDGER): _LEDGERS,
+  ('held', _LEDGER): {'no decay': (_arrays(decays=lambda d: d[:0]), 'ledger.npz is damaged')},
+}
+
+
 class TestArrays:
-  @pytest.mark.parametrize('name', _SCHEDULES)
-  def test_of_the_schedule(self, name, certified, capsys):
-    change, words = _SCHEDULES[name]
-    made.change_arrays(certified, _SCHEDULE, change)
-    made.reseal(certified)
-    _check(certified, words, capsys)
-
-  @pytest.mark.parametrize('name', _SCHEDULES_OF_HELD)
-  def test_of_who_comes(self, name, held, capsys):
-    change, words = _SCHEDULES_OF_HELD[name]
-    made.change_arrays(held, _SCHEDULE, change)
-    made.reseal(held)
-    _check(held, words, capsys)
-
-  @pytest.mark.parametrize('name', _LEDGERS)
-  def test_of_the_ledger(self, name, certified, capsys):
-    change, words = _LEDGERS[name]
-    made.change_arrays(certified, _LEDGER, change)
-    made.reseal(certified)
-    _check(certified, words, capsys)
-
-  def test_noise_of_clients_without_its_decay(self, held, capsys):
-    made.change_arrays(held, _LEDGER, _arrays(decays=lambda d: d[:0]))
-    made.reseal(held)
-    _check(held, 'ledger.npz is damaged', capsys)
+  @pytest.mark.parametrize('run, file, name', [(*place, name) for place, table in _ARRAYS.items() for name in table])
+  def test_of_the_schedule_and_of_the_ledger(self, run, file, name, request, capsys):
+    (change, words), path = _ARRAYS[run, file][name], request.getfixturevalue(run)
+    made.change_arrays(path, file, change)
+    _check_sealed(path, words, capsys)
 
   @pytest.mark.parametrize('file', [_SCHEDULE, _LEDGER])
   @pytest.mark.parametrize('name', _ARCHIVES)
   def test_of_an_archive(self, name, file, certified, capsys):
     how, words = _ARCHIVES[name]
     how(certified / file)
-    made.reseal(certified)
-    _check(certified, words, capsys)
+    _check_sealed(certified, words, capsys)
 
 
 def _first(how):
@@ -607,7 +585,7 @@ def _linked(f):
 
 _KERAS = {
   'a member more': (_member('losses.txt', b'x'), 'its members must be'),
-  'a member less': (lambda path: _without(path, 'config.json'), 'its members must be'),
+  'a member less': (_member('config.json'), 'its members must be'),
   'weights that are none': (_member('model.weights.h5', b'x'), 'cannot be read'),
   'no archive': (lambda path: path.write_bytes(b''), 'cannot be read'),
   'bytes after': (lambda path: path.write_bytes(path.read_bytes() + _HIDDEN), 'it holds more than an archive'),
@@ -623,14 +601,6 @@ _KERAS = {
 }
 
 
-def _without(path, name):
-  with zipfile.ZipFile(path) as kept:
-    members = {one: kept.read(one) for one in kept.namelist() if one != name}
-  with zipfile.ZipFile(path, 'w') as archive:
-    for one, content in members.items():
-      archive.writestr(one, content)
-
-
 class TestModel:
   @pytest.mark.parametrize('is_keras', [False, True])
   @pytest.mark.parametrize('name', _MODELS)
@@ -642,8 +612,7 @@ class TestModel:
       made.keras(certified / 'final_model.keras', tensors)
     else:
       np.savez(certified / 'final_model.npz', *tensors)
-    made.reseal(certified)
-    _check(certified, words, capsys)
+    _check_sealed(certified, words, capsys)
 
   @pytest.mark.parametrize('dtype', [np.float16, np.float32, np.float64, '>f4'])
   def test_any_floats_will_do(self, dtype, certified, capsys):
@@ -656,21 +625,18 @@ class TestModel:
     how, words = _KERAS[name]
     (certified / 'final_model.npz').unlink()
     how(made.keras(certified / 'final_model.keras', made.WEIGHTS))
-    made.reseal(certified)
-    _check(certified, words, capsys)
+    _check_sealed(certified, words, capsys)
 
   @pytest.mark.parametrize(
     'arrays', [dict(a=made.WEIGHTS[0], b=made.WEIGHTS[1]), dict(arr_0=np.ones(2), arr_2=np.ones(2))]
   )
   def test_arrays_of_other_names(self, arrays, certified, capsys):
     np.savez(certified / 'final_model.npz', **arrays)
-    made.reseal(certified)
-    _check(certified, 'its members must be arr_0.npy, arr_1.npy and so on', capsys)
+    _check_sealed(certified, 'its members must be arr_0.npy, arr_1.npy and so on', capsys)
 
   def test_arrays_of_objects(self, certified, capsys):
     np.savez(certified / 'final_model.npz', *(tensor.astype(object) for tensor in made.WEIGHTS))
-    made.reseal(certified)
-    _check(certified, 'Object arrays cannot be loaded', capsys)
+    _check_sealed(certified, 'Object arrays cannot be loaded', capsys)
 
 
 _SEALED = {

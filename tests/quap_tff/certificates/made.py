@@ -139,8 +139,7 @@ def reseal(path, how=lambda certificate: None):
       name: folder_files.digest(str(path), name) for name in names if name not in (*folders.OWN, folders.LOCK)
     }
   how(found)
-  found = {name: value for name, value in found.items() if name != 'sha256'}
-  found['sha256'] = certificate_lib.digest(found)
+  found = certificate_lib.sealed(found)
   files.write_json(str(path / folders.CERTIFICATE), found)
   with contextlib.suppress(Exception):  # Of a certificate that is none, there is no page.
     files.write(str(path / folders.PAGE), page.render(found))
@@ -150,6 +149,11 @@ def answer(path, capsys, *arguments):
   """Exit status, and the lines of standard output."""
   status = verify.main([str(path), *arguments])
   return status, capsys.readouterr().out.splitlines()
+
+
+def problems(path, public_key=None):
+  """What verification finds wrong."""
+  return certificates.verify(str(path), public_key).problems
 
 
 def keys(path):

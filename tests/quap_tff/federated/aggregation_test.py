@@ -210,21 +210,23 @@ class TestComputation:
     with pytest.raises(TypeError, match='config must be a mechanism such as a quap_tff.QuapConfig, found dict'):
       aggregation.QuapAggregationFactory({})
 
-  def test_pseudo_gradients_need_the_learning_rate(self):
-    with pytest.raises(ValueError, match='pass learning_rate_fn'):
-      aggregation.QuapAggregationFactory(_config(update_scale='pseudo_gradient')).create(_VALUE, _ID)
-
-  def test_unknown_critical_layers(self):
-    with pytest.raises(ValueError, match="Unknown critical layer 'dens'. Did you mean 'dense'"):
-      _create(_config(critical_layers='dens'))
-
-  def test_no_dense_layer(self):
-    with pytest.raises(ValueError, match='the model has no Dense layer'):
-      _create(_config(), tff.TensorType(np.float32, [3]))
-
-  def test_layers_of_another_model(self):
-    with pytest.raises(ValueError, match=r"The value has 2 tensors, but the layers given have 1: \['dense'\]"):
-      _create(_config(), layers=[layers.Layer('dense', (0,), True)])
+  @pytest.mark.parametrize(
+    'config, value_type, given, message',
+    [
+      (dict(update_scale='pseudo_gradient'), _VALUE, None, 'pass learning_rate_fn'),
+      (dict(critical_layers='dens'), _VALUE, None, "Unknown critical layer 'dens'. Did you mean 'dense'"),
+      ({}, tff.TensorType(np.float32, [3]), None, 'the model has no Dense layer'),
+      (
+        {},
+        _VALUE,
+        [layers.Layer('dense', (0,), True)],
+        r"The value has 2 tensors, but the layers given have 1: \['dense'\]",
+      ),
+    ],
+  )
+  def test_values_that_do_not_fit_the_config(self, config, value_type, given, message):
+    with pytest.raises(ValueError, match=message):
+      _create(_config(**config), value_type, layers=given)
 
   @pytest.mark.parametrize('clip', [clip_rules.QuantileEma(), clip_rules.Fixed(1.0)])
   def test_what_clients_send_and_get_does_not_grow_with_the_population(self, clip):

@@ -7,7 +7,6 @@ import math
 
 import numpy as np
 import pytest
-import tensorflow as tf
 import tensorflow_federated as tff
 
 from quap_tff import accounting
@@ -22,6 +21,7 @@ from quap_tff.mechanisms.quap import pt_adp
 from quap_tff.mechanisms.quap import staleness as stalenesses
 from quap_tff.mechanisms.quap.config import NoiseConfig
 from tests.quap_tff import examples
+from tests.quap_tff import linear_model
 from tests.quap_tff import noise_checks
 from tests.quap_tff import rounds
 
@@ -157,29 +157,15 @@ def _ledger(multiplier):
 class TestVersions:
   """y = w·x from w = 0 at a learning rate of 0.5: one step on (1, y) leads to w = y, whatever w was."""
 
-  def _model_fn(self):
-    layer = tf.keras.layers.Dense(1, use_bias=False, kernel_initializer='zeros', input_shape=(1,), name='logits')
-    return tff.learning.models.from_keras_model(
-      tf.keras.Sequential([layer]),
-      loss=tf.keras.losses.MeanSquaredError(),
-      input_spec=collections.OrderedDict(x=tf.TensorSpec([None, 1]), y=tf.TensorSpec([None, 1])),
-    )
-
-  def _client(self, client_id, y):
-    examples = collections.OrderedDict(x=np.ones([1, 1], np.float32), y=np.full([1, 1], y, np.float32))
-    return collections.OrderedDict(
-      client_id=tf.data.Dataset.from_tensors(np.int64(client_id)), examples=tf.data.Dataset.from_tensors(examples)
-    )
-
   def _run(self, staleness, size, ys):
     sgd = tff.learning.optimizers.build_sgdm
     config = _config(clip=clip_rules.Fixed(1e6))
     factory = aggregation.AggregationFactory(buffered.Buffered(config, size))
-    process = learning_process.compose(self._model_fn, factory, sgd(0.5), sgd(1.0), staleness=staleness)
+    process = learning_process.compose(linear_model.Linear, factory, sgd(0.5), sgd(1.0), staleness=staleness)
     state, weights, states = process.initialize(), [], []
     for y in ys:
-      state = process.next(state, [self._client(0, y)]).state
-      weights.append(float(process.get_model_weights(state).trainable[0][0][0]))
+      state = process.next(state, [linear_model.client(0, y)]).state
+      weights.append(linear_model.weight(process, state))
       states.append(state)
     return weights, states
 

@@ -41,14 +41,12 @@ def _plan(name):
 
 def _clients(plan, round_num):
   """The clients' data of a round, after the rounds before it."""
-  found = [linear_model.client(int(client), y=1.0 + client) for client in _SCHEDULE[round_num - 1]]
+  answers = dict.fromkeys(_SCHEDULE[round_num - 1])
   if plan.holds_noise:
     guarded = guarded_clients.GuardedClients(plan, _SECRET)
     for t, cohort in enumerate(_SCHEDULE[:round_num], 1):
       answers = guarded.answers(t, cohort)
-    for one, answer in zip(found, answers.values()):
-      one['answer'] = tf.data.Dataset.from_tensors(answer)
-  return found
+  return [linear_model.client(int(client), y=1.0 + client, answer=answer) for client, answer in answers.items()]
 
 
 def _map_reduce(process, state, clients):

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import tensorflow as tf
 import tensorflow_federated as tff
 
 from quap_tff import plans
@@ -29,17 +28,11 @@ def built(context):
 
 def _run(plan, process, secret=b'of the simulation', came=_SCHEDULE):
   """The weights after each round, and the ledger."""
-  guarded, state, ledger, weights = (
-    guarded_clients.GuardedClients(plan, secret),
-    process.initialize(),
-    plan.new_ledger(),
-    [],
-  )
+  guarded, ledger = guarded_clients.GuardedClients(plan, secret), plan.new_ledger()
+  state, weights = process.initialize(), []
   for round_num, cohort in enumerate(came, 1):
-    clients = []
-    for client, answer in guarded.answers(round_num, cohort).items():
-      clients.append(_data(client, answer))
-    output = process.next(state, clients)
+    answers = guarded.answers(round_num, cohort)
+    output = process.next(state, [_data(client, answer) for client, answer in answers.items()])
     ledger.append(plan.record(output, cohort))
     state = output.state
     weights.append(linear_model.weight(process, state))
@@ -47,11 +40,7 @@ def _run(plan, process, secret=b'of the simulation', came=_SCHEDULE):
 
 
 def _data(client, answer):
-  data = linear_model.client(client, y=1.0 + client)
-  examples = data.pop('examples')
-  data['answer'] = tf.data.Dataset.from_tensors(answer)
-  data['examples'] = examples
-  return data
+  return linear_model.client(client, y=1.0 + client, answer=answer)
 
 
 class TestComputation:

@@ -12,6 +12,7 @@ import tensorflow_federated as tff
 import quap_tff
 from quap_tff import plans
 from quap_tff.federated import learning_process
+from quap_tff.federated import leaving_clients
 from quap_tff.federated.line_search import mechanism as line_search
 from quap_tff.mechanisms import mechanism as mechanisms
 from quap_tff.mechanisms.parts import clip_rules
@@ -199,17 +200,7 @@ class TestCertified:
     assert metrics.finalizer.compact_representation() == '<update_rejected=int32>'
 
   def test_what_clients_send_are_ids_and_updates(self, certified):
-    members = set()
-
-    def visit(block):
-      is_call = isinstance(block, tff.framework.Call) and isinstance(block.function, tff.framework.Intrinsic)
-      if is_call and block.function.uri in ('federated_aggregate', 'federated_sum', 'federated_mean'):
-        value = block.argument[0] if isinstance(block.argument, tff.framework.Struct) else block.argument
-        members.add(value.type_signature.member.compact_representation())
-      for child in block.children():
-        visit(child)
-
-    visit(tff.backends.native.desugar_and_transform_to_native(certified.next).to_building_block())
+    members = {member.compact_representation() for _, member in leaving_clients.leaving_clients(certified.next)}
     # `<>` are the metrics.
     assert members == {'<client_id=int32[11]>', '<int32[1,20],int32[20,20]>', '<>'}
 

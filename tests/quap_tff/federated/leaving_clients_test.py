@@ -9,7 +9,7 @@ import tensorflow_federated as tff
 
 from quap_tff.federated import aggregation
 from quap_tff.federated import leaving_clients as module
-from quap_tff.federated.sums import collecting
+from quap_tff.federated import sums
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import layers
 from quap_tff.mechanisms.quap import config as configs
@@ -34,7 +34,7 @@ def _aggregated(values):
 
 def _collected(values):
   reports = tff.federated_map(tff.tensorflow.computation(lambda x: collections.OrderedDict(own=x), np.int32), values)
-  return collecting.collected(reports)
+  return sums.collected(reports)
 
 
 def _sum_of_a_pair(values):

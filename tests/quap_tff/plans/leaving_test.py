@@ -7,7 +7,6 @@ import pytest
 
 from quap_tff import plans
 from quap_tff.mechanisms import sparsity
-from quap_tff.mechanisms.noise import banded
 from quap_tff.mechanisms.noise import correlation
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.training import heterogeneity
@@ -85,7 +84,7 @@ def test_with_a_trusted_server(name, clip):
 
 
 @pytest.mark.parametrize(
-  'noise', [correlation.Ar1(0.5), banded.Banded(2), correlation.Blt()], ids=['ar1', 'banded', 'blt']
+  'noise', [correlation.Ar1(0.5), correlation.Banded(2), correlation.Blt()], ids=['ar1', 'banded', 'blt']
 )
 def test_correlated_noise_changes_nothing(noise):
   assert _leaving(_plan(correlation=noise)) == (_ID, _SUM)

@@ -35,6 +35,11 @@ def client_data(sizes=(7, 4, 9), seed=0):
   return datasets
 
 
+def _loss_and_spec():
+  spec = collections.OrderedDict(x=tf.TensorSpec([None, _FEATURES], tf.float32), y=tf.TensorSpec([None], tf.int32))
+  return tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True), spec
+
+
 def keras_model_fn():
   """A model with trainable, non-trainable and metric variables."""
   model = tf.keras.Sequential(
@@ -44,37 +49,26 @@ def keras_model_fn():
       tf.keras.layers.Dense(_CLASSES, kernel_initializer=tf.keras.initializers.Constant(0.1)),
     ]
   )
-  return tff.learning.models.from_keras_model(
-    model,
-    loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-    input_spec=collections.OrderedDict(
-      x=tf.TensorSpec([None, _FEATURES], tf.float32), y=tf.TensorSpec([None], tf.int32)
-    ),
-    metrics=[tf.keras.metrics.SparseCategoricalAccuracy()],
-  )
+  loss, spec = _loss_and_spec()
+  metrics = [tf.keras.metrics.SparseCategoricalAccuracy()]
+  return tff.learning.models.from_keras_model(model, loss=loss, input_spec=spec, metrics=metrics)
 
 
 def functional_model():
   model = tf.keras.Sequential(
     [tf.keras.layers.InputLayer([_FEATURES]), tf.keras.layers.Dense(_CLASSES, kernel_initializer='zeros')]
   )
-  return tff.learning.models.functional_model_from_keras(
-    model,
-    loss_fn=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-    input_spec=collections.OrderedDict(
-      x=tf.TensorSpec([None, _FEATURES], tf.float32), y=tf.TensorSpec([None], tf.int32)
-    ),
-  )
+  loss, spec = _loss_and_spec()
+  return tff.learning.models.functional_model_from_keras(model, loss_fn=loss, input_spec=spec)
 
 
-def _rounds(process, cohorts):
-  state = process.initialize()
-  results = []
-  for cohort in cohorts:
-    output = process.next(state, cohort)
-    state = output.state
-    results.append(output)
-  return results
+def _rounds(process, arguments):
+  """The outputs of rounds, each with its arguments after the state."""
+  state, outputs = process.initialize(), []
+  for of_round in arguments:
+    outputs.append(process.next(state, *of_round))
+    state = outputs[-1].state
+  return outputs
 
 
 @functools.cache
@@ -114,21 +108,17 @@ def _fed_avg_functional_process():
 
 def _learning(process):
   data = client_data()
-  return _rounds(process, [data, data[:2], data])
+  return _rounds(process, [(data,), (data[:2],), (data,)])
 
 
-def _aggregation(factory, value_type=_VECTOR, rounds=3, weighted=False):
-  process = factory.create(value_type, tff.TensorType(np.float32)) if weighted else factory.create(value_type)
-  random = np.random.RandomState(1)
-  state = process.initialize()
-  results = []
-  for num_clients in (3, 5, 2)[:rounds]:
-    values = [random.normal(scale=3.0, size=value_type.shape).astype(np.float32) for _ in range(num_clients)]
-    weights = [[np.float32(i + 1) for i in range(num_clients)]] if weighted else []
-    output = process.next(state, values, *weights)
-    state = output.state
-    results.append((output.result, output.measurements))
-  return results
+def _aggregation(factory, weighted=False):
+  process = factory.create(_VECTOR, tff.TensorType(np.float32)) if weighted else factory.create(_VECTOR)
+  random, arguments = np.random.RandomState(1), []
+  for num_clients in (3, 5, 2):
+    values = [random.normal(scale=3.0, size=_VECTOR.shape).astype(np.float32) for _ in range(num_clients)]
+    weights = [np.float32(i + 1) for i in range(num_clients)]
+    arguments.append((values, weights) if weighted else (values,))
+  return [(output.result, output.measurements) for output in _rounds(process, arguments)]
 
 
 @_case
@@ -332,4 +322,4 @@ def fed_kmeans():
   random = np.random.RandomState(2)
   points = [tf.data.Dataset.from_tensor_slices(random.normal(size=(n, 2)).astype(np.float32)) for n in (6, 9)]
   process = tff.learning.algorithms.build_fed_kmeans(num_clusters=2, data_shape=(2,), random_seed=(3, 4))
-  return _rounds(process, [points, points[:1], points])
+  return _rounds(process, [(points,), (points[:1],), (points,)])

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from typing import Optional
 
-from quap_tff.runtime.workers import processes
+from quap_tff.runtime import worker_processes
 
 _HOSTS = '10.213'
 
@@ -70,7 +70,7 @@ class Machine:
       return
     command = [sys.executable, '-m', 'experiments.worker', f'--port={self._port}', *self._arguments]
     self._worker = subprocess.Popen(
-      processes.ending_with_this_one([shutil.which('ip'), 'netns', 'exec', self._name, *command]),
+      worker_processes.ending_with_this_one([shutil.which('ip'), 'netns', 'exec', self._name, *command]),
       stdin=subprocess.DEVNULL,
       stdout=subprocess.DEVNULL,
       stderr=subprocess.DEVNULL,

@@ -18,8 +18,9 @@ from quap_tff import runtime
 from quap_tff.mechanisms.held import guarded_clients
 from quap_tff.mechanisms.noise import correlation
 from quap_tff.mechanisms.parts import clip_rules
-from quap_tff.runtime.workers import remote_workers
+from quap_tff.runtime import remote_workers
 from tests.quap_tff import examples
+from tests.quap_tff import linear_model
 from tests.quap_tff.runtime import comparison
 from tests.quap_tff.runtime import namespaces
 
@@ -66,15 +67,6 @@ def _activate(machines):
   )
 
 
-def _model_fn():
-  layer = tf.keras.layers.Dense(3, use_bias=False, kernel_initializer='zeros', input_shape=(4,), name='logits')
-  return tff.learning.models.from_keras_model(
-    tf.keras.Sequential([layer]),
-    loss=tf.keras.losses.MeanSquaredError(),
-    input_spec=collections.OrderedDict(x=tf.TensorSpec([None, 4]), y=tf.TensorSpec([None, 3])),
-  )
-
-
 class _Method:
   """QuAP-FL with noise, aggregating once a round."""
 
@@ -87,7 +79,7 @@ class _Method:
         noise=quap_tff.NoiseConfig(seed=5),
       )
     )
-    self.process = self.plan.build_process(_model_fn, client_work=quap_tff.ClientWorkConfig(seed=1))
+    self.process = self.plan.build_process(linear_model.functional(4, 3), client_work=quap_tff.ClientWorkConfig(seed=1))
 
 
 class _Certified:
@@ -97,7 +89,7 @@ class _Certified:
     held = dict(correlation=correlation.Held(0.5)) if trust == 'secure_sum' else {}
     config = examples.guarantee(num_clients=8, clip=clip_rules.Fixed(0.5), noise_seed=5, **held)
     self.plan = quap_tff.CertifiedPlan(config, _COHORTS)
-    self.process = self.plan.build_process(_model_fn, client_work=quap_tff.ClientWorkConfig(seed=1))
+    self.process = self.plan.build_process(linear_model.functional(4, 3), client_work=quap_tff.ClientWorkConfig(seed=1))
 
 
 def _client(client_id, answer=None):

@@ -10,11 +10,11 @@ import tensorflow_federated as tff
 
 from quap_tff.common.numbers import seeds
 from quap_tff.training import client_update
+from quap_tff.training import dropout
 from quap_tff.training import extension as extensions
 from quap_tff.training import malicious
 from quap_tff.training import model_functions
 from quap_tff.training import models
-from quap_tff.training.layers import dropout
 from tests.quap_tff import linear_model
 
 pytestmark = pytest.mark.slow
@@ -51,7 +51,7 @@ def run_update(
 
 def batches_of(config, n, client_id=3, round_number=1, seed=11):
   """The rows of each step, by the definition: epochs of a shuffled order, cut every batch_size."""
-  own_seed = client_update.client_seed(
+  own_seed = seeds.fold_in(
     seeds.initial_seed(seed, 'client_update'), tf.constant(round_number), tf.constant(client_id, tf.int64)
   )
   order = client_update.shuffled_order(own_seed, tf.constant(n), config.local_epochs).numpy()

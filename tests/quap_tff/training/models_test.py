@@ -13,12 +13,10 @@ import tensorflow_federated as tff
 
 from quap_tff.common.numbers import seeds
 from quap_tff.training import client_update
+from quap_tff.training import dropout
 from quap_tff.training import evaluation
 from quap_tff.training import model_functions
 from quap_tff.training import models
-from quap_tff.training.layers import classifier
-from quap_tff.training.layers import dropout
-from quap_tff.training.layers import saving
 
 CASES = [
   ('mnist_cnn', (28, 28, 1), 10, 1_199_882, 1_290),
@@ -104,7 +102,7 @@ class TestModels:
 
   def test_stock_layers_predict_the_same_and_keep_names_and_dtypes(self):
     model = models.build_keras_model('mnist_cnn', (8, 8, 1), 10, 'bfloat16', seed=1)
-    copy = saving.with_stock_layers(model)
+    copy = models.with_stock_layers(model)
     for mine, stock in zip(model.layers, copy.layers):
       assert type(stock).__module__.startswith('keras.')
       assert (stock.name, stock.compute_dtype) == (mine.name, mine.compute_dtype)
@@ -256,7 +254,7 @@ class TestClassifier:
     loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     accuracy = tf.keras.metrics.SparseCategoricalAccuracy
     return (
-      classifier.Classifier(digits_model(seed=seed), loss, spec),
+      model_functions.Classifier(digits_model(seed=seed), loss, spec),
       tff.learning.models.from_keras_model(
         digits_model(seed=seed), loss=loss, input_spec=spec, metrics=[lambda: accuracy(name='accuracy')]
       ),
@@ -297,7 +295,7 @@ class TestClassifier:
     assert metrics_of(model)['num_examples'] == 3
 
 
-class _BranchingModel(classifier.Classifier):
+class _BranchingModel(model_functions.Classifier):
   """A model that needs AutoGraph: its loss depends on Python's `if` over a tensor."""
 
   needs_autograph = True
@@ -344,7 +342,7 @@ class TestSequences:
   LABELS = np.array([[0, 1, -1], [1, -1, -1]], np.int32)
 
   def test_loss_is_the_mean_over_labels(self):
-    found = classifier.LabelledCrossEntropy()(self.LABELS, self.LOGITS)
+    found = model_functions.LabelledCrossEntropy()(self.LABELS, self.LOGITS)
     # -ln of 1/2, 1/4 and 1/2.
     assert float(found) == pytest.approx(np.log(2) * 4 / 3, rel=1e-6)
 
@@ -352,13 +350,15 @@ class TestSequences:
     logits = tf.Variable(self.LOGITS)
     for labels, moved in ((self.LABELS, self.LABELS >= 0), (np.full([2, 3], -1, np.int32), np.zeros([2, 3], bool))):
       with tf.GradientTape() as tape:
-        loss = classifier.LabelledCrossEntropy()(labels, logits)
+        loss = model_functions.LabelledCrossEntropy()(labels, logits)
       np.testing.assert_array_equal(tape.gradient(loss, logits).numpy().any(axis=-1), moved)
     assert float(loss) == 0
 
   def test_accuracy_is_over_labels(self):
     scores = lambda x, training: x
-    model = classifier.Classifier(scores, classifier.LabelledCrossEntropy(), None, classifier.label_weights)
+    model = model_functions.Classifier(
+      scores, model_functions.LabelledCrossEntropy(), None, model_functions.label_weights
+    )
     model.forward_pass({'x': self.LOGITS, 'y': self.LABELS})
     assert metrics_of(model)['accuracy'] == pytest.approx(2 / 3)
 
@@ -457,7 +457,7 @@ class TestSaving:
 
   def test_the_time_of_saving_does_not_count_and_keras_loads_the_file(self, tmp_path, monkeypatch):
     model = digits_model(seed=1)
-    saving.save_model(model, str(tmp_path / 'one.keras'))
+    models.save_model(model, str(tmp_path / 'one.keras'))
     monkeypatch.setattr(time, 'time', lambda: 2e9)
 
     class Later(datetime.datetime):
@@ -466,8 +466,8 @@ class TestSaving:
         return cls(2033, 5, 18)
 
     monkeypatch.setattr(datetime, 'datetime', Later)
-    saving.save_model(digits_model(seed=1), str(tmp_path / 'two.keras'))
-    saving.save_model(digits_model(seed=2), str(tmp_path / 'other.keras'))
+    models.save_model(digits_model(seed=1), str(tmp_path / 'two.keras'))
+    models.save_model(digits_model(seed=2), str(tmp_path / 'other.keras'))
     one, two, other = ((tmp_path / f'{name}.keras').read_bytes() for name in ('one', 'two', 'other'))
     assert one == two != other
     with zipfile.ZipFile(tmp_path / 'one.keras') as archive:
@@ -475,3 +475,33 @@ class TestSaving:
       assert b'date' not in archive.read('metadata.json')
     x = np.random.default_rng(0).random((3, 8, 8, 1), np.float32)
     np.testing.assert_array_equal(tf.keras.models.load_model(tmp_path / 'one.keras', compile=False)(x), model(x))
+
+
+_OLD = 'fpu vme sse4_2 avx avx2 fma'
+
+
+@pytest.mark.parametrize(
+  'cpuinfo, emulates',
+  [
+    (f'processor\t: 0\nflags\t\t: {_OLD}\nvmx flags\t: ept\n\nprocessor\t: 1\nflags\t\t: {_OLD}\n', True),
+    (f'flags\t\t: {_OLD} avx512f avx512_vnni\n', True),
+    (f'flags\t\t: {_OLD} avx512f avx512_bf16\n', False),
+    (f'flags\t\t: {_OLD} amx_bf16 amx_tile\n', False),
+    ('Features\t: fp asimd sve\n', True),
+    ('Features\t: fp asimd sve bf16\n', False),
+    # Nothing is known.
+    ('', False),
+    ('processor\t: 0\ncpu\t\t: POWER9\n', False),
+  ],
+)
+def test_emulates_bfloat16(cpuinfo, emulates):
+  assert models.emulates_bfloat16(cpuinfo) == emulates
+
+
+def test_emulation_is_asked_of_this_machine():
+  try:
+    with open('/proc/cpuinfo', encoding='utf-8') as file:
+      own = file.read()
+  except OSError:
+    own = ''
+  assert models.emulates_bfloat16() == models.emulates_bfloat16(own)

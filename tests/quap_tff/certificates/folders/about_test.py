@@ -51,42 +51,31 @@ def test_no_character_is_hidden_or_reorders_others(name, character):
     _about(**{name: f'By{character}theory.'})
 
 
-@pytest.mark.parametrize('value', ['Says “ε = 0”.', 'x' * 4001])
-def test_quotation_marks_and_length(value):
-  with pytest.raises(ValueError, match='at most 4,000 characters without “ and ”'):
-    _about(tuning=value)
-  assert _about(tuning='x' * 4000 + '')
+# Values that a field refuses, and with which words.
+_REFUSED = {
+  ('tuning', 'at most 4,000 characters without “ and ”'): ['Says “ε = 0”.', 'x' * 4001],
+  ('tests', 'tests must be an integer at least 0'): [True, 1.0, '1', None, -1, 1.5],
+  ('test_accuracy', 'test_accuracy must be a finite number at least 0 and at most 1'): [
+    *(-0.1, 1.1, float('nan'), float('inf'), True, '0.5', 10**400)
+  ],
+  ('date', 'date must be a day, such as 2026-11-24'): [
+    *('', '2026', '20261124', '2026-11-31', '2026-1-1', '24.11.2026', '2026-W48-2', '2026-11-24T00:00', 5, None)
+  ],
+  ('data_commitment', 'data_commitment must be a SHA-256'): ['x', 'A' * 64, 'a' * 63, 'a' * 65, None, 5],
+}
 
 
-@pytest.mark.parametrize('value', [True, 1.0, '1', None, -1, 1.5])
-def test_tests_are_counted(value):
-  with pytest.raises(ValueError, match='tests must be an integer at least 0'):
-    _about(tests=value)
-
-
-@pytest.mark.parametrize('value', [-0.1, 1.1, float('nan'), float('inf'), True, '0.5', 10**400])
-def test_an_accuracy_is_a_share(value):
-  with pytest.raises(ValueError, match='test_accuracy must be a finite number at least 0 and at most 1'):
-    _about(test_accuracy=value)
-
-
-@pytest.mark.parametrize('value', [None, 0, 1, 0.5])
-def test_accuracies(value):
-  assert _about(test_accuracy=value).test_accuracy == value
+@pytest.mark.parametrize('name, words, value', [(*key, value) for key, values in _REFUSED.items() for value in values])
+def test_what_cannot_be_true(name, words, value):
+  with pytest.raises(ValueError, match=words):
+    _about(**{name: value})
 
 
 @pytest.mark.parametrize(
-  'value', ['', '2026', '20261124', '2026-11-31', '2026-1-1', '24.11.2026', '2026-W48-2', '2026-11-24T00:00', 5, None]
+  'name, value', [('tuning', 'x' * 4000), *(('test_accuracy', value) for value in (None, 0, 1, 0.5))]
 )
-def test_a_date_is_a_day(value):
-  with pytest.raises(ValueError, match='date must be a day, such as 2026-11-24'):
-    _about(date=value)
-
-
-@pytest.mark.parametrize('value', ['x', 'A' * 64, 'a' * 63, 'a' * 65, None, 5])
-def test_a_commitment_is_a_digest(value):
-  with pytest.raises(ValueError, match='data_commitment must be a SHA-256'):
-    _about(data_commitment=value)
+def test_what_can_be_true(name, value):
+  assert getattr(_about(**{name: value}), name) == value
 
 
 @pytest.mark.parametrize(

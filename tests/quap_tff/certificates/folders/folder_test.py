@@ -12,7 +12,6 @@ from quap_tff.certificates.folders import folder as folders
 from quap_tff.common import registry
 from quap_tff.mechanisms import sparsity
 from quap_tff.mechanisms.certified import weight_rules
-from quap_tff.mechanisms.noise import banded
 from quap_tff.mechanisms.noise import correlation
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import layers
@@ -42,9 +41,9 @@ _CHOICES = {
   'ar1': (dict(correlation=correlation.Ar1(0.7)), {}),
   'independent ar1': (dict(correlation=correlation.Ar1(0.0)), {}),
   'blt': (dict(weights=weight_rules.Uniform(), correlation=correlation.Blt()), {}),
-  'banded': (dict(weights=weight_rules.WorstCase(), correlation=banded.Banded(2)), {}),
-  'own coefficients': (dict(correlation=banded.Banded(3, (0.5, 0.1))), {}),
-  'one band': (dict(correlation=banded.Banded(1)), {}),
+  'banded': (dict(weights=weight_rules.WorstCase(), correlation=correlation.Banded(2)), {}),
+  'own coefficients': (dict(correlation=correlation.Banded(3, (0.5, 0.1))), {}),
+  'one band': (dict(correlation=correlation.Banded(1)), {}),
   'private quantile': (dict(clip=clip_rules.PrivateQuantile(count_stddev=5.0)), {}),
   'clip': (dict(clip=clip_rules.Fixed(0.1)), {}),
   **{f'split {name}': (dict(clip_split=name), {}) for name in ('sqrt_size', 'equal')},

@@ -18,10 +18,6 @@ def _signed(certified, tmp_path):
   return certified, key, public
 
 
-def _problems(path, public=None):
-  return certificates.verify(str(path), public).problems
-
-
 def test_a_signed_folder(signed, tmp_path):
   path, _, public = signed
   verdict = certificates.verify(str(path), public)
@@ -29,12 +25,14 @@ def test_a_signed_folder(signed, tmp_path):
   [warning] = certificates.verify(str(path)).warnings
   assert warning == "certificate.sig was not checked. To check it, give the signer's --public_key."
   _, other = made.keys(tmp_path / 'other')
-  assert _problems(path, other) == [f'certificate.sig is not a signature of certificate.json with the key of {other}.']
+  assert made.problems(path, other) == [
+    f'certificate.sig is not a signature of certificate.json with the key of {other}.'
+  ]
 
 
 def test_a_folder_can_be_signed_when_it_is_written(tmp_path):
   key, public = made.keys(tmp_path / 'keys')
-  assert not _problems(made.folder(tmp_path / 'run', signing_key=key), public)
+  assert not made.problems(made.folder(tmp_path / 'run', signing_key=key), public)
 
 
 def test_somebody_who_makes_the_whole_folder_anew_cannot_sign_it(signed):
@@ -42,8 +40,8 @@ def test_somebody_who_makes_the_whole_folder_anew_cannot_sign_it(signed):
   signature = (path / folders.SIGNATURE).read_text()
   made.change(path, folders.MECHANISM, lambda value: value['issuer'].update(tuning='By luck.'))
   made.reseal(path)
-  assert (path / folders.SIGNATURE).read_text() == signature and not _problems(path)
-  [problem] = _problems(path, public)
+  assert (path / folders.SIGNATURE).read_text() == signature and not made.problems(path)
+  [problem] = made.problems(path, public)
   assert problem.startswith('certificate.sig is not a signature of certificate.json')
 
 
@@ -59,8 +57,8 @@ def test_issuing_without_a_key_removes_the_signature(signed):
 def test_with_a_key_nothing_may_be_missing(name, words, signed):
   path, _, public = signed
   (path / name).unlink()
-  assert not _problems(path)
-  [problem] = _problems(path, public)
+  assert not made.problems(path)
+  [problem] = made.problems(path, public)
   assert words in problem
 
 
@@ -86,14 +84,14 @@ def test_junk_in_a_signature_is_refused_with_and_without_a_key(change, signed):
   path, _, public = signed
   changed = change((path / folders.SIGNATURE).read_text())
   (path / folders.SIGNATURE).write_bytes(changed.encode(errors='surrogateescape'))
-  for found in (_problems(path), _problems(path, public)):
+  for found in (made.problems(path), made.problems(path, public)):
     assert len(found) == 1 and found[0].startswith('certificate.sig'), found
 
 
 def test_another_signature_is_refused_only_with_a_key(signed):
   path, _, public = signed
   (path / folders.SIGNATURE).write_text(base64.b64encode(bytes(64)).decode() + '\n')
-  assert not _problems(path) and 'is not a signature' in _problems(path, public)[0]
+  assert not made.problems(path) and 'is not a signature' in made.problems(path, public)[0]
 
 
 class TestKeys:

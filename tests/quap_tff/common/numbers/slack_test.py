@@ -21,7 +21,6 @@ def test_of_a_mu():
 
 def _opposites(log_ratio, so_far, bound):
   """Two values with ratios of e^η and e^-η in every draw."""
-  del bound
   likelier = 1 / (1 + math.exp(-log_ratio))
   return tuple(np.tile([one, 1 - one], [len(so_far), 1]) for one in (likelier, 1 - likelier))
 
@@ -34,7 +33,6 @@ def _stopped(log_ratio, so_far, bound):
 
 def _random(log_ratio, so_far, bound):
   """Three values with other probabilities after every history."""
-  del bound
   rng = np.random.default_rng(len(so_far))
   second = rng.dirichlet(np.ones(3), len(so_far))
   first = second * np.exp(rng.uniform(-log_ratio / 2, log_ratio / 2, second.shape))

@@ -1,4 +1,4 @@
-"""Tests of `certified_config`, `clip_split` and `weight_rules` in `quap_tff.mechanisms`: refusals, rules by hand."""
+"""Tests of `config` and `weight_rules` in `quap_tff.mechanisms.certified`: refusals, rules by hand."""
 
 import dataclasses
 import json
@@ -9,7 +9,6 @@ import pytest
 
 from quap_tff.common import registry
 from quap_tff.common.lazy import tf
-from quap_tff.mechanisms.certified import clip_split
 from quap_tff.mechanisms.certified import privacy_filter
 from quap_tff.mechanisms.certified import weight_rules
 from quap_tff.mechanisms.certified.config import CertifiedConfig
@@ -22,23 +21,13 @@ from quap_tff.mechanisms.parts.layers import Layer
 from tests.quap_tff import examples
 
 
-def _view(rates=None, in_warmup=False, planned=None, **overrides):
-  values = dict(
-    prices=Prices(1.0, 2.0, 0.0),
-    standing=None,
-    rates=rates,
-    counts=None,
-    round_num=None,
-    rounds_left=math.inf,
-    in_warmup=in_warmup,
-    planned=planned,
-  )
-  return weight_rules.RoundView(**{**values, **overrides})
+def _view(rates=None, in_warmup=False, **overrides):
+  values = dict(prices=Prices(1.0, 2.0, 0.0), standing=None, counts=None, round_num=None, rounds_left=math.inf)
+  return weight_rules.RoundView(**{**values, 'rates': rates, 'in_warmup': in_warmup, **overrides})
 
 
 def _config(**overrides):
-  values = dict(num_clients=4, epsilon=3.0, delta=1e-5, noise_multiplier=5.0, divisor=2.0)
-  return examples.guarantee(**{**values, **overrides})
+  return examples.guarantee(**{**dict(noise_multiplier=5.0, divisor=2.0), **overrides})
 
 
 class TestCertifiedConfig:
@@ -243,27 +232,3 @@ class TestWeightRules:
     assert _config(weights=weight_rules.Online(), num_rounds=9).num_rounds == 9
     with pytest.raises(ValueError, match='prior_a must be a finite number greater than 0'):
       weight_rules.Online(prior_a=0.0)
-
-
-class TestClipGroups:
-  _LAYERS = (Layer('hidden', (0, 1), True), Layer('logits', (2,), True))
-
-  @pytest.mark.parametrize(
-    'split, squares', [('equal', [1 / 2, 1 / 2]), ('sqrt_size', [4 / 5, 1 / 5]), ('size', [16 / 17, 1 / 17])]
-  )
-  def test_squares_of_the_ratios_add_up_to_1(self, split, squares):
-    groups = clip_split.clip_groups(split, [30, 2, 2], self._LAYERS)
-    assert [group.indices for group in groups] == [(0, 1), (2,)]
-    np.testing.assert_allclose([group.ratio**2 for group in groups], squares, rtol=1e-12)
-
-  def test_joint_needs_no_layers(self):
-    assert clip_split.clip_groups('joint', [3, 4]) == (clip_split.ClipGroup((0, 1), 1.0),)
-
-  def test_others_do(self):
-    with pytest.raises(ValueError, match="clip_split='equal' needs the model's layers"):
-      clip_split.clip_groups('equal', [3, 4])
-
-  @pytest.mark.parametrize('sizes', [[3], [3, 4], [3, 4, 5, 6]])
-  def test_layers_must_hold_every_tensor_once(self, sizes):
-    with pytest.raises(ValueError, match='must hold each of the . trained tensors once'):
-      clip_split.clip_groups('size', sizes, self._LAYERS)

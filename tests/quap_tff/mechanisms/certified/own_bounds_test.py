@@ -45,17 +45,9 @@ def _cohorts(seed, rounds=12):
 
 
 def _view(**overrides):
-  values = dict(
-    prices=None,
-    standing=None,
-    rates=None,
-    counts=np.array([1, 2, 3, 4]),
-    round_num=4,
-    rounds_left=0,
-    in_warmup=False,
-    budget_shares=np.array([1.0, 0.5, 0.25, 0.3]),
-  )
-  return weight_rules.RoundView(**{**values, **overrides})
+  values = dict(counts=np.array([1, 2, 3, 4]), budget_shares=np.array([1.0, 0.5, 0.25, 0.3]))
+  nothing = dict.fromkeys(('prices', 'standing', 'rates', 'round_num', 'rounds_left', 'in_warmup'))
+  return weight_rules.RoundView(**{**nothing, **values, **overrides})
 
 
 def _excesses(plan, ledger):

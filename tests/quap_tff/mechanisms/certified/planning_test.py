@@ -25,16 +25,8 @@ _KEPT = 1 - 2.0**-11
 _MU = tradeoff.mu_at_most(3.0 * _KEPT, 1e-5 * _KEPT)
 
 
-def _config(num_clients=10, **overrides):
-  values = dict(
-    num_clients=num_clients,
-    epsilon=3.0,
-    delta=1e-5,
-    noise_seed=0,
-    weights=weight_rules.Uniform(),
-    participation=ParticipationConfig(warmup_rounds=0),
-  )
-  return CertifiedConfig(**{**values, **overrides})
+def _config(num_clients=10, **changes):
+  return examples.certified(num_clients=num_clients, noise_seed=0, **changes)
 
 
 class _State(NamedTuple):

@@ -7,14 +7,13 @@ import pytest
 
 from quap_tff import accounting
 from quap_tff.accounting import formal
-from quap_tff.accounting import ledger_histories
+from quap_tff.accounting import history
 from quap_tff.accounting import protection
 from quap_tff.accounting import run_ledger
-from quap_tff.accounting.accountants import history
 from quap_tff.common.lazy import tf
 from quap_tff.common.numbers import tradeoff
-from quap_tff.mechanisms.certified import config as configs
 from quap_tff.mechanisms.noise import correlation as correlations
+from tests.quap_tff import examples
 
 N = 10**6
 DELTA = 1e-7
@@ -57,8 +56,8 @@ class TestFigures:
   def test_rounded_histories_give_no_smaller_figures_and_the_exact_one_stays(self, correlation, monkeypatch):
     ledger = _ledger(20_000, size=30, correlation=correlation)
     exact = formal.formal_report(ledger, DELTA, WHOLE)
-    monkeypatch.setattr(ledger_histories, '_MOST_MERGED', 10)
-    assert len(ledger_histories.merged_histories(accounting.total_mu(ledger).whole).histories) < 9000
+    monkeypatch.setattr(history, '_MOST_MERGED', 10)
+    assert len(history.merged_histories(accounting.total_mu(ledger).whole).histories) < 9000
     rounded = formal.formal_report(ledger, DELTA, WHOLE)
     np.testing.assert_array_equal(exact.epsilon, rounded.epsilon)
     np.testing.assert_array_equal(exact.epsilon, accounting.epsilon_by_client(ledger, DELTA))
@@ -92,25 +91,12 @@ class TestMillion:
     assert sum(array.nbytes for array in ledger.state_dict().values()) < 60_000
 
   def test_the_server_keeps_five_numbers_for_each_client(self):
-    config = configs.CertifiedConfig(
-      num_clients=N,
-      epsilon=3.0,
-      delta=DELTA,
-      noise_multiplier=1.0,
-      num_rounds=200,
-      correlation=correlations.Ar1(0.9),
-      divisor=10.0,
-    )
+    config = examples.noised(num_clients=N, delta=DELTA, num_rounds=200, correlation=correlations.Ar1(0.9))
     state = config.for_model([tf.TensorSpec([2])], []).initial_state()
     # Counts and weights of 4 bytes; what is spent, the sum of exponentials and the latest release of 8.
-    arrays = [
-      state.participation['counts'],
-      state.weights,
-      state.accounts.spent,
-      *state.accounts.sums,
-      state.accounts.latest,
-    ]
+    accounts = state.accounts
+    arrays = [state.participation['counts'], state.weights, accounts.spent, *accounts.sums, accounts.latest]
     assert sum(array.numpy().nbytes for array in arrays) == 32 * N
 
   def test_the_threshold_is_one(self):
-    assert run_ledger.LARGE_POPULATION == ledger_histories._MOST_MERGED  # pylint: disable=protected-access
+    assert run_ledger.LARGE_POPULATION == history._MOST_MERGED  # pylint: disable=protected-access

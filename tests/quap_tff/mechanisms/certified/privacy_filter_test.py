@@ -29,6 +29,9 @@ def _exact_cost(prices, weight):
   )
 
 
+_ASKED = np.float32([0.5, 0.1])
+
+
 class TestLimit:
   @pytest.mark.parametrize(
     'epsilon, delta', [(3.0, 1e-5), (0.01, 1e-5), (1.0, 1e-12), (10.0, 1e-6), (100.0, 1e-5), (0.5, 0.01)]
@@ -47,22 +50,22 @@ class TestLimit:
 
 
 class TestSpend:
-  def test_by_hand(self):
-    # z = 2: weight w costs w²/4. Left: 1, 0.25, 0.0625, nothing.
-    weights, spent = _spend(Prices(1.0, 2.0, 0.0), [0.0, 0.75, 0.9375, 1.0], [1.0, 1.0, 1.0, 1.0])
-    np.testing.assert_allclose(weights, [1.0, 1.0, 0.5, 0.0])
-    np.testing.assert_allclose(spent, [0.25, 1.0, 1.0, 1.0], rtol=1e-14)
-
-  def test_what_the_rule_asks_for_is_never_exceeded(self):
-    weights, spent = _spend(Prices(1.0, 2.0, 0.0), [0.0, 0.0], [0.5, 0.1])
-    np.testing.assert_array_equal(weights, np.float32([0.5, 0.1]))
-    np.testing.assert_allclose(spent, np.float64(np.float32([0.5, 0.1])) ** 2 / 4, rtol=1e-14)
-
-  def test_counts_are_charged_beside_the_weight_and_paid_first(self):
-    prices = Prices(1.0, 2.0, 0.5)
-    weights, spent = _spend(prices, [0.0, 0.4375, 0.5 + 1e-12], [1.0, 1.0, 1.0])
-    np.testing.assert_allclose(weights, [1.0, 0.5, 0.0])
-    np.testing.assert_allclose(spent, [0.75, 1.0, 0.5 + 1e-12], rtol=1e-14)
+  @pytest.mark.parametrize(
+    'prices, spent, asked, weights, after',
+    [
+      # z = 2: weight w costs w²/4. Left: 1, 0.25, 0.0625, nothing.
+      (Prices(1.0, 2.0, 0.0), [0.0, 0.75, 0.9375, 1.0], [1.0] * 4, [1.0, 1.0, 0.5, 0.0], [0.25, 1.0, 1.0, 1.0]),
+      # The weight that the rule asks for is never exceeded, and the whole clip neither.
+      (Prices(1.0, 2.0, 0.0), [0.0] * 2, _ASKED, _ASKED, np.float64(_ASKED) ** 2 / 4),
+      (Prices(9.0, 1.0, 0.0), [0.0], [2.0], [1.0], [1.0]),
+      # Counts are charged alongside the weight and paid first.
+      (Prices(1.0, 2.0, 0.5), [0.0, 0.4375, 0.5 + 1e-12], [1.0] * 3, [1.0, 0.5, 0.0], [0.75, 1.0, 0.5 + 1e-12]),
+    ],
+  )
+  def test_by_hand(self, prices, spent, asked, weights, after):
+    found, found_after = _spend(prices, spent, asked)
+    np.testing.assert_array_equal(found, np.float32(weights))
+    np.testing.assert_allclose(found_after, after, rtol=1e-14)
 
   def test_scraps_are_left(self):
     share = privacy_filter.SMALLEST_SHARE
@@ -76,9 +79,6 @@ class TestSpend:
   def test_what_makes_no_sense_adds_nothing(self, spent, proposed):
     weights, _ = _spend(Prices(1.0, 1.0, 0.0), [spent], [proposed])
     assert weights[0] == 0.0
-
-  def test_more_than_the_whole_clip_is_not_given(self):
-    assert _spend(Prices(9.0, 1.0, 0.0), [0.0], [2.0])[0][0] == 1.0
 
   def test_weights_are_rounded_down(self):
     rng = np.random.default_rng(0)

@@ -22,7 +22,6 @@ from tests.quap_tff import examples
 from tests.quap_tff import noise_checks
 
 _SPECS = [tf.TensorSpec([3, 2], tf.float32), tf.TensorSpec([5], tf.float32)]
-_LAYERS = [layers_lib.Layer('a', (0,), True), layers_lib.Layer('b', (1,), True)]
 
 
 def _schedule(rounds=8, size=4, population=9, seed=5):
@@ -33,6 +32,10 @@ def _schedule(rounds=8, size=4, population=9, seed=5):
 def _config(schedule=None, decay=0.7, **changes):
   config = examples.held(**{'num_clients': 9, 'correlation': correlation.Held(decay), **changes})
   return config.settled(_schedule() if schedule is None else schedule).config
+
+
+def _rounds(config, specs=_SPECS):
+  return config.for_model(specs, [layers_lib.Layer(str(index), (index,), True) for index in range(len(specs))])
 
 
 def _keys(count=9, seed=3):
@@ -58,11 +61,19 @@ def _answer(config, client, round_num=1, last_round=0, key=None):
   return {name: tf.constant(value, tf.float32 if name == 'weight' else tf.int64) for name, value in fields.items()}
 
 
+def _account(config, cohorts):
+  """What a run of these cohorts costs."""
+  account = held_noise.opened(9, config.noise_multiplier, config.correlation.decay)
+  for cohort in cohorts:
+    account = account.after(cohort, np.asarray(config.planned_weights)[cohort])
+  return account
+
+
 class TestAccount:
   @pytest.mark.parametrize('decay', [0.0, 0.7])
   def test_everyone_stays_within_the_limit_whoever_comes(self, decay):
     config = dataclasses.replace(_config(_schedule(rounds=12), decay), most_clients=5)
-    rounds, generator = config.for_model(_SPECS, _LAYERS), np.random.default_rng(2)
+    rounds, generator = _rounds(config), np.random.default_rng(2)
     guarded, state, refused = _guarded(config), rounds.initial_state(), 0
     account, weights = held_noise.opened(9, config.noise_multiplier, decay), np.asarray(config.planned_weights)
     for round_num in range(1, 13):
@@ -85,7 +96,7 @@ class TestAccount:
   def test_planned_rounds_are_those_of_the_clients(self):
     schedule = _schedule()
     config = _config(schedule)
-    rounds, came, guarded = config.for_model(_SPECS, _LAYERS), [cohort[1:] for cohort in schedule], _guarded(config)
+    rounds, came, guarded = _rounds(config), [cohort[1:] for cohort in schedule], _guarded(config)
     state = rounds.initial_state()
     for round_num, (cohort, planned) in enumerate(zip(came, config.simulated(came)), 1):
       played = _play(rounds, state, guarded.answers(round_num, cohort))
@@ -103,7 +114,7 @@ class TestAccount:
   def test_after_the_planned_rounds_nothing_is_released(self):
     schedule = _schedule(rounds=2)
     config = _config(schedule)
-    rounds, guarded = config.for_model(_SPECS, _LAYERS), _guarded(config)
+    rounds, guarded = _rounds(config), _guarded(config)
     state = rounds.initial_state()
     for round_num, cohort in enumerate([*schedule, schedule[0]], 1):
       played = _play(rounds, state, guarded.answers(round_num, cohort))
@@ -114,7 +125,7 @@ class TestAccount:
     schedule = _schedule()
     config = _config(schedule)
     plan = plans.CertifiedPlan(config, schedule)
-    rounds, guarded, ledger = config.for_model(_SPECS, _LAYERS), _guarded(config), plan.new_ledger()
+    rounds, guarded, ledger = _rounds(config), _guarded(config), plan.new_ledger()
     state = rounds.initial_state()
     for round_num, cohort in enumerate(schedule[:5], 1):
       played = _play(rounds, state, guarded.answers(round_num, cohort))
@@ -132,7 +143,7 @@ class TestNoise:
     # One tensor of many coordinates, each a draw of the noise in all rounds.
     schedule = _schedule(rounds=5)
     config, size = _config(schedule), 20_000
-    rounds = config.for_model([tf.TensorSpec([size], tf.float32)], [layers_lib.Layer('a', (0,), True)])
+    rounds = _rounds(config, [tf.TensorSpec([size], tf.float32)])
     state, guarded, released = rounds.initial_state(), _guarded(config), []
     for round_num, cohort in enumerate(schedule, 1):
       played = _play(rounds, state, guarded.answers(round_num, cohort))
@@ -147,7 +158,7 @@ class TestNoise:
 
   def test_a_client_takes_back_what_it_added_in_its_last_round(self):
     config, key = _config(), tf.constant(_keys()[0])
-    rounds, number = config.for_model(_SPECS, _LAYERS), lambda value: tf.constant(value, tf.int64)
+    rounds, number = _rounds(config), lambda value: tf.constant(value, tf.int64)
     noise = [rounds._noise(key, number(t), number(s)) for t, s in ((2, 0), (5, 2), (6, 5))]
     with_w = [rounds._noise(key, number(t), number(0)) for t in (2, 5, 6)]
     fresh = [config.share_stddevs[0] * rounds.grid.steps * 8] * 2
@@ -159,7 +170,7 @@ class TestNoise:
 
   def test_a_new_chain_takes_nothing_back_and_has_as_much_noise(self):
     config, key, size = _config(), tf.constant(_keys()[0]), 5_000
-    rounds = config.for_model([tf.TensorSpec([size], tf.float32)], [layers_lib.Layer('a', (0,), True)])
+    rounds = _rounds(config, [tf.TensorSpec([size], tf.float32)])
     of = lambda last: rounds._noise(key, tf.constant(5, tf.int64), tf.constant(last, tf.int64)).numpy()
     first, anew, linked = of(0), of(guard.NEW_CHAIN), of(2)
     fresh, taken_back = (stddev * rounds.grid.steps for stddev in config.share_stddevs)
@@ -173,7 +184,7 @@ class TestNoise:
 
   def test_is_within_the_bounds_of_the_secure_sum(self):
     config = _config()
-    rounds = config.for_model(_SPECS, _LAYERS)
+    rounds = _rounds(config)
     answers = _guarded(config).answers(1, _schedule()[0])
     played = _play(rounds, rounds.initial_state(), answers, [[tf.fill(spec.shape, 1e3) for spec in _SPECS]] * 4)
     for own in played.sent:
@@ -186,7 +197,7 @@ class TestNoise:
 
   def test_a_replayed_round_gives_the_same_sum(self):
     config, cohort = _config(), _schedule()[0]
-    rounds = config.for_model(_SPECS, _LAYERS)
+    rounds = _rounds(config)
     first, second = (_play(rounds, rounds.initial_state(), _guarded(config).answers(1, cohort)) for _ in range(2))
     for one, other in zip(first.result, second.result):
       np.testing.assert_array_equal(one, other)
@@ -194,14 +205,14 @@ class TestNoise:
   def test_two_clients_with_one_key_add_the_same_noise(self):
     # So the account would be wrong. A key must be drawn by its client; nobody can check that it is new.
     config = _config()
-    rounds, key = config.for_model(_SPECS, _LAYERS), _keys()[0]
+    rounds, key = _rounds(config), _keys()[0]
     answers = {client: _answer(config, client, key=key) for client in (0, 1)}
     played = _play(rounds, rounds.initial_state(), answers)
     np.testing.assert_array_equal(played.sent[0][0], played.sent[1][0])
 
   def test_the_key_does_not_leave_the_client(self):
     config = _config()
-    rounds = config.for_model(_SPECS, _LAYERS)
+    rounds = _rounds(config)
     report = rounds.report(None, dict(client_id=tf.constant(1, tf.int64), answer=_answer(config, 1)), {})
     assert set(report) - set(rounds.kept_fields) == {'client_id', 'round', 'last_round', 'weight'}
 
@@ -212,7 +223,7 @@ class TestRound:
   @pytest.fixture(scope='class')
   def played(self):
     config = _config()
-    rounds = config.for_model(_SPECS, _LAYERS)
+    rounds = _rounds(config)
     state = rounds.initial_state()
     guarded = _guarded(config)
     for round_num in (1, 2):
@@ -282,7 +293,7 @@ class TestThreshold:
   def test_half_of_a_cohort_has_the_noise_of_the_account(self):
     size = 20_000
     config = _config(_schedule(), 0.0, threshold=0.5)
-    rounds = config.for_model([tf.TensorSpec([size], tf.float32)], [layers_lib.Layer('a', (0,), True)])
+    rounds = _rounds(config, [tf.TensorSpec([size], tf.float32)])
     answers = _guarded(config).answers(1, [0, 3, 5, 7])
     played = _play(rounds, rounds.initial_state(), {client: answers[client] for client in (3, 5)})
     noise = played.result[0].numpy() * config.divisor / 0.5
@@ -301,9 +312,7 @@ class TestGame:
   def test_measures_the_claimed_loss(self, decay):
     schedule = _schedule(rounds=4)
     config = _config(schedule, decay)
-    account = held_noise.opened(9, config.noise_multiplier, decay)
-    for cohort in schedule:
-      account = account.after(cohort, np.asarray(config.planned_weights)[cohort])
+    account = _account(config, schedule)
     target = int(np.argmax(account.mu))
     found = distinguisher.play(distinguisher.held(config, schedule, target, seed=1), 20_000, 1e-5)
     assert found.mu_estimate == pytest.approx(account.mu[target], rel=0.03)
@@ -321,18 +330,14 @@ class TestGame:
       ),
     )
     target = int(schedule[0][0])
-    account = held_noise.opened(9, config.noise_multiplier, 0.7)
-    for cohort in schedule:
-      account = account.after(cohort, np.asarray(config.planned_weights)[cohort])
+    account = _account(config, schedule)
     found = distinguisher.play(distinguisher.held(config, schedule, target, seed=1), 20_000, 1e-5)
     assert abs(found.mu_estimate / account.mu[target] - 1) > 0.2
 
   def test_colluders_see_more(self):
     schedule = _schedule(rounds=4)
     config = _config(schedule)
-    account = held_noise.opened(9, config.noise_multiplier, 0.7)
-    for cohort in schedule:
-      account = account.after(cohort, np.asarray(config.planned_weights)[cohort])
+    account = _account(config, schedule)
     target, others = int(schedule[0][0]), [int(client) for client in schedule[0][1:3]]
     simulate = distinguisher.held(config, schedule, target, seed=1, colluders=others)
     found = distinguisher.play(simulate, 20_000, 1e-5)
@@ -359,4 +364,4 @@ class TestRefusals:
   def test_a_grid_that_overflows(self):
     config = dataclasses.replace(_config(), noise_multiplier=1e9)
     with pytest.raises(ValueError, match='overflow'):
-      config.for_model([tf.TensorSpec([10**9], tf.float32)], [layers_lib.Layer('a', (0,), True)])
+      _rounds(config, [tf.TensorSpec([10**9], tf.float32)])

@@ -22,10 +22,9 @@ from quap_tff.common.numbers import tradeoff
 from quap_tff.mechanisms.certified import planning
 from quap_tff.mechanisms.certified import rounds as certified
 from quap_tff.mechanisms.certified import weight_rules
-from quap_tff.mechanisms.certified.config import CertifiedConfig
 from quap_tff.mechanisms.noise import integer_noise
-from quap_tff.mechanisms.noise.banded import Banded
 from quap_tff.mechanisms.noise.correlation import Ar1
+from quap_tff.mechanisms.noise.correlation import Banded
 from quap_tff.mechanisms.noise.correlation import Blt
 from quap_tff.mechanisms.noise.correlation import Independent
 from quap_tff.mechanisms.parts import clip_rules
@@ -323,7 +322,7 @@ class TestDistinguisher:
       clip=clip_rules.PrivateQuantile(0.5, 0.5, learning_rate=0.5, count_stddev=5.0),
       num_rounds=5,
     )
-    drawn = CertifiedConfig(**{**vars(config), 'noise_multiplier': config.noise_multiplier * scale})
+    drawn = dataclasses.replace(config, noise_multiplier=config.noise_multiplier * scale)
     matrix = scipy.linalg.toeplitz(correlation.coefficients(5), np.zeros(5))
     takes_part = np.array([0 in cohort for cohort in self._COHORTS], float)
     shifts = matrix @ takes_part

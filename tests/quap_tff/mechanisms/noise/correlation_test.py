@@ -12,8 +12,8 @@ from quap_tff.common import registry
 from quap_tff.common.lazy import tf
 from quap_tff.mechanisms.noise import correlation
 from quap_tff.mechanisms.noise import recursions
-from quap_tff.mechanisms.noise.banded import Banded
 from quap_tff.mechanisms.noise.correlation import Ar1
+from quap_tff.mechanisms.noise.correlation import Banded
 from quap_tff.mechanisms.noise.correlation import Blt
 from quap_tff.mechanisms.noise.correlation import Independent
 

@@ -27,13 +27,13 @@ def _delta(epsilon, multiplier):
 
 
 class TestClassic:
-  def test_closed_form(self):
-    # δ = 1.25·e^(-8): √(2·8) = 4.
-    assert _multiplier('classic', 0.5, 1.25 * math.exp(-8)) == pytest.approx(8.0)
-
-  def test_the_documents_numbers(self):
-    # ε = 6 over 200 rounds at δ = 1e-5.
-    assert _multiplier('classic', 0.03, 1e-5) == pytest.approx(math.sqrt(2 * math.log(1.25e5)) / 0.03)
+  @pytest.mark.parametrize(
+    'epsilon, delta, expected',
+    # δ = 1.25·e^(-8): √(2·8) = 4. And the documents' numbers: ε = 6 over 200 rounds at δ = 1e-5.
+    [(0.5, 1.25 * math.exp(-8), 8.0), (0.03, 1e-5, math.sqrt(2 * math.log(1.25e5)) / 0.03)],
+  )
+  def test_closed_form(self, epsilon, delta, expected):
+    assert _multiplier('classic', epsilon, delta) == pytest.approx(expected)
 
   def test_elementwise(self):
     found = gaussian.noise_multiplier('classic', tf.constant([0.25, 0.5, 1.0]), 1e-5)

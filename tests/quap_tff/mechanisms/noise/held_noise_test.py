@@ -289,6 +289,12 @@ def _curve(masses, shift, epsilon):
   return max(np.maximum(a - math.exp(epsilon) * b, 0).sum() for a, b in ((one, other), (other, one)))
 
 
+def _slack(epsilon, delta, steps, **changes):
+  """What integers cost a release of one number by one client, with independent noise of so many steps."""
+  defaults = dict(decay=0.0, num_releases=1, num_coordinates=1, num_participations=1)
+  return held_noise.discreteness_slack(epsilon, delta, noise_steps=steps, **{**defaults, **changes})
+
+
 class TestDiscreteness:
   def test_a_sum_of_discrete_gaussians_in_one_dimension(self):
     for stddev in (0.45, 0.55, 0.7):
@@ -326,16 +332,7 @@ class TestDiscreteness:
       mu = shift / (stddev * math.sqrt(members))
       for epsilon in (0.0, 0.5, 1.0, 2.0):
         delta = float(np.exp(tradeoff.log_delta(epsilon, mu)))
-        slack = held_noise.discreteness_slack(
-          epsilon,
-          delta,
-          noise_steps=stddev,
-          decay=0.0,
-          num_releases=1,
-          num_coordinates=1,
-          num_participations=members,
-          smallest_cohort=members,
-        )
+        slack = _slack(epsilon, delta, stddev, num_participations=members, smallest_cohort=members)
         assert _curve(masses, shift, epsilon + slack.epsilon) <= delta + slack.delta
         if shift == 1:  # Integers alone really cost something.
           assert _curve(masses, shift, epsilon) > 1.005 * delta
@@ -347,38 +344,24 @@ class TestDiscreteness:
     rounded = stats.norm.sf((points - 0.5) / stddev) - stats.norm.sf((points + 0.5) / stddev)
     ratios = np.log(rounded / _discrete(stddev, 2 * reach)[2 * reach + 1 : 3 * reach + 1])
     beyond = 2 * stats.norm.sf((points + 0.5) / stddev) > delta * 2.0**-30
-    slack = held_noise.discreteness_slack(
-      0.0, delta, noise_steps=stddev, decay=0.0, num_releases=1, num_coordinates=1, num_participations=1
-    )
+    slack = _slack(0.0, delta, stddev)
     assert 0.5 * slack.epsilon < ratios[beyond].max() < slack.epsilon
     assert ratios.min() > -slack.epsilon
 
   def test_falls_with_the_square_of_the_steps(self):
-    slack = lambda steps, decay: held_noise.discreteness_slack(
-      3.0,
-      1e-5,
-      noise_steps=steps,
-      decay=decay,
-      num_releases=60,
-      num_coordinates=2570,
-      num_participations=1800,
-      smallest_cohort=20,
-    )
+    run = dict(num_releases=60, num_coordinates=2570, num_participations=1800, smallest_cohort=20)
+    slack = lambda steps, decay: _slack(3.0, 1e-5, steps, decay=decay, **run)
     coarse, fine = slack(2.0**12, 0.7), slack(2.0**20, 0.7)
     assert fine.epsilon < 1e-8 and fine.delta < 1e-12
     assert coarse.epsilon / fine.epsilon == pytest.approx(2.0**16, rel=0.02)
     assert slack(2.0**20, 0.95).epsilon > fine.epsilon
 
   def test_counts_three_draws_for_each_participation(self):
-    of = lambda count: held_noise.discreteness_slack(
-      0.0, 1e-5, noise_steps=1.2, decay=0.0, num_releases=1, num_coordinates=1, num_participations=count
-    )
+    of = lambda count: _slack(0.0, 1e-5, 1.2, num_participations=count)
     added = 2 * 3 * 2 * math.atanh(held_noise._theta_error(2 / 1.2**2))
     assert of(3).epsilon - of(2).epsilon == pytest.approx(added, rel=1e-5)
 
   @pytest.mark.parametrize('steps, coordinates', [(0.2, 1), (5.0, 1000)])
   def test_too_few_steps(self, steps, coordinates):
     with pytest.raises(ValueError, match='too few steps'):
-      held_noise.discreteness_slack(
-        1.0, 1e-5, noise_steps=steps, decay=0.0, num_releases=1, num_coordinates=coordinates, num_participations=2
-      )
+      _slack(1.0, 1e-5, steps, num_coordinates=coordinates, num_participations=2)

@@ -11,16 +11,15 @@ import pytest
 import tensorflow as tf
 
 from quap_tff.common.numbers import tradeoff
-from quap_tff.mechanisms.certified import clip_split
-from quap_tff.mechanisms.certified import weight_rules
-from quap_tff.mechanisms.certified.config import CertifiedConfig
 from quap_tff.mechanisms.noise import integer_noise
 from quap_tff.mechanisms.noise import integers
-from quap_tff.mechanisms.noise.banded import Banded
 from quap_tff.mechanisms.noise.correlation import Ar1
+from quap_tff.mechanisms.noise.correlation import Banded
 from quap_tff.mechanisms.noise.correlation import Blt
 from quap_tff.mechanisms.parts import clip_rules
+from quap_tff.mechanisms.parts import layers
 from quap_tff.mechanisms.parts.layers import Layer
+from tests.quap_tff import examples
 from tests.quap_tff import noise_checks
 from tests.quap_tff import rounds
 
@@ -36,7 +35,7 @@ _KEY = tf.constant([1, 2, 3, 4], tf.int64)
 
 
 def _groups(split, sizes):
-  return clip_split.clip_groups(split, sizes, [Layer(str(i), (i,), False) for i in range(len(sizes))])
+  return layers.clip_groups(split, sizes, [Layer(str(i), (i,), False) for i in range(len(sizes))])
 
 
 def _summands(update, weight=1.0, clip=1.0, split='joint', multiplier=1.0):
@@ -107,7 +106,7 @@ class TestSummands:
   @given(
     seed=st.integers(0, 2**32 - 1),
     sizes=st.lists(st.integers(1, 300), min_size=1, max_size=4),
-    split=st.sampled_from(list(clip_split.SPLITS)),
+    split=st.sampled_from(list(layers.CLIP_SPLITS)),
     weight=st.floats(2.0**-20, 1.0, width=32),
     log_clip=st.floats(-44.0, 44.0),
     log_scale=st.floats(-30.0, 70.0),
@@ -495,18 +494,8 @@ class TestReleases:
   _SIZES = ([7], [3, 2])
 
   def _config(self, correlation):
-    return CertifiedConfig(
-      num_clients=9,
-      epsilon=30.0,
-      delta=1e-5,
-      noise_multiplier=2.0,
-      divisor=3.0,
-      num_rounds=5,
-      noise_seed=3,
-      correlation=correlation,
-      weights=weight_rules.Uniform(),
-      clip=clip_rules.Fixed(0.7),
-    )
+    changes = dict(num_clients=9, epsilon=30.0, noise_multiplier=2.0, divisor=3.0, num_rounds=5)
+    return examples.noised(correlation=correlation, clip=clip_rules.Fixed(0.7), **changes)
 
   @pytest.mark.parametrize('correlation', [Ar1(0.0), Ar1(0.9), Blt((0.6, 0.3), (0.9, 0.4))])
   def test_for_any_order_and_any_split_of_the_cohort(self, correlation):

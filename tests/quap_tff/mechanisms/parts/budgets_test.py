@@ -55,13 +55,10 @@ class TestClientBudgets:
       budgets.client_budgets(config, _f32([1.0]), False) / config.epsilon_base, [1.0676676], rtol=1e-6
     )
 
-  def test_warmup_is_the_plain_base(self):
-    config = BudgetConfig(epsilon_total=4.0, num_rounds=2)
-    np.testing.assert_array_equal(budgets.client_budgets(config, _f32([0.0, 0.3]), True), [2.0, 2.0])
-
-  def test_uniform_gives_everybody_the_base(self):
-    config = BudgetConfig(epsilon_total=4.0, num_rounds=2, round_rule='uniform')
-    np.testing.assert_array_equal(budgets.client_budgets(config, _f32([0.0, 1.0]), False), [2.0, 2.0])
+  @pytest.mark.parametrize('rule, in_warmup', [('cohort_mean_rate', True), ('uniform', False)])
+  def test_in_the_warmup_and_by_the_uniform_rule_everybody_gets_the_base(self, rule, in_warmup):
+    config = BudgetConfig(epsilon_total=4.0, num_rounds=2, round_rule=rule)
+    np.testing.assert_array_equal(budgets.client_budgets(config, _f32([0.0, 1.0]), in_warmup), [2.0, 2.0])
 
   @given(config=_configs, rates=_cohorts)
   @settings(derandomize=True, deadline=None, max_examples=60)
@@ -116,11 +113,7 @@ class TestRoundBudget:
     assert np.all(np.diff(values) >= -1e-5 * config.epsilon_base)
 
 
-class TestLargestBudget:
-  def test_is_reached_by_those_never_seen(self):
-    config = BudgetConfig(epsilon_total=4.0, num_rounds=2, alpha=0.5)
-    assert config.epsilon_base == 2.0
-    assert config.largest_budget == 3.0
-
-  def test_of_the_uniform_rule_is_the_base(self):
-    assert BudgetConfig(epsilon_total=4.0, num_rounds=2, round_rule='uniform').largest_budget == 2.0
+@pytest.mark.parametrize('rule, largest', [('cohort_mean_rate', 3.0), ('uniform', 2.0)])
+def test_the_largest_budget_is_reached_by_those_never_seen(rule, largest):
+  config = BudgetConfig(epsilon_total=4.0, num_rounds=2, alpha=0.5, round_rule=rule)
+  assert config.epsilon_base == 2.0 and config.largest_budget == largest

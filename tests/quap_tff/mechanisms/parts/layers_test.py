@@ -138,3 +138,27 @@ class TestCriticalLayers:
   def test_a_model_without_dense_layers(self, selection):
     with pytest.raises(ValueError, match='the model has no Dense layer. Its layers: conv. Name the critical ones'):
       layers.critical_layers(_layers(_CONV), selection)
+
+
+class TestClipGroups:
+  _LAYERS = (layers.Layer('hidden', (0, 1), True), layers.Layer('logits', (2,), True))
+
+  @pytest.mark.parametrize(
+    'split, squares', [('equal', [1 / 2, 1 / 2]), ('sqrt_size', [4 / 5, 1 / 5]), ('size', [16 / 17, 1 / 17])]
+  )
+  def test_squares_of_the_ratios_add_up_to_1(self, split, squares):
+    groups = layers.clip_groups(split, [30, 2, 2], self._LAYERS)
+    assert [group.indices for group in groups] == [(0, 1), (2,)]
+    np.testing.assert_allclose([group.ratio**2 for group in groups], squares, rtol=1e-12)
+
+  def test_joint_needs_no_layers(self):
+    assert layers.clip_groups('joint', [3, 4]) == (layers.ClipGroup((0, 1), 1.0),)
+
+  def test_others_do(self):
+    with pytest.raises(ValueError, match="clip_split='equal' needs the model's layers"):
+      layers.clip_groups('equal', [3, 4])
+
+  @pytest.mark.parametrize('sizes', [[3], [3, 4], [3, 4, 5, 6]])
+  def test_layers_must_hold_every_tensor_once(self, sizes):
+    with pytest.raises(ValueError, match='must hold each of the . trained tensors once'):
+      layers.clip_groups('size', sizes, self._LAYERS)

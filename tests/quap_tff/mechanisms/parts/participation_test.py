@@ -105,18 +105,15 @@ class TestRates:
     np.testing.assert_allclose(promised[cohort], participation.rates(config, after, round_num)[cohort], rtol=1e-6)
     assert np.all((promised >= 0) & (promised <= 1 + 1e-6))
 
-  @pytest.mark.parametrize('round_num, expected', [(1, True), (5, True), (6, False)])
-  def test_warmup_includes_its_last_round(self, round_num, expected):
-    assert bool(participation.in_warmup(ParticipationConfig(), round_num)) is expected
+  @pytest.mark.parametrize('warmup, round_num, expected', [(5, 1, True), (5, 5, True), (5, 6, False), (0, 1, False)])
+  def test_warmup_includes_its_last_round(self, warmup, round_num, expected):
+    assert bool(participation.in_warmup(ParticipationConfig(warmup_rounds=warmup), round_num)) is expected
 
   @pytest.mark.parametrize('count_during_warmup', [True, False])
   def test_before_the_first_round_rates_are_zero(self, count_during_warmup):
     config = ParticipationConfig(count_during_warmup=count_during_warmup)
     with np.errstate(all='raise'):
       assert not participation.rates(config, participation.initial_state(config, 3), 0).any()
-
-  def test_no_warmup(self):
-    assert not participation.in_warmup(ParticipationConfig(warmup_rounds=0), 1)
 
   def test_a_million_clients_are_four_megabytes(self):
     config = ParticipationConfig()
@@ -128,12 +125,8 @@ class TestRates:
     np.testing.assert_allclose(found['mean'], 1e-6, rtol=1e-5)
 
 
-class TestState:
-  def test_cumulative_keeps_counts_only(self):
-    assert list(participation.initial_state(ParticipationConfig(), 3)) == ['counts']
-
-  def test_ema_keeps_rates_too(self):
-    state = participation.initial_state(ParticipationConfig(rate='ema'), 3)
-    assert collections.OrderedDict((k, (v.dtype, v.shape)) for k, v in state.items()) == (
-      collections.OrderedDict(counts=(np.int32, (3,)), rates=(np.float32, (3,)))
-    )
+@pytest.mark.parametrize('rate, kept', [('cumulative', {}), ('ema', dict(rates=(np.float32, (3,))))])
+def test_kept_state(rate, kept):
+  state = participation.initial_state(ParticipationConfig(rate), 3)
+  found = collections.OrderedDict((name, (value.dtype, value.shape)) for name, value in state.items())
+  assert found == collections.OrderedDict(counts=(np.int32, (3,)), **kept)

@@ -13,7 +13,7 @@ from quap_tff.federated import aggregation
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import robust
 from quap_tff.mechanisms.quap.config import NoiseConfig
-from quap_tff.mechanisms.quap.config import QuapConfig
+from tests.quap_tff import examples
 from tests.quap_tff import rounds
 
 _ROBUST = (robust.Median(), robust.TrimmedMean(), robust.GeometricMedian())
@@ -28,14 +28,18 @@ def _centre(aggregator, *updates):
 
 
 class TestByHand:
-  def test_mean(self):
-    assert _centre(robust.Mean(), [0, 1], [1, 1], [5, 4]) == [2, 2]
-
-  def test_median_of_an_odd_number(self):
-    assert _centre(robust.Median(), [0, 9, -1], [1, 1, -1], [50, 4, 7]) == [1, 4, -1]
-
-  def test_median_of_an_even_number_is_between_the_two_in_the_middle(self):
-    assert _centre(robust.Median(), [0, 9], [1, 1], [50, 4], [3, 6]) == [2, 5]
+  @pytest.mark.parametrize(
+    'aggregator, updates, expected',
+    [
+      (robust.Mean(), [[0, 1], [1, 1], [5, 4]], [2, 2]),
+      (robust.Median(), [[0, 9, -1], [1, 1, -1], [50, 4, 7]], [1, 4, -1]),
+      # Of an even number, it is between the two in the middle.
+      (robust.Median(), [[0, 9], [1, 1], [50, 4], [3, 6]], [2, 5]),
+      *((one, [[3, -4]], [3, -4]) for one in _ROBUST),
+    ],
+  )
+  def test_exact_numbers(self, aggregator, updates, expected):
+    assert _centre(aggregator, *updates) == expected
 
   @pytest.mark.parametrize(
     'share, expected', [(0.0, [22, -0.4]), (0.19, [22, -0.4]), (0.2, [4, 1]), (0.4, [3, 2]), (0.49, [3, 2])]
@@ -57,10 +61,6 @@ class TestByHand:
     fermat = (1 - 1 / np.sqrt(3)) / 2  # The point that sees each side of this triangle under 120 degrees.
     np.testing.assert_allclose(found, [fermat, fermat], atol=1e-4)
 
-  @pytest.mark.parametrize('aggregator', _ROBUST)
-  def test_one_update_is_its_own_centre(self, aggregator):
-    assert _centre(aggregator, [3, -4]) == [3, -4]
-
   @pytest.mark.parametrize(
     'make, message',
     [
@@ -75,9 +75,8 @@ class TestByHand:
       make()
 
 
-def _config(aggregator, **overrides):
-  values = dict(num_clients=9, clip=clip_rules.Fixed(5.0), noise=NoiseConfig('none'), critical_layers='all')
-  return QuapConfig(**{**values, 'aggregator': aggregator, **overrides})
+def _config(aggregator, **changes):
+  return examples.quap(clip=clip_rules.Fixed(5.0), critical_layers='all', aggregator=aggregator, **changes)
 
 
 _VALUE = tff.to_type(collections.OrderedDict(kernel=(np.float32, [1, 2]), bias=(np.float32, [2])))

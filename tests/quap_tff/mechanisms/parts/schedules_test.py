@@ -70,30 +70,17 @@ class TestBudgets:
   @pytest.mark.slow
   @pytest.mark.parametrize('round_rule', budgets.ROUND_RULES)
   def test_a_round_of_the_mechanism(self, round_rule):
-    config = QuapConfig(
-      9,
-      _config(round_rule=round_rule),
-      ParticipationConfig(warmup_rounds=0),
-      clip_rules.Fixed(1.0),
-      noise=NoiseConfig(calibration='analytic'),
-    )
-    even = QuapConfig(
-      9,
-      _config(round_rule=round_rule, schedule=schedules.Even()),
-      ParticipationConfig(warmup_rounds=0),
-      clip_rules.Fixed(1.0),
-      noise=NoiseConfig(calibration='analytic'),
-    )
-    ids, norms = tf.constant([2, 5], tf.int64), tf.constant([0.5, 1.0])
+    def epsilon(finished, schedule):
+      budget, participation = _config(round_rule=round_rule, schedule=schedule), ParticipationConfig(warmup_rounds=0)
+      noise = NoiseConfig(calibration='analytic')
+      own = rounds.Process(QuapConfig(9, budget, participation, clip_rules.Fixed(1.0), noise=noise), [[2, 1]]).rounds
+      state = own.initial_state()._replace(round=tf.constant(finished))
+      reports = dict(client_id=tf.constant([2, 5], tf.int64), norm=tf.constant([0.5, 1.0]))
+      return float(own.admit(state, own.announce(state), reports).metrics['epsilon'])
+
     for finished, factor in enumerate([3 / 7, 6 / 7, 12 / 7]):
-      epsilons = []
-      for one in (config, even):
-        own = rounds.Process(one, [[2, 1]]).rounds
-        state = own.initial_state()._replace(round=tf.constant(finished))
-        epsilons.append(
-          float(own.admit(state, own.announce(state), dict(client_id=ids, norm=norms)).metrics['epsilon'])
-        )
-      assert epsilons[0] == pytest.approx(factor * epsilons[1], rel=1e-5)
+      even = epsilon(finished, schedules.Even())
+      assert epsilon(finished, schedules.Geometric(4.0)) == pytest.approx(factor * even, rel=1e-5)
 
   def test_noise_at_the_clients_follows_it(self):
     config = QuapConfig(

@@ -1,15 +1,13 @@
 """Which of a round's values are made in which pass."""
 
 from quap_tff.runtime.in_process import schedule
-from quap_tff.runtime.in_process.schedule import AGGREGATE
-from quap_tff.runtime.in_process.schedule import CLIENT
-from quap_tff.runtime.in_process.schedule import Local
-from quap_tff.runtime.in_process.schedule import Pass
-from quap_tff.runtime.in_process.schedule import SERVER
+
+Pass = schedule.Pass
+SERVER, CLIENT, AGGREGATE = schedule.SERVER, schedule.CLIENT, schedule.AGGREGATE
 
 
 def _local(name, kind, *uses, argument=False):
-  return Local(name, kind, frozenset(uses), argument)
+  return schedule.Local(name, kind, frozenset(uses), argument)
 
 
 def test_one_level_of_aggregation_is_one_pass():

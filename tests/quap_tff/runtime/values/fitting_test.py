@@ -113,7 +113,6 @@ def test_a_message_says_where_in_the_argument():
     tff.FederatedType(np.float32, tff.SERVER), tff.FederatedType(tff.to_type(client), tff.CLIENTS)
   )
   def first(state, clients):
-    del clients
     return state
 
   good = collections.OrderedDict(id=[5], pair=(0.5, [1, 2]))

@@ -185,7 +185,6 @@ class LogAccount(NamedTuple):
     counts: int64[N], in how many rounds each client had a weight.
     num_rounds: T, the rounds in the log.
     is_whole: Whether all weights are 1.
-    largest_cohort: The size of the largest round.
   """
 
   names: Sequence[str]
@@ -193,7 +192,6 @@ class LogAccount(NamedTuple):
   counts: np.ndarray
   num_rounds: int
   is_whole: bool
-  largest_cohort: int
 
 
 def account(
@@ -220,22 +218,18 @@ def account(
     planned = sum(1 for _ in log.rounds())
   prices = privacy_filter.Prices(_NO_LIMIT, float(noise_multiplier), 0.0, correlation)
   accounts, counts = privacy_filter.opened(0, correlation.num_buffers), np.zeros(0, np.int64)
-  number, is_whole, largest = 0, True, 0
+  number, is_whole = 0, True
   for number, (ids, weights) in enumerate(log.rounds(), 1):
     if planned is not None and number > planned:
       raise LogError(f'{log.path} has more than {planned} rounds, which are planned. Plan as many as there are.')
     if log.num_clients > len(counts):
-      more = max(len(counts), log.num_clients - len(counts), 1024)
-      new = privacy_filter.opened(more, correlation.num_buffers)
-      sums = [np.append(*pair) for pair in zip(accounts.sums, new.sums)]
-      accounts = privacy_filter.Accounts(
-        np.append(accounts.spent, new.spent), sums, np.append(accounts.latest, new.latest)
-      )
-      counts = np.append(counts, new.latest)
+      grown = privacy_filter.opened(max(2 * len(counts), log.num_clients, 1024), correlation.num_buffers)
+      privacy_filter.put(grown, slice(len(counts)), accounts)
+      accounts, counts = grown, np.pad(counts, (0, len(grown.latest) - len(counts)))
     own = privacy_filter.accounts_of(accounts, ids)
     left = np.inf if planned is None else planned - number
     privacy_filter.put(accounts, ids, privacy_filter.charged(prices, own, np.int64(number - 1), left, weights))
     counts[ids] += weights > 0
-    is_whole, largest = is_whole and bool((weights == 1).all()), max(largest, len(ids))
+    is_whole = is_whole and bool((weights == 1).all())
   clients = slice(log.num_clients)
-  return LogAccount(log.names, accounts.spent[clients], counts[clients], number, is_whole, largest)
+  return LogAccount(log.names, accounts.spent[clients], counts[clients], number, is_whole)

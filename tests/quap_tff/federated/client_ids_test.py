@@ -9,7 +9,7 @@ import tensorflow_federated as tff
 
 import quap_tff
 from quap_tff import runtime
-from quap_tff.federated.sums import client_ids
+from quap_tff.federated import client_ids
 from quap_tff.mechanisms.parts import clip_rules
 from tests.quap_tff import examples
 from tests.quap_tff import linear_model

@@ -7,9 +7,9 @@ import pytest
 import tensorflow as tf
 
 from quap_tff.common.numbers import seeds
+from quap_tff.training import dropout
+from quap_tff.training import model_functions
 from quap_tff.training import models
-from quap_tff.training.layers import dropout
-from quap_tff.training.layers import mixed_precision
 
 pytestmark = pytest.mark.slow
 
@@ -52,14 +52,14 @@ class TestPooledFirst:
   @pytest.mark.parametrize('name, shape', CASES)
   def test_values_are_the_models_bit_for_bit(self, name, shape, compute_dtype):
     model, x = built(name, shape, compute_dtype), example_batch(shape)
-    scores = mixed_precision.pooled_first(model, x, False)
+    scores = model_functions.pooled_first(model, x, False)
     assert scores.dtype == tf.float32 and scores.shape == (6, 10)
     np.testing.assert_array_equal(scores, model(x, training=False))
 
   @pytest.mark.parametrize('name, shape', CASES)
   def test_gradients_are_the_models(self, name, shape):
     model, x = built(name, shape, 'float32'), example_batch(shape)
-    found = loss_and_gradients(lambda x: mixed_precision.pooled_first(model, x, False), model, x)
+    found = loss_and_gradients(lambda x: model_functions.pooled_first(model, x, False), model, x)
     expected = loss_and_gradients(lambda x: model(x, training=False), model, x)
     for a, b in zip(tf.nest.flatten(found), tf.nest.flatten(expected)):
       # Sums are made in another order.
@@ -70,7 +70,7 @@ class TestPooledFirst:
     exact = built('mnist_cnn', (28, 28, 1), 'float32')
     rounded = built('mnist_cnn', (28, 28, 1), 'bfloat16')
     _, expected = loss_and_gradients(lambda x: exact(x, training=False), exact, x)
-    _, found = loss_and_gradients(lambda x: mixed_precision.pooled_first(rounded, x, False), rounded, x)
+    _, found = loss_and_gradients(lambda x: model_functions.pooled_first(rounded, x, False), rounded, x)
     _, stock = loss_and_gradients(lambda x: rounded(x, training=False), rounded, x)
     for a, b, keras in zip(found, expected, stock):
       assert a.dtype == tf.float32
@@ -86,10 +86,10 @@ class TestPooledFirst:
       with dropout.seeded_dropout(masks, step):
         return scores_of().numpy()
 
-    mine = lambda: mixed_precision.pooled_first(model, x, True)
+    mine = lambda: model_functions.pooled_first(model, x, True)
     np.testing.assert_array_equal(in_step(3, mine), in_step(3, lambda: model(x, training=True)))
     assert (in_step(3, mine) != in_step(4, mine)).any()
-    assert (in_step(3, mine) != mixed_precision.pooled_first(model, x, False).numpy()).any()
+    assert (in_step(3, mine) != model_functions.pooled_first(model, x, False).numpy()).any()
 
   @pytest.mark.parametrize(
     'convolution, after',
@@ -105,7 +105,7 @@ class TestPooledFirst:
   def test_other_layers_keep_their_values(self, convolution, after):
     x = example_batch((9, 9, 2))
     model = with_biases(tf.keras.Sequential([layers.InputLayer((9, 9, 2)), layers.Conv2D(4, 3, **convolution), after]))
-    np.testing.assert_array_equal(mixed_precision.pooled_first(model, x, False), model(x))
+    np.testing.assert_array_equal(model_functions.pooled_first(model, x, False), model(x))
 
   def test_which_convolutions_are_meant(self):
     class Own(layers.Conv2D):
@@ -114,8 +114,8 @@ class TestPooledFirst:
     relu = dict(filters=2, kernel_size=3, activation='relu')
     others = [Own(**relu), layers.Conv2D(2, 3), layers.Conv2D(**relu, data_format='channels_first')]
     others += [layers.Conv2D(**relu, use_bias=False), layers.Dense(2, activation='relu')]
-    assert mixed_precision._adds_bias_and_relu(layers.Conv2D(**relu))
-    assert not any(map(mixed_precision._adds_bias_and_relu, others))
+    assert model_functions._adds_bias_and_relu(layers.Conv2D(**relu))
+    assert not any(map(model_functions._adds_bias_and_relu, others))
 
   def test_of_numbers_that_tie_by_rounding_the_largest_gets_the_gradient(self):
     # In bfloat16, 256 + 0.25 and 256 + 0.5 are 256.
@@ -124,7 +124,7 @@ class TestPooledFirst:
     model.add(layers.MaxPooling2D((1, 2), dtype=policy))
     model.set_weights([np.ones((1, 1, 1, 1)), np.array([256])])
     x = tf.constant([0.25, 0.5], shape=[1, 1, 2, 1])
-    for scores_of, place in ((model, 0.25), (lambda x: mixed_precision.pooled_first(model, x, True), 0.5)):
+    for scores_of, place in ((model, 0.25), (lambda x: model_functions.pooled_first(model, x, True), 0.5)):
       with tf.GradientTape() as tape:
         scores = tf.cast(scores_of(x), tf.float32)
       assert float(scores) == 256 and float(tape.gradient(scores, model.trainable_variables[0])) == place

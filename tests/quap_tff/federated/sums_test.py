@@ -10,7 +10,7 @@ import tensorflow_federated as tff
 
 from quap_tff import runtime
 from quap_tff.federated import leaving_clients
-from quap_tff.federated.sums import secure_sum as module
+from quap_tff.federated import sums
 
 _STRUCT = tff.to_type([(np.int64, [3]), np.int64])
 _CLIENTS = 5
@@ -19,7 +19,7 @@ _LARGEST = (2**63 - 1) // (2 * _CLIENTS**2)
 
 
 def _total(bounds=tuple(_BOUNDS), max_clients=_CLIENTS, member=_STRUCT, placement=tff.CLIENTS):
-  build = lambda values: module.secure_sum(values, bounds, max_clients)
+  build = lambda values: sums.secure_sum(values, bounds, max_clients)
   return tff.federated_computation(build, tff.FederatedType(member, placement))
 
 
@@ -139,4 +139,4 @@ def test_types_that_are_refused(arguments):
 
 def test_what_is_no_federated_value():
   with pytest.raises(TypeError, match='Expected a struct of int64 tensors at the clients .* found 3'):
-    module.secure_sum(3, [1], 1)
+    sums.secure_sum(3, [1], 1)

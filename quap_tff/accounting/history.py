@@ -1,5 +1,9 @@
 """The history of one client: a multiset of Gaussian mechanisms, each with the rate at which it was sampled.
 
+A run's ledger gives a history for each client: a Gaussian mechanism of μ = w_i(t)/z_t for each round. Under correlated
+noise all rounds together are one of μ_i = ‖C·w_i‖/z. A private quantile's noised count is a separate mechanism, in
+which a client of weight 0 takes no part either. In a round without clients nobody spends anything.
+
 Composition does not depend on the order, so a history holds counts of distinct mechanisms, and clients with equal
 histories are accounted for once. The mechanisms must follow from what is public (schedule, cohorts, participation
 counts). Clips or noise that depend on clients' data are releases of their own and belong in the history as such.
@@ -13,8 +17,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from quap_tff.accounting import run_ledger
 from quap_tff.common import checks
 from quap_tff.common import lazy
+from quap_tff.common.numbers import tradeoff
 
 sparse = lazy.module('scipy.sparse')
 
@@ -22,6 +28,11 @@ sparse = lazy.module('scipy.sparse')
 ZERO_OUT = "one client's data against nothing in its place, which adds zero; who takes part when is known (zero-out)"
 ADD_OR_REMOVE = 'add or remove one client'
 REPLACE_ONE = "replace one client's data by another's"
+
+# How far μ is rounded up where the ledger has many different values, and how many values stay exact.
+_STEP, _MOST_MECHANISMS = 1e-2, 256
+# The same for histories of one mechanism.
+_MERGED_STEP, _MOST_MERGED = 1e-3, run_ledger.LARGE_POPULATION
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -100,7 +111,12 @@ class History:
   @property
   def total_mu(self) -> float:
     """√Σμ² over the mechanisms that are not sampled: together they are one Gaussian of this μ."""
-    return _root_of_squares((mechanism.mu, n) for mechanism, n in self.releases if mechanism.sampling_rate == 1)
+    pairs = [(mechanism.mu, n) for mechanism, n in self.releases if mechanism.sampling_rate == 1]
+    largest = max((mu for mu, _ in pairs), default=0.0)
+    if not largest or math.isinf(largest):
+      return largest
+    # Scaled, so that nothing overflows; summed exactly.
+    return largest * math.sqrt(math.fsum(n * (mu / largest) ** 2 for mu, n in pairs))
 
   def merged(self) -> 'History':
     """An equivalent history in which all mechanisms that are not sampled are one."""
@@ -134,8 +150,9 @@ def coarsened(histories: Sequence[History], step: float) -> list[History]:
   mu = rounded_up(np.array([m.mu for m in mechanisms], np.float64), step)
   rates = rounded_up(np.array([m.sampling_rate for m in mechanisms], np.float64), step)
   with np.errstate(divide='ignore'):
-    made = {pair: GaussianMechanism(*pair) for pair in set(zip((1 / mu).tolist(), rates.tolist()))}
-  coarse = {m: made[pair] for m, pair in zip(mechanisms, zip((1 / mu).tolist(), rates.tolist()))}
+    pairs = list(zip((1 / mu).tolist(), rates.tolist()))
+  made = {pair: GaussianMechanism(*pair) for pair in set(pairs)}
+  coarse = {mechanism: made[pair] for mechanism, pair in zip(mechanisms, pairs)}
   return [History.of((coarse[mechanism], n) for mechanism, n in history.releases) for history in histories]
 
 
@@ -146,15 +163,6 @@ def rounded_up(values: np.ndarray, step: float) -> np.ndarray:
   largest = values[inside].max(initial=0.0) or 1.0
   steps = np.floor(np.log(largest / np.where(inside, values, largest)) / grid + 1e-9)
   return np.where(inside, np.maximum(values, largest * np.exp(-steps * grid)), values)
-
-
-def _root_of_squares(pairs) -> float:
-  pairs = list(pairs)
-  largest = max((mu for mu, _ in pairs), default=0.0)
-  if not largest or math.isinf(largest):
-    return largest
-  # Scaled, so that nothing overflows; summed exactly.
-  return largest * math.sqrt(math.fsum(n * (mu / largest) ** 2 for mu, n in pairs))
 
 
 class Population(NamedTuple):
@@ -204,3 +212,129 @@ def group(clients: Any, kinds: Any, mechanisms: Sequence[GaussianMechanism], num
     index[client] = seen[key]
   index[~busy] = index[idle[0]] if len(idle) else 0
   return Population(histories, index)
+
+
+class TotalMu(NamedTuple):
+  """√Σμ² of each client, rounded up by a share of less than 1e-9: the μ of one Gaussian that reveals as much.
+
+  Attributes:
+    updates: float64[N], from the sums of updates.
+    counts: float64[N], from the noised counts.
+  """
+
+  updates: np.ndarray
+  counts: np.ndarray
+
+  @property
+  def whole(self) -> np.ndarray:
+    """float64[N], from both together."""
+    return np.hypot(self.updates, self.counts) * (1 + 1e-15)
+
+
+def total_mu(ledger: run_ledger.RunLedger) -> TotalMu:
+  """The total μ of each client over the ledger's rounds; +inf for one that was in a round without noise.
+
+  Raises:
+    ValueError: If a μ is NaN, which is not a bound.
+  """
+  state = ledger.state_dict()
+  clients, sizes = state['clients'], np.diff(state['offsets'])
+  count_mu = _over(state['weights'] > 0, np.repeat(state['count_noise_multipliers'], sizes))
+  if ledger.correlation.num_buffers:
+    updates = _correlated_mu(ledger)
+  else:
+    mu = _over(state['weights'], np.repeat(state['noise_multipliers'], sizes))
+    updates = _root_of_squares(clients, mu, ledger.num_clients)
+  found = TotalMu(updates, _root_of_squares(clients, count_mu, ledger.num_clients))
+  if np.isnan(found.whole).any():
+    raise ValueError(
+      f'The account of client {np.flatnonzero(np.isnan(found.whole))[0]} is not a number: its rounds and '
+      f'{ledger.correlation!r} give no μ that a float can hold. Nothing can be said about this run.'
+    )
+  return found
+
+
+def _correlated_mu(ledger: run_ledger.RunLedger) -> np.ndarray:
+  """‖C·w_i‖/z over the rounds that released something, z the smallest of them."""
+  state = ledger.state_dict()
+  cuts = state['offsets'][1:-1]
+  cohorts, weights = np.split(state['clients'], cuts), np.split(state['weights'], cuts)
+  releases = [index for index, own in enumerate(weights) if (own > 0).any()]
+  squares = ledger.correlation.squared_norms(
+    [cohorts[index] for index in releases], [weights[index] for index in releases], ledger.num_clients
+  )
+  smallest = state['noise_multipliers'][releases].min(initial=np.inf)
+  # The sums of exponentials are rounded at most some thousand times each before they are forgotten.
+  return _over(np.sqrt(squares) * (1 + 2.0**-37), np.full(ledger.num_clients, smallest))
+
+
+def epsilon_by_client(ledger: run_ledger.RunLedger, delta: float) -> np.ndarray:
+  """float64[N], the exact ε of each client at a total δ, without amplification; +inf without noise."""
+  return tradeoff.epsilon_of(total_mu(ledger).whole, delta)
+
+
+def merged_histories(mu: np.ndarray) -> Population:
+  """Each client's history as one mechanism: Gaussian mechanisms compose to one Gaussian.
+
+  If there are more than 10,000 distinct μ, each is rounded up, by at most 0.1%, to the largest one over a power of
+  1.001.
+
+  Args:
+    mu: `total_mu(ledger).whole`, float64[N].
+  """
+  distinct, index = np.unique(mu, return_inverse=True)
+  if len(distinct) > _MOST_MERGED:
+    distinct, again = np.unique(rounded_up(distinct, _MERGED_STEP), return_inverse=True)
+    index = again[index]
+  return Population([History.gaussian(_inverse(mu), 1) for mu in distinct], index)
+
+
+def histories(ledger: run_ledger.RunLedger) -> Population:
+  """Each client's history, mechanism by mechanism; under correlated noise there is only one mechanism.
+
+  If a ledger has more than 256 distinct μ, each is rounded up, by at most 1%, to the largest one over a power of 1.01.
+  """
+  if ledger.correlation.num_buffers:
+    return merged_histories(total_mu(ledger).whole)
+  state = ledger.state_dict()
+  sizes = np.diff(state['offsets'])
+  if (state['weights'] == 1).all():
+    by_round = np.unique(_over(np.ones(len(sizes)), state['noise_multipliers']), return_inverse=True)
+    distinct, kinds = by_round[0], np.repeat(by_round[1], sizes)
+  else:
+    mu = _over(state['weights'], np.repeat(state['noise_multipliers'], sizes))
+    distinct, kinds = np.unique(mu, return_inverse=True)
+  count_mu, count_kinds = np.unique(_over(np.ones(len(sizes)), state['count_noise_multipliers']), return_inverse=True)
+  clients = state['clients']
+  if count_mu.any():
+    counted = state['weights'] > 0
+    clients = np.concatenate([clients, clients[counted]])
+    kinds = np.concatenate([kinds, len(distinct) + np.repeat(count_kinds, sizes)[counted]])
+    distinct = np.concatenate([distinct, count_mu])
+  if len(distinct) > _MOST_MECHANISMS:
+    distinct = rounded_up(distinct, _STEP)
+  distinct, index = np.unique(distinct, return_inverse=True)
+  mechanisms = [GaussianMechanism(_inverse(mu)) for mu in distinct]
+  return group(clients, index[kinds], mechanisms, ledger.num_clients)
+
+
+def _inverse(mu: float) -> float:
+  return float(1 / mu) if mu else np.inf
+
+
+def _over(weights: np.ndarray, noise_multipliers: np.ndarray) -> np.ndarray:
+  """μ = w/z; 0 where the weight is 0, whatever the noise. NaN stays NaN."""
+  with np.errstate(divide='ignore', invalid='ignore', over='ignore'):
+    return np.where(weights == 0, 0.0, weights / noise_multipliers)
+
+
+def _root_of_squares(clients: np.ndarray, values: np.ndarray, num_clients: int) -> np.ndarray:
+  unbounded = np.isinf(values)
+  largest = values[~unbounded].max(initial=0.0)
+  # Scaled, so that nothing overflows.
+  scaled = np.where(unbounded, 0.0, values / (largest or 1.0))
+  total = largest * np.sqrt(np.bincount(clients, scaled * scaled, num_clients))
+  # The sum of n terms is below the true one by at most n half units in the last place.
+  total *= 1 + (np.bincount(clients, minlength=num_clients).max(initial=0) + 8) * 2.0**-53
+  total[np.bincount(clients, unbounded, num_clients) > 0] = np.inf
+  return total

@@ -1,7 +1,7 @@
 """What a log's account says, as tables, a figure and a page."""
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import csv
 import html
 import io
@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
-from quap_tff.accounting.accountants import history as histories
-from quap_tff.accounting.accountants import named as accountants
-from quap_tff.accounting.logs import reading as logs
+from quap_tff.accounting import accountants
+from quap_tff.accounting import history as histories
+from quap_tff.accounting import logs
 from quap_tff.common import files
 from quap_tff.common import lazy
 from quap_tff.common import wide
@@ -29,7 +29,6 @@ _USUAL = ('rdp', 'pld')
 _MOST_ROWS = 10
 # A log in which somebody comes this much too often was not drawn as an amplified figure assumes.
 _UNLIKELY = 1e-3
-_PUBLIC = 'none: who takes part may be known'
 
 STATEMENT = (
   'ε holds for each client if every update was clipped to norm clip·weight, and noise of standard deviation '
@@ -90,7 +89,7 @@ def report(
     _quantiles(epsilon),
     _by_rounds(account, epsilon),
     _largest(account, epsilon),
-    comparison(account, noise_multiplier, delta, correlation, sampling_rate),
+    _comparison(account, noise_multiplier, delta, correlation, sampling_rate),
   ]
   over = 0 if bound is None else int(np.count_nonzero(~(epsilon <= bound)))
   return Report(account, epsilon, bound, tables, over)
@@ -120,63 +119,44 @@ def _largest(account, epsilon) -> Table:
   return Table('Those who have spent most', ('client', 'rounds', 'ε'), rows)
 
 
-def comparison(
-  account: logs.LogAccount,
-  noise_multiplier: float,
-  delta: float,
-  correlation: correlations.Correlation,
-  sampling_rate: Optional[float],
-) -> Table:
+def _comparison(account, noise_multiplier, delta, correlation, sampling_rate) -> Table:
   """What the usual accountants say for the same log, and what each figure assumes. Arguments as for `report`."""
   mu = float(np.sqrt(account.mu_squared.max()))
-  rounds, participations, most = account.num_rounds, int(account.counts.sum()), int(account.counts.max())
-  rows = [
-    (
-      'exact, for each client',
-      rounding.up(float(tradeoff.epsilon_of(mu, delta))),
-      'the client that spent most',
-      _PUBLIC,
-    )
-  ]
-  figures = lambda history: [(name, _figure(name, history, delta)) for name in _USUAL] if mu else []
-  rows += [
-    (name, found, 'the client that spent most', _PUBLIC)
-    for name, found in figures(histories.History.gaussian(1 / mu if mu else 1.0, 1))
-  ]
+  rounds, most, public = account.num_rounds, int(account.counts.max()), 'none: who takes part may be known'
+  whom = 'the client that spent most'
+  rows = [('exact, for each client', rounding.up(float(tradeoff.epsilon_of(mu, delta))), whom, public)]
+
+  def add(history, whom, assumption):
+    rows.extend((name, _figure(name, history, delta), whom, assumption) for name in _USUAL if mu)
+
+  add(histories.History.gaussian(1 / mu if mu else 1.0, 1), whom, public)
   if correlation.num_buffers or not account.is_whole:
     why = 'the noise is correlated' if correlation.num_buffers else 'weights differ'
-    return _comparison(rows, f'No further figures: {why}, for which these accountants have none.')
-  rows += [
-    (name, found, 'a client in every round', 'none: all clients get the figure of such a client')
-    for name, found in figures(histories.History.gaussian(noise_multiplier, rounds))
-  ]
-  rate = sampling_rate if sampling_rate is not None else participations / (rounds * len(account.names))
-  if rate >= 1:
-    return _comparison(rows, 'Everyone is in every round, so there is no sampling that could amplify anything.')
-  rows += [
-    (
-      name,
-      found,
-      'any client',
-      f'Poisson sampling, q = {rate:.4g}: a coin for each client in each round; nobody learns who came (this log stays '
-      'secret); neighbours: add or remove one client',
+    note = f'No further figures: {why}, for which these accountants have none.'
+  else:
+    add(
+      histories.History.gaussian(noise_multiplier, rounds),
+      'a client in every round',
+      'none: all clients get the figure of such a client',
     )
-    for name, found in figures(histories.History.gaussian(noise_multiplier, rounds, rate))
-  ]
-  chance = min(1.0, len(account.names) * float(special.bdtrc(most - 1, rounds, rate)))
-  note = (
-    f'By such coins, somebody would come in {most:,} of {rounds:,} rounds or more with a probability of at most '
-    f'{rounding.up(max(chance, 1e-300), 2)}.'
-  )
-  if chance < _UNLIKELY:
-    note += ' So this log was not drawn in this way, and the amplified figures do not hold for it.'
-  return _comparison(rows, note)
-
-
-def _comparison(rows, note) -> Table:
-  return Table(
-    'What usual accountants say', ('accountant', 'ε', 'for', 'amplification, and what it assumes'), rows, note
-  )
+    rate = sampling_rate if sampling_rate is not None else int(account.counts.sum()) / (rounds * len(account.names))
+    note = 'Everyone is in every round, so there is no sampling that could amplify anything.'
+    if rate < 1:
+      add(
+        histories.History.gaussian(noise_multiplier, rounds, rate),
+        'any client',
+        f'Poisson sampling, q = {rate:.4g}: a coin for each client in each round; nobody learns who came (this log '
+        'stays secret); neighbours: add or remove one client',
+      )
+      chance = min(1.0, len(account.names) * float(special.bdtrc(most - 1, rounds, rate)))
+      note = (
+        f'By such coins, somebody would come in {most:,} of {rounds:,} rounds or more with a probability of at most '
+        f'{rounding.up(max(chance, 1e-300), 2)}.'
+      )
+      if chance < _UNLIKELY:
+        note += ' So this log was not drawn in this way, and the amplified figures do not hold for it.'
+  header = ('accountant', 'ε', 'for', 'amplification, and what it assumes')
+  return Table('What usual accountants say', header, rows, note)
 
 
 def _figure(name, history, delta) -> str:
@@ -200,14 +180,16 @@ def text(tables: Sequence[Table]) -> str:
   return '\n'.join(lines)
 
 
-def clients_text(account: logs.LogAccount, epsilon: np.ndarray) -> str:
-  """clients.csv: a row for each client, with its ε rounded up to six digits."""
-  distinct, index = np.unique(epsilon, return_inverse=True)  # Most clients of a large population have spent the same.
-  shown = [rounding.up(one, 6) for one in distinct]
+def clients_text(clients: Iterable[Any], rounds: np.ndarray, epsilons: Mapping[str, np.ndarray]) -> str:
+  """clients.csv: a row for each client, with its rounds, and columns of ε, rounded up to six digits."""
+  columns: dict[str, Iterable[Any]] = {'client': clients, 'rounds': rounds.tolist()}
+  for name, epsilon in epsilons.items():
+    distinct, index = np.unique(epsilon, return_inverse=True)  # Most clients of a large population have spent the same.
+    columns[name] = map([rounding.up(one, 6) for one in distinct].__getitem__, index.ravel().tolist())
   text = io.StringIO()
   writer = csv.writer(text, lineterminator='\n')
-  writer.writerow(('client', 'rounds', 'epsilon'))
-  writer.writerows(zip(account.names, account.counts.tolist(), map(shown.__getitem__, index.ravel().tolist())))
+  writer.writerow(columns)
+  writer.writerows(zip(*columns.values()))
   return text.getvalue()
 
 
@@ -220,7 +202,9 @@ def write(folder: str, found: Report, head: Sequence[str]) -> list[str]:
     head: Sentences for the page.
   """
   os.makedirs(folder, exist_ok=True)
-  files.write(os.path.join(folder, CLIENTS), clients_text(found.account, found.epsilon))
+  files.write(
+    os.path.join(folder, CLIENTS), clients_text(found.account.names, found.account.counts, {'epsilon': found.epsilon})
+  )
   image, missing = _image(found), []
   if image:
     files.write(os.path.join(folder, FIGURE), image)

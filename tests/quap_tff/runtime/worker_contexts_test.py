@@ -17,7 +17,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from quap_tff import runtime
-from quap_tff.runtime.workers import remote_workers
+from quap_tff.runtime import remote_workers
 from tests.quap_tff.runtime import cases
 from tests.quap_tff.runtime import comparison
 
@@ -89,8 +89,8 @@ active = runtime.activate(runtime.RuntimeConfig('workers', num_workers=2))
 workers = active.__enter__().workers
 """
 _STARTS_WORKERS = """
-from quap_tff.runtime.workers import processes
-workers = [processes.WorkerProcess() for _ in range(2)]
+from quap_tff.runtime import worker_processes
+workers = [worker_processes.WorkerProcess() for _ in range(2)]
 """
 _ENDS = """
 import os, signal, sys
@@ -271,7 +271,7 @@ def test_a_worker_of_another_version_is_refused(two_workers, monkeypatch, versio
 
 def test_worker_that_cannot_be_reached_is_named(monkeypatch, caplog):
   for name, seconds in (('SECONDS_TO_START', 1), ('_SECONDS_UNTIL_FIRST_WORD', 0.2), ('_SECONDS_BETWEEN_WORDS', 0.3)):
-    monkeypatch.setattr(f'quap_tff.runtime.workers.remote_workers.{name}', seconds)
+    monkeypatch.setattr(f'quap_tff.runtime.remote_workers.{name}', seconds)
   with socket.socket() as s:  # Bound, and not listening: nobody else answers there.
     s.bind(('localhost', 0))
     address = f'localhost:{s.getsockname()[1]}'

@@ -1,18 +1,27 @@
-"""Accountants in closed form, and the interface of all. Each is a theorem that turns a history into the ε at a δ."""
+"""The accountants. Each is a theorem that turns a history into the ε at a δ.
 
-import abc
+Most are closed forms. Those of the dp-accounting library, which can count sampling, compose Rényi divergences and
+privacy loss distributions.
+"""
+
 from collections.abc import Sequence
+import functools
 import math
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
-from quap_tff.accounting.accountants import history as histories_lib
+from quap_tff.accounting import history as histories_lib
 from quap_tff.common import checks
 from quap_tff.common import lazy
+from quap_tff.common.numbers import rounding
 from quap_tff.common.numbers import tradeoff
 
+# Imported when first used, so that a program's help need not wait for SciPy's statistics, which come with the library.
+dp_accounting = lazy.module('dp_accounting')
 optimize = lazy.module('scipy.optimize')
+pld = lazy.module('dp_accounting.pld')
+rdp = lazy.module('dp_accounting.rdp')
 
 # The most distinct histories that slow accountants account for one by one.
 _MOST_HISTORIES = 64
@@ -29,8 +38,8 @@ def checked(epsilon: Any) -> Any:
   return epsilon
 
 
-class Accountant(abc.ABC):
-  """Interprets a history. Stateless.
+class Accountant:
+  """Interprets a history. Stateless. A subclass defines `_epsilon`, or `_epsilons` if it takes many at once.
 
   Attributes:
     method: The theorem, in a line.
@@ -46,12 +55,6 @@ class Accountant(abc.ABC):
   merges = True
   population_step = 0.0
   relative_tolerance = 1e-10
-
-  def refusal(self, history: histories_lib.History) -> Optional[str]:
-    """Why this accountant has no figure for `history`; None if it has one."""
-    if history.is_sampled and not self.supports_sampling:
-      return 'cannot count amplification by sampling'
-    return None
 
   def epsilon(self, history: histories_lib.History, delta: float) -> float:
     """The smallest ε >= 0 that this accountant can prove at δ; never less than the true one. +inf without noise.
@@ -69,8 +72,8 @@ class Accountant(abc.ABC):
     is doubled until few enough are left. The history with the largest μ and rate stays as it is.
     """
     delta = checks.number('delta', delta, above=0, below=1)
-    for reason in filter(None, map(self.refusal, histories)):
-      raise NotApplicableError(reason)
+    if not self.supports_sampling and any(history.is_sampled for history in histories):
+      raise NotApplicableError('cannot count amplification by sampling')
     keys = [history.merged() if self.merges else history for history in histories]
     places = {key: place for place, key in enumerate(dict.fromkeys(keys))}
     exact = coarse = list(places)
@@ -89,26 +92,23 @@ class Accountant(abc.ABC):
   def _bounded(self, history: histories_lib.History, delta: float) -> float:
     """ε by this accountant, or the exact ε without sampling where that is smaller or the only one."""
     if not history.is_sampled:
-      return checked(float(self._epsilon(history, delta)))
+      return self._epsilon(history, delta)
     # A client that is drawn with some probability never spends more than one that is in every round.
     always_in = float(tradeoff.epsilon_of(history.always_in().total_mu, delta))
     try:
-      return min(checked(float(self._epsilon(history, delta))), always_in)
+      return float(np.minimum(self._epsilon(history, delta), always_in))  # NaN stays NaN.
     except NotApplicableError:
       return always_in
 
-  @abc.abstractmethod
   def _epsilon(self, history: histories_lib.History, delta: float) -> float:
     """The ε of one such history."""
+    raise NotImplementedError
 
 
 class GaussianExact(Accountant):
   """Not a bound: the ε of the composition, which is one Gaussian."""
 
   method = 'exact composition of Gaussians, μ² = Σμ_t² (Dong et al. 2019; Balle and Wang 2018)'
-
-  def _epsilon(self, history, delta):
-    return self._epsilons([history], delta)[0]
 
   def _epsilons(self, histories, delta):
     mu, index = np.unique([history.total_mu for history in histories], return_inverse=True)
@@ -136,21 +136,15 @@ class Zcdp(Accountant):
     )
 
 
-class _PerRound(Accountant):
-  """Composes the exact ε_t of each mechanism at its share of δ."""
+class Basic(Accountant):
+  """Σε_t and Σδ_t. The δ of each of the k mechanisms is δ/k, its ε_t the exact one of that Gaussian at δ/k.
 
+  The classic formula ε_t = √(2·ln(1.25·k/δ))·μ_t, proven for ε_t <= 1 only, is never below that.
+  """
+
+  method = 'Σε_t, Σδ_t with δ_t = δ/k for each of k mechanisms, ε_t exact for its Gaussian'
   merges = False
-
-  @abc.abstractmethod
-  def _mechanism_delta(self, delta: float) -> float:
-    """The part of δ that the mechanisms share equally."""
-
-  @abc.abstractmethod
-  def _compose(self, epsilons: np.ndarray, counts: np.ndarray, delta: float) -> float:
-    """ε of mechanisms that have `epsilons`, each `counts` times."""
-
-  def _epsilon(self, history, delta):
-    return self._epsilons([history], delta)[0]
+  _share = 1.0  # Of δ: the mechanisms divide it equally.
 
   def _epsilons(self, histories, delta):
     lengths = [len(history.releases) for history in histories]
@@ -159,28 +153,17 @@ class _PerRound(Accountant):
     totals = np.repeat(np.array([history.count for history in histories], np.float64), lengths)
     # The same mechanism at the same share of δ is in many histories.
     pairs, index = np.unique(mu + 1j * totals, return_inverse=True)
-    found = tradeoff.epsilon_of(pairs.real, self._mechanism_delta(delta) / pairs.imag)[index]
+    found = tradeoff.epsilon_of(pairs.real, self._share * delta / pairs.imag)[index]
     ends = np.cumsum(lengths)
     composed = [self._compose(found[end - n : end], counts[end - n : end], delta) for n, end in zip(lengths, ends)]
     return np.array(composed, np.float64) * (1 + tradeoff.RELATIVE_MARGIN)
 
-
-class Basic(_PerRound):
-  """Σε_t and Σδ_t. The δ of each of the k mechanisms is δ/k, its ε_t the exact one of that Gaussian at δ/k.
-
-  The classic formula ε_t = √(2·ln(1.25·k/δ))·μ_t, proven for ε_t <= 1 only, is never below that.
-  """
-
-  method = 'Σε_t, Σδ_t with δ_t = δ/k for each of k mechanisms, ε_t exact for its Gaussian'
-
-  def _mechanism_delta(self, delta):
-    return delta
-
-  def _compose(self, epsilons, counts, delta):
+  def _compose(self, epsilons: np.ndarray, counts: np.ndarray, delta: float) -> float:
+    """ε of mechanisms that have `epsilons`, each `counts` times."""
     return math.fsum(epsilons * counts)
 
 
-class Advanced(_PerRound):
+class Advanced(Basic):
   """Kairouz, Oh and Viswanath 2017, theorem 3.5, the best of its bounds; half of δ is the composition's slack δ'.
 
   Each of the k mechanisms gets δ/(2k) of the other half. `basic` is the same theorem's bound without slack. It is
@@ -188,9 +171,7 @@ class Advanced(_PerRound):
   """
 
   method = 'Kairouz et al. 2017, theorem 3.5: δ/2 as slack, δ/(2k) for each of k mechanisms; basic if smaller'
-
-  def _mechanism_delta(self, delta):
-    return delta / 2
+  _share = 0.5
 
   def _compose(self, epsilons, counts, delta):
     slack = delta / 2
@@ -203,3 +184,103 @@ class Advanced(_PerRound):
 
   def _epsilons(self, histories, delta):
     return np.minimum(super()._epsilons(histories, delta), Basic()._epsilons(histories, delta))
+
+
+class Rdp(Accountant):
+  """dp-accounting's Rényi accountant."""
+
+  method = 'Rényi composition by dp-accounting (Mironov et al. 2019; Canonne et al. 2020)'
+  supports_sampling = True
+  population_step = 1e-2
+
+  def _epsilon(self, history, delta):
+    orders = _orders(history.is_sampled)
+    epsilon, _ = rdp.compute_epsilon(orders, _rdp_of(history, orders), delta)
+    return float(epsilon) * (1 + tradeoff.RELATIVE_MARGIN)
+
+
+class Pld(Accountant):
+  """dp-accounting's privacy loss distributions, on a grid that suits the history."""
+
+  method = 'privacy loss distributions by dp-accounting (Doroshenko et al. 2022)'
+  supports_sampling = True
+  population_step = 1e-2
+  relative_tolerance = 1e-6
+
+  # The library cuts off tails of 1e-15 and convolves in floats, with errors in δ of up to about 1e-14 either way. So it
+  # is asked for a δ smaller by this margin, and never for a δ close to the margin.
+  DELTA_MARGIN = 1e-12
+  MIN_DELTA = 1e-10
+
+  def _epsilon(self, history, delta):
+    if delta < self.MIN_DELTA:
+      raise NotApplicableError(
+        f'rounding and cut-off tails of its distributions reach about 1e-12, too close to δ = '
+        f'{rounding.up(delta)} (smallest: {self.MIN_DELTA:g})'
+      )
+    if _discretization(history) > _COARSEST_STEP:
+      raise NotApplicableError(f'losses reach beyond its grid ({_MOST_STEPS * _COARSEST_STEP:g} nats)')
+    with np.errstate(over='ignore', invalid='ignore'):
+      epsilon = float(_pld_of(history).get_epsilon(delta - self.DELTA_MARGIN))
+    if math.isinf(epsilon):
+      raise NotApplicableError(f'the tails that its distributions cut off weigh more than δ = {rounding.up(delta)}')
+    return epsilon * (1 + tradeoff.RELATIVE_MARGIN)
+
+
+@functools.cache
+def _orders(is_sampled: bool) -> tuple[float, ...]:
+  """The library's own orders and, unless rounds are sampled, those that are best for small losses.
+
+  With sampling, large orders would cost time.
+  """
+  own = tuple(map(float, rdp.rdp_privacy_accountant.DEFAULT_RDP_ORDERS))
+  return own if is_sampled else tuple(sorted({*own, *(1 + np.exp(np.linspace(math.log(1e-2), math.log(1e9), 600)))}))
+
+
+def _composed(accountant: Any, history: histories_lib.History) -> Any:
+  for mechanism, n in history.releases:
+    event, rate = dp_accounting.GaussianDpEvent(mechanism.noise_multiplier), mechanism.sampling_rate
+    accountant.compose(event if rate == 1 else dp_accounting.PoissonSampledDpEvent(rate, event), n)
+  return accountant
+
+
+# A solve for δ asks for the same history again and again.
+@functools.lru_cache(maxsize=8)
+def _rdp_of(history, orders):
+  """Rényi divergence of a history at each order, an upper bound."""
+  accountant = rdp.RdpAccountant(list(orders), dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
+  sampled = sum(n for mechanism, n in history.releases if mechanism.sampling_rate < 1)
+  return divergences(_composed(accountant, history), orders, sampled)
+
+
+def divergences(accountant: Any, orders: Sequence[float], sampled_rounds: int) -> np.ndarray:
+  """The divergences of the library's Rényi accountant at each order, on the safe side.
+
+  The library cuts off the series of a sampled round at e^-30 and sums it in floats. For a round with very little loss
+  its result can be 0 or less. Of a divergence that is NaN it would make an ε of 0: here it is +inf.
+  """
+  alpha = np.array(orders, np.float64)
+  found = np.maximum(accountant.rdp, 0.0) + sampled_rounds * 1e-12 * (1 + alpha / 100) / (alpha - 1)
+  return np.where(np.isnan(found), np.inf, found)
+
+
+@functools.lru_cache(maxsize=8)
+def _pld_of(history):
+  accountant = pld.PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE, _discretization(history))
+  return _composed(accountant, history)
+
+
+# The grid's step as a share of a mechanism's own spread of loss. The ε that the library's pessimistic rounding adds
+# grows with the square of this share: 1e-3 at a tenth. And the largest number of steps: 2e5 take a second.
+_STEP_OF_SPREAD = 1 / 50
+_MOST_STEPS = 2e5
+_USUAL_STEP, _COARSEST_STEP = 1e-3, 0.1
+_TAIL = 1e-15
+
+
+def _discretization(history) -> float:
+  """The step of the grid of losses, nats: small against each mechanism's loss, large enough to be computed."""
+  spread = min(min(1.0, mechanism.mu) * mechanism.sampling_rate for mechanism, _ in history.releases)
+  largest_mu = max(mechanism.mu for mechanism, _ in history.releases)
+  largest = max(Rdp().epsilon(history, _TAIL), largest_mu * (largest_mu / 2 + 10))
+  return max(min(_USUAL_STEP, _STEP_OF_SPREAD * spread), largest / _MOST_STEPS)

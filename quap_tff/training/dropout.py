@@ -29,19 +29,15 @@ class _Scope:
   """The masks of one training step; counts the layers reached while it is traced."""
 
   def __init__(self, stream: DropoutStream, step: tf.Tensor):
-    self._stream = stream
-    self._step = tf.cast(step, tf.uint64)
+    self.key = stream.key
+    # The low word counts random blocks inside one mask; the high word tells masks apart: 2^32 steps of 2^32 layers.
+    self._block, self._mask = stream.counter[0], stream.counter[1] + tf.cast(step, tf.uint64) * 2**32
     self._layers = 0
 
   def counter(self) -> tf.Tensor:
-    # The low word counts random blocks inside one mask; the high word tells masks apart: 2^32 steps of 2^32 layers.
-    offset = self._step * tf.constant(2**32, tf.uint64) + tf.constant(self._layers, tf.uint64)
+    """The Philox counter of the next layer."""
     self._layers += 1
-    return tf.stack([self._stream.counter[0], self._stream.counter[1] + offset])
-
-  @property
-  def key(self) -> tf.Tensor:
-    return self._stream.key
+    return tf.stack([self._block, self._mask + (self._layers - 1)])
 
 
 def dropout_stream(seed: tf.Tensor) -> DropoutStream:
@@ -100,27 +96,21 @@ class SeededDropout(tf.keras.layers.Layer):
     scope = current_scope()
     if scope is None:
       return tf.nn.dropout(inputs, self.rate)
-    return stateless_dropout(inputs, self.rate, scope.key, scope.counter())
+    # Eight bits are enough for the usual rates (1/4, 1/2) and cost a quarter of a float's 32.
+    bits = 8 if (self.rate * 256).is_integer() else 16
+    threshold = min(round(self.rate * 2**bits), 2**bits - 1)
+    narrow = tf.uint8 if bits == 8 else tf.uint16
+    per_word = 32 // bits
+    size = tf.size(inputs)
+    words = tf.raw_ops.StatelessRandomUniformFullIntV2(
+      shape=[(size + per_word - 1) // per_word], key=scope.key, counter=scope.counter(), alg=_PHILOX, dtype=tf.uint32
+    )
+    draws = tf.reshape(tf.reshape(tf.bitcast(words, narrow), [-1])[:size], tf.shape(inputs))
+    kept = tf.cast(draws >= tf.constant(threshold, narrow), inputs.dtype)
+    return inputs * (kept * tf.constant(2**bits / (2**bits - threshold), inputs.dtype))
 
   def compute_output_shape(self, input_shape: Any) -> Any:
     return input_shape
 
   def get_config(self) -> dict[str, Any]:
     return {**super().get_config(), 'rate': self.rate}
-
-
-def stateless_dropout(inputs: tf.Tensor, rate: float, key: tf.Tensor, counter: tf.Tensor) -> tf.Tensor:
-  """Dropout by the mask at Philox (`key` uint64[1], `counter` uint64[2])."""
-  # Eight bits are enough for the usual rates (1/4, 1/2) and cost a quarter of a float's 32.
-  bits = 8 if (rate * 256).is_integer() else 16
-  threshold = min(round(rate * 2**bits), 2**bits - 1)
-  narrow = tf.uint8 if bits == 8 else tf.uint16
-  per_word = 32 // bits
-  size = tf.size(inputs)
-  words = tf.raw_ops.StatelessRandomUniformFullIntV2(
-    shape=[(size + per_word - 1) // per_word], key=key, counter=counter, alg=_PHILOX, dtype=tf.uint32
-  )
-  draws = tf.reshape(tf.reshape(tf.bitcast(words, narrow), [-1])[:size], tf.shape(inputs))
-  kept = tf.cast(draws >= tf.constant(threshold, narrow), inputs.dtype)
-  scale = tf.constant(2**bits / (2**bits - threshold), inputs.dtype)
-  return inputs * (kept * scale)

@@ -20,11 +20,10 @@ import grpc
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from quap_tff.runtime import worker_processes
 from quap_tff.runtime.in_process import context as in_process
 from quap_tff.runtime.values import errors
 from quap_tff.runtime.values import secure_intrinsics
-from quap_tff.runtime.workers import processes
-from quap_tff.runtime.workers import tls_worker
 
 SECONDS_TO_START = 60
 # While a worker does not answer at the start.
@@ -40,7 +39,7 @@ _CHANNEL_OPTIONS = (
   ('grpc.use_local_subchannel_pool', 1),
 )
 # Certificates name what a worker is, not where it is.
-_TLS_OPTIONS = (*_CHANNEL_OPTIONS, ('grpc.ssl_target_name_override', tls_worker.NAME))
+_TLS_OPTIONS = (*_CHANNEL_OPTIONS, ('grpc.ssl_target_name_override', worker_processes.NAME))
 _BROKEN = 'broke its connection'
 _HEARTBEAT = '/quap_tff.Heartbeat/Beat'
 # The version of graphs grows by one a day.
@@ -54,8 +53,8 @@ _compiled = in_process.IdentityCache(
 
 def channel_credentials(directory: str) -> grpc.ChannelCredentials:
   """The credentials in a folder, for workers behind TLS; raises `FileNotFoundError` if a file is missing."""
-  files = tls_worker.read_credentials(directory)
-  return grpc.ssl_channel_credentials(files[tls_worker.AUTHORITY], files[tls_worker.KEY], files[tls_worker.CERTIFICATE])
+  authority, certificate, key = worker_processes.read_credentials(directory)
+  return grpc.ssl_channel_credentials(authority, key, certificate)
 
 
 class Worker:
@@ -81,7 +80,7 @@ class Worker:
     self, address: Optional[str] = None, timeout: float = 20.0, credentials: Optional[grpc.ChannelCredentials] = None
   ):
     self.credentials = credentials
-    self._process = processes.WorkerProcess() if address is None else None
+    self._process = worker_processes.WorkerProcess() if address is None else None
     self.address = self._process.address if self._process else address
     self.pid = self._process.pid if self._process else None
     self._timeout = timeout
@@ -315,15 +314,6 @@ class _Unwatched:
     pass
 
 
-def _forwarded(method: str, also_after_close: bool = True) -> Callable[[Any, Any], Any]:
-  def call(stub: '_Stub', request: Any) -> Any:
-    if stub.connection.is_closed and not also_after_close:
-      return None
-    return stub.worker.request(stub.connection, method, request)
-
-  return call
-
-
 class _Stub(tff.framework.RemoteExecutorStub):
   """Represents the worker for TFF's executor."""
 
@@ -335,15 +325,21 @@ class _Stub(tff.framework.RemoteExecutorStub):
   def is_ready(self) -> bool:
     return not self.connection.is_closed
 
-  get_executor = _forwarded('get_executor')
-  create_value = _forwarded('create_value')
-  create_call = _forwarded('create_call')
-  create_struct = _forwarded('create_struct')
-  create_selection = _forwarded('create_selection')
-  compute = _forwarded('compute')
-  # Finalizers call these, also after the connection was closed; then there is nothing left to free.
-  dispose = _forwarded('dispose', also_after_close=False)
-  dispose_executor = _forwarded('dispose_executor', also_after_close=False)
+  def _request(self, method: str, request: Any) -> Any:
+    return self.worker.request(self.connection, method, request)
+
+  def _free(self, method: str, request: Any) -> Any:
+    # Finalizers call it, also after the connection was closed; then there is nothing left to free.
+    return None if self.connection.is_closed else self._request(method, request)
+
+  get_executor = functools.partialmethod(_request, 'get_executor')
+  create_value = functools.partialmethod(_request, 'create_value')
+  create_call = functools.partialmethod(_request, 'create_call')
+  create_struct = functools.partialmethod(_request, 'create_struct')
+  create_selection = functools.partialmethod(_request, 'create_selection')
+  compute = functools.partialmethod(_request, 'compute')
+  dispose = functools.partialmethod(_free, 'dispose')
+  dispose_executor = functools.partialmethod(_free, 'dispose_executor')
 
 
 _open: 'weakref.WeakSet[Worker]' = weakref.WeakSet()

@@ -27,11 +27,11 @@ from absl import logging
 import grpc
 import tensorflow_federated as tff
 
+from quap_tff.runtime import remote_workers
 from quap_tff.runtime.in_process import context as in_process
 from quap_tff.runtime.values import errors
 from quap_tff.runtime.values import secure_intrinsics
 from quap_tff.runtime.values import values
-from quap_tff.runtime.workers import remote_workers
 
 _SECONDS_BETWEEN_LOOKS = 0.05
 
@@ -45,6 +45,10 @@ class NativeContext(tff.program.FederatedContext):
   def invoke(self, comp: tff.Computation, arg: Optional[Any]) -> Any:
     """Runs `comp`; raises `errors.WorkerError` if the worker is gone."""
     return self.worker.invoke(comp, arg)
+
+  def close(self) -> None:
+    """Ends the worker."""
+    self.worker.close()
 
 
 class WorkersContext(tff.program.FederatedContext):
@@ -131,13 +135,9 @@ class WorkersContext(tff.program.FederatedContext):
         own = self.workers[index]
         return own if own in usable else usable[index % len(usable)]
       if time.monotonic() > deadline or not any(worker.may_come_back for worker in self.workers):
-        raise self._no_worker_left()
+        last, reasons = self.workers[-1], ' '.join(str(worker.error()) for worker in self.workers)
+        raise errors.WorkerError(f'No worker is left. {reasons}', last.address, last.pid)
       time.sleep(_SECONDS_BETWEEN_LOOKS)
-
-  def _no_worker_left(self) -> errors.WorkerError:
-    last = self.workers[-1]
-    reasons = ' '.join(str(worker.error()) for worker in self.workers)
-    return errors.WorkerError(f'No worker is left. {reasons}', last.address, last.pid)
 
 
 def split(argument: Any, type_spec: tff.Type, count: int) -> list[Any]:

@@ -20,11 +20,6 @@ _ADVICE = (
 )
 
 
-def data_type(examples_type: tff.Type) -> tff.StructWithPythonType:
-  """The type of one client's data, `<client_id=int64*, examples=…>`."""
-  return tff.to_type(collections.OrderedDict(client_id=tff.SequenceType(np.int64), examples=examples_type))
-
-
 def with_client_ids(work: tff.learning.templates.ClientWorkProcess) -> tff.learning.templates.ClientWorkProcess:
   """Any client work, with ids for QuAP-FL's aggregators.
 
@@ -56,12 +51,10 @@ def with_client_ids(work: tff.learning.templates.ClientWorkProcess) -> tff.learn
       f'The client data of this work have ids already: {examples_type.member}. Use the work without '
       'quap_tff.with_client_ids, like the work of quap_tff.build_client_work.'
     )
-  own_type = data_type(examples_type.member)
+  own_type = tff.to_type(collections.OrderedDict(client_id=tff.SequenceType(np.int64), examples=examples_type.member))
   result_type = work.next.type_signature.result.result.member
 
-  @tff.tensorflow.computation(own_type)
-  def read_id(data):
-    return client_update.read_client_id(data['client_id'])
+  read_id = tff.tensorflow.computation(client_update.read_client_id, own_type.client_id)
 
   @tff.tensorflow.computation(result_type, np.int64)
   def with_id(result, client_id):
@@ -71,7 +64,7 @@ def with_client_ids(work: tff.learning.templates.ClientWorkProcess) -> tff.learn
   @tff.federated_computation(state_type, weights_type, tff.FederatedType(own_type, tff.CLIENTS))
   def next_fn(state, weights, data):
     output = work.next(state, weights, data.examples)
-    result = tff.federated_map(with_id, (output.result, tff.federated_map(read_id, data)))
+    result = tff.federated_map(with_id, (output.result, tff.federated_map(read_id, data.client_id)))
     return tff.templates.MeasuredProcessOutput(output.state, result, output.measurements)
 
   return tff.learning.templates.ClientWorkProcess(work.initialize, next_fn)

@@ -1,1 +1,0 @@
-"""How sums and reports reach the server."""

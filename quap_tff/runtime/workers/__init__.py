@@ -1,1 +1,0 @@
-"""TFF's workers, on this machine or on others."""

@@ -1,1 +1,0 @@
-"""Layers that the models share, and how models are saved."""
