@@ -72,10 +72,9 @@ def read(roots: Sequence[str]) -> tuple[list[study.Group], list[runs_lib.LeftOut
   absent = [root for root in roots if not os.path.isdir(root)]
   if absent:
     raise ValueError(f'No such folder: {", ".join(absent)}.')
-  found = {root: runs_lib.find([root]) for root in roots}
   loaded = [runs_lib.load(path) for path in runs_lib.find(roots)]
   groups, unused = study.collect(run for run, _ in loaded if run is not None)
-  left_out = [runs_lib.LeftOut(root, 'no run.json at or below it') for root, paths in found.items() if not paths]
+  left_out = [runs_lib.LeftOut(root, 'no run.json at or below it') for root in roots if not runs_lib.find([root])]
   left_out += [*(item for _, items in loaded for item in items), *unused]
   for item in left_out:
     print(f'Warning: {item.path}: {item.reason}', file=sys.stderr)

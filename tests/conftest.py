@@ -43,7 +43,7 @@ _FIRST = (
   'tests/quap_tff/runtime/values/secure_intrinsics_test.py',
   'tests/experiments/running/final_summary_test.py',
   'tests/experiments/demo_test.py',
-  'tests/quap_tff/runtime/worker_contexts_test.py',
+  'tests/quap_tff/runtime/workers_test.py',
 )
 
 

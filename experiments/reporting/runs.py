@@ -75,6 +75,11 @@ def canonical(flag: str, value: Any) -> Any:
   return ':'.join(filter(None, [name, ','.join(f'{key}={shown[key]}' for key in sorted(shown))]))
 
 
+def number(value: Any) -> Optional[float]:
+  """The number that a JSON file holds; None for any other value."""
+  return float(value) if isinstance(value, (int, float)) else None
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Run:
   """One run folder. Whatever is missing in it is empty or None.
@@ -133,17 +138,11 @@ class Run:
   @property
   def test_accuracy(self) -> Optional[float]:
     """The test accuracy of the final model, in [0, 1]. Without a summary, it is the one of the last tested round."""
-    accuracy = self.summary.get('test_accuracy')
-    if isinstance(accuracy, (int, float)):
-      return float(accuracy)
+    accuracy = number(self.summary.get('test_accuracy'))
+    if accuracy is not None:
+      return accuracy
     accuracies = self.curve('test_accuracy')
     return float(accuracies.iloc[-1]) if len(accuracies) else None
-
-  @property
-  def share_of_ceiling(self) -> Optional[float]:
-    """Of a certified run: see `quap_tff.mechanisms.certified.planning.share_of_ceiling`."""
-    share = self.summary.get('share_of_ceiling')
-    return float(share) if isinstance(share, (int, float)) else None
 
   @property
   def counts(self) -> Optional[np.ndarray]:

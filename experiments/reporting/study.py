@@ -343,12 +343,12 @@ def over(values: Iterable[Optional[float]], digits: int = 2, is_bound: bool = Fa
   return pages.Quantity(float(known.mean()), deviation, len(known), digits, is_bound)
 
 
-def interval(values: Iterable[float], digits: int = 2) -> Optional[pages.Quantity]:
+def interval(values: Iterable[float]) -> Optional[pages.Quantity]:
   """The mean, and half of Student's 95% interval of it in place of the deviation; None if there is no finite value.
 
   A single value has no interval.
   """
-  found = over(values, digits)
+  found = over(values)
   if found is None or found.deviation is None or found.count is None:
     return found
   half = stats.t.ppf(0.975, found.count - 1) * found.deviation / np.sqrt(found.count)

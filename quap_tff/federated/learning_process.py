@@ -11,6 +11,7 @@ model's metrics), `aggregator` and `finalizer`.
 """
 
 import collections
+import dataclasses
 from typing import Any, Callable, Optional
 
 import numpy as np
@@ -33,31 +34,21 @@ from quap_tff.training import model_functions
 _SGD = tff.learning.optimizers.build_sgdm
 
 
+@dataclasses.dataclass(frozen=True)
 class _ServerMemory:
   """The stages of a round that an extension adds. Their arguments and results are federated values.
 
   The state is the client work's after local training, `<work=<round, seed>, memory=…>`: its round is the current one,
-  and its memory is from before the round.
-
-  Args:
-    extension: The method.
-    model_fn: Makes the model anew on each call.
-    num_clients: N.
-    learning_rate_at: A function from a round to the clients' learning rate.
+  and its memory is from before the round. `learning_rate_at` is a function from a round to the clients' learning rate.
   """
 
-  def __init__(
-    self,
-    extension: extensions.Extension,
-    model_fn: model_functions.ModelFn,
-    num_clients: Optional[int],
-    learning_rate_at: Callable[[Any], tf.Tensor],
-  ):
-    self._extension, self._model_fn, self._num_clients = extension, model_fn, num_clients
-    self._learning_rate_at = learning_rate_at
+  extension: extensions.Extension
+  model_fn: model_functions.ModelFn
+  num_clients: Optional[int]
+  learning_rate_at: Callable[[Any], tf.Tensor]
 
   def _cohort(self, state, reports):
-    learning_rate = lambda: self._learning_rate_at(state['work']['round'])
+    learning_rate = lambda: self.learning_rate_at(state['work']['round'])
     return extensions.Cohort(reports['client_id'], reports, learning_rate)
 
   def collected(self, weights: tff.Value) -> tff.Value:
@@ -69,17 +60,17 @@ class _ServerMemory:
 
     reports = tff.federated_map(asked_for, weights)
     are_scalars = all(not one.shape for one in reports.type_signature.member)
-    assert self._num_clients is not None
-    return sums.summed_by_id(reports, self._num_clients) if are_scalars else sums.collected(reports)
+    assert self.num_clients is not None
+    return sums.summed_by_id(reports, self.num_clients) if are_scalars else sums.collected(reports)
 
   def scaled(self, state: tff.Value, updates: tff.Value, weights: tff.Value, reports: tff.Value) -> tff.Value:
     """The clients' updates times `extension.scales`, which follow from the reports of all."""
-    if not self._extension.takes_absent:
+    if not self.extension.takes_absent:
       return updates
 
     @tff.tensorflow.computation(state.type_signature.member, reports.type_signature.member)
     def weigh(work, collected):
-      scales = self._extension.scales(work['memory'], self._cohort(work, collected))
+      scales = self.extension.scales(work['memory'], self._cohort(work, collected))
       return collections.OrderedDict(client_ids=collected['client_id'], scales=scales)
 
     message = tff.federated_broadcast(tff.federated_map(weigh, (state, reports)))
@@ -97,17 +88,17 @@ class _ServerMemory:
     @tff.tensorflow.computation(state.type_signature.member, mean.type_signature.member, reports.type_signature.member)
     def server_step(work, value, collected):
       cohort = self._cohort(work, collected)
-      direction, memory = self._extension.server_step(work['memory'], tf.nest.flatten(value), cohort)
+      direction, memory = self.extension.server_step(work['memory'], tf.nest.flatten(value), cohort)
       return tf.nest.pack_sequence_as(value, direction), collections.OrderedDict(work, memory=memory)
 
     return tff.federated_map(server_step, (state, mean, reports))
 
   def trained(self, weights: tff.Value, state: tff.Value, reports: tff.Value) -> tff.Value:
     """x, after the server's own training if nobody came: the local training of a client with the id N."""
-    training = self._extension.server_training()
+    training = self.extension.server_training()
     if training is None:
       return weights
-    blank_model_fn = model_functions.without_initial_weights(self._model_fn)
+    blank_model_fn = model_functions.without_initial_weights(self.model_fn)
     optimizer = tff.learning.optimizers.build_sgdm(training.learning_rate)
 
     @tff.tensorflow.computation(
@@ -115,7 +106,7 @@ class _ServerMemory:
     )
     def train_server(old, work, collected):
       examples = tf.nest.map_structure(tf.constant, training.examples)
-      client_id, nobody_came = tf.constant(self._num_clients, tf.int64), tf.equal(tf.size(collected['client_id']), 0)
+      client_id, nobody_came = tf.constant(self.num_clients, tf.int64), tf.equal(tf.size(collected['client_id']), 0)
       update, _ = client_update.build_client_update(blank_model_fn(), optimizer, training.config)(
         old, examples, client_id, work['work']['round'], work['work']['seed']
       )

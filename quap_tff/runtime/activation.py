@@ -11,7 +11,7 @@ import tensorflow_federated as tff
 
 from quap_tff.runtime import config as config_lib
 from quap_tff.runtime import remote_workers
-from quap_tff.runtime import worker_contexts
+from quap_tff.runtime import workers
 from quap_tff.runtime.in_process import context as in_process
 from quap_tff.runtime.values import errors
 from quap_tff.runtime.values import traffic
@@ -92,12 +92,12 @@ def _context(config: config_lib.RuntimeConfig) -> Any:
   if config.kind == 'in_process':
     return in_process.InProcessContext(config.resolved_num_threads(), prepare(config), config.clients_per_call)
   if config.kind == 'native':
-    return worker_contexts.NativeContext(remote_workers.Worker(timeout=config.worker_timeout))
+    return remote_workers.Worker(timeout=config.worker_timeout)
   addresses = config.worker_addresses or [None] * config.num_workers
   credentials = None
   if config.worker_credentials is not None:
     credentials = remote_workers.channel_credentials(config.worker_credentials)
-  return worker_contexts.WorkersContext(addresses, config.worker_timeout, credentials)
+  return workers.WorkersContext(addresses, config.worker_timeout, credentials)
 
 
 @contextlib.contextmanager

@@ -57,8 +57,8 @@ def channel_credentials(directory: str) -> grpc.ChannelCredentials:
   return grpc.ssl_channel_credentials(authority, key, certificate)
 
 
-class Worker:
-  """A worker at an address, or one that this program starts.
+class Worker(tff.program.FederatedContext):
+  """A worker at an address, or one that this program starts: TFF's own execution context on it.
 
   A worker that is given up fails its requests at once. One that this program did not start is used again when it
   answers again.

@@ -15,7 +15,7 @@ from experiments.command import command_line
 from tests.experiments import harness
 
 # A measurement in a process of its own, as the benchmark starts it, with a program that never ends in place of Python.
-# tests/quap_tff/runtime/worker_contexts_test.py says that the workers of a measurement end with it.
+# tests/quap_tff/runtime/workers_test.py says that the workers of a measurement end with it.
 _MEASURING = """
 import sys, types
 from experiments.benchmarking import turns as benchmark_turns

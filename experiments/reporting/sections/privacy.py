@@ -34,7 +34,7 @@ def whole_model_epsilon(run: runs_lib.Run) -> Optional[float]:
   """The largest ε of any client that holds for the released model: the certificate's, or else the formal one."""
   if run.certificate is not None:
     part, key = ('guarantee', 'epsilon') if _is_stopped(run) else ('achieved', 'epsilon_max')
-    return _number(_object(run.certificate, part).get(key))
+    return runs_lib.number(_object(run.certificate, part).get(key))
   is_protected = _formal(run).get('covers') == 'released model' and run.summary.get('model_protected') is True
   return _smallest(run).get('epsilon_max') if is_protected else None
 
@@ -66,9 +66,10 @@ def formal_text(group: study.Group) -> str:
   source = 'certificate.json' if run.certificate is not None else _ACCOUNTANTS.get(accountant, accountant)
   secret = ', cohorts secret' if run.has_secret_cohorts else ''
   text = f'{covers}: ε = {rounding.up(max(epsilons))} ({source}{secret}){IDEAL if ideal_note(run) else ""}'
-  readings = [_number(_object(_formal(run), 'reading').get('epsilon_max')) for run in group.runs if _is_stopped(run)]
-  if not readings:
+  stopped = [run for run in group.runs if _is_stopped(run)]
+  if not stopped:
     return text
+  readings = [runs_lib.number(_object(_formal(run), 'reading').get('epsilon_max')) for run in stopped]
   known = [reading for reading in readings if reading is not None]
   largest = rounding.up(max(known)) if len(known) == len(readings) else 'none'
   return f'{text}, for all planned rounds; reading of those that ran, no guarantee: {largest}'
@@ -179,9 +180,13 @@ def _smallest(run) -> Mapping[str, Any]:
   if _is_only_read(run):
     return {}
   figures = _formal(run).get('figures')
-  figures = [f for f in figures if _number(f.get('epsilon_max')) is not None] if isinstance(figures, list) else []
-  figures = [figure for figure in figures if figure.get('amplification') == 'none' or run.has_secret_cohorts]
-  return min(figures, key=lambda figure: figure['epsilon_max'], default={})
+  known = [
+    figure
+    for figure in (figures if isinstance(figures, list) else [])
+    if runs_lib.number(figure.get('epsilon_max')) is not None
+    and (figure.get('amplification') == 'none' or run.has_secret_cohorts)
+  ]
+  return min(known, key=lambda figure: figure['epsilon_max'], default={})
 
 
 def ideal_note(run: runs_lib.Run) -> str:
@@ -190,7 +195,3 @@ def ideal_note(run: runs_lib.Run) -> str:
   noted = [note for note in notes if _IDEAL_WORDS in str(note)] if isinstance(notes, list) else []
   default = _IDEAL_OF_TFF if run.algorithm.startswith('tff_') else ''
   return str(next(filter(None, [run.summary.get('noise_note'), _formal(run).get('noise_note'), *noted]), default))
-
-
-def _number(value) -> Optional[float]:
-  return float(value) if isinstance(value, (int, float)) else None

@@ -58,7 +58,7 @@ def certified(groups: Sequence[study.Group]) -> list[pages.Block]:
       'total δ': rounding.up(g.setting['delta']),
       **_with_interval('accuracy (%)', g.interval()),
       **difference,
-      'share of ceiling': g.measure(lambda run: run.share_of_ceiling),
+      'share of ceiling': g.measure(lambda run: runs_lib.number(run.summary.get('share_of_ceiling'))),
       'trust': '; '.join(sorted({privacy.trust(run) for run in g.runs})),
       'formal ε': privacy.formal_text(g),
     }

@@ -134,14 +134,7 @@ def _joined_sums(aggregations: Sequence[_Aggregation], body: Body) -> Optional[A
 
 
 class _Pass:
-  """A `schedule.Pass` of a body, ready to run.
-
-  Args:
-    body: The computation.
-    entry: What the pass makes.
-    needs: The names that it needs.
-    later: The names that later passes or the result need.
-  """
+  """A `schedule.Pass` of a body, ready to run; `later` are the names that later passes or the result need."""
 
   def __init__(self, body: Body, entry: schedule.Pass, needs: set[str], later: set[str]):
     program = body.program

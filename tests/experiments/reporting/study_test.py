@@ -15,18 +15,14 @@ def _methods(families):
 
 
 class TestGroups:
-  def test_seeds_of_one_setting_are_a_group(self, tmp_path):
-    (group,) = factory.groups_of(
-      tmp_path, *factory.seeds(42, 123, 999, accuracy=[0.9, 0.8, 0.7], noise_seed=[1, 2, None])
-    )
+  def test_seeds_of_one_setting_are_a_group(self, groups_of):
+    (group,) = groups_of(*factory.seeds(42, 123, 999, accuracy=[0.9, 0.8, 0.7], noise_seed=[1, 2, None]))
     assert group.origin == {'seeds': '3 (42, 123, 999)', 'rounds': '10 of 10'}
     assert str(group.accuracy()) == '80.00 ± 10.00'
 
-  def test_ways_to_write_a_flag_are_one_setting(self, tmp_path):
-    groups = factory.groups_of(
-      tmp_path,
-      {'participation': 'beta', 'epsilon': 6, 'seed': 1},
-      {'participation': 'beta:b=5,a=2.0', 'epsilon': 6.0, 'seed': 2},
+  def test_ways_to_write_a_flag_are_one_setting(self, groups_of):
+    groups = groups_of(
+      {'participation': 'beta', 'epsilon': 6, 'seed': 1}, {'participation': 'beta:b=5,a=2.0', 'epsilon': 6.0, 'seed': 2}
     )
     assert len(groups) == 1
 
@@ -39,16 +35,16 @@ class TestGroups:
       ('algorithm', 'fixed_dp:clip=0.5'),
     ],
   )
-  def test_another_flag_is_another_group(self, tmp_path, flag, other):
-    groups = factory.groups_of(tmp_path, {'seed': 1}, {'seed': 2}, {'seed': 2, flag: other})
+  def test_another_flag_is_another_group(self, groups_of, flag, other):
+    groups = groups_of({'seed': 1}, {'seed': 2}, {'seed': 2, flag: other})
     assert [len(group.runs) for group in groups] == [2, 1]
 
-  def test_a_flag_that_the_method_does_not_read_makes_no_other_setting(self, tmp_path):
+  def test_a_flag_that_the_method_does_not_read_makes_no_other_setting(self, groups_of):
     runs = [dict(algorithm='fedavg', noise_norm=0, epsilon=e, seed=s) for s, e in ((1, 3), (2, 6))]
-    assert len(factory.groups_of(tmp_path, *runs)) == 1
+    assert len(groups_of(*runs)) == 1
 
-  def test_a_flag_that_an_older_version_did_not_have_makes_another_setting(self, tmp_path):
-    groups = factory.groups_of(tmp_path, {'seed': 1}, {'seed': 2, 'new_flag': 1})
+  def test_a_flag_that_an_older_version_did_not_have_makes_another_setting(self, groups_of):
+    groups = groups_of({'seed': 1}, {'seed': 2, 'new_flag': 1})
     assert [group.setting['new_flag'] for group in groups] == ['absent', 1]
     assert len(study.families(groups, 'algorithm')) == 2
 
@@ -85,41 +81,38 @@ class TestGroups:
       ('markov', None),
     ],
   )
-  def test_the_documents_scenarios(self, tmp_path, participation, scenario):
-    assert factory.groups_of(tmp_path, {'participation': participation})[0].scenario == scenario
+  def test_the_documents_scenarios(self, groups_of, participation, scenario):
+    assert groups_of({'participation': participation})[0].scenario == scenario
 
 
 class TestFamilies:
-  def test_share_all_but_the_axes(self, tmp_path):
-    groups = factory.groups_of(
-      tmp_path, {'algorithm': 'quap'}, {'algorithm': 'fixed_dp'}, {'algorithm': 'quap', 'epsilon': 3}
-    )
+  def test_share_all_but_the_axes(self, groups_of):
+    groups = groups_of({'algorithm': 'quap'}, {'algorithm': 'fixed_dp'}, {'algorithm': 'quap', 'epsilon': 3})
     families = study.families(groups, 'algorithm')
     assert _methods(families) == [['quap', 'fixed_dp'], ['quap']]
     assert [family.title for family in study.titled(families, 'algorithm')] == ['MNIST, ε = 6', 'MNIST, ε = 3']
     assert len(study.families(groups, 'algorithm', at_least=2)) == 1
 
-  def test_a_method_is_beside_all_that_differ_in_flags_it_does_not_read(self, tmp_path):
-    groups = factory.groups_of(
-      tmp_path,
+  def test_a_method_is_beside_all_that_differ_in_flags_it_does_not_read(self, groups_of):
+    groups = groups_of(
       {'algorithm': 'fedavg', 'noise_norm': 0},
       *({'epsilon': e, 'algorithm': a} for e in (3, 6) for a in ('quap', 'fixed_dp')),
     )
     assert _methods(study.families(groups, 'algorithm')) == [['quap', 'fedavg', 'fixed_dp']] * 2
 
-  def test_no_family_holds_two_settings_of_a_method(self, tmp_path):
+  def test_no_family_holds_two_settings_of_a_method(self, groups_of):
     # Fixed-DP reads neither α nor β, and agrees with both settings of QuAP-FL.
-    groups = factory.groups_of(tmp_path, {'alpha': 0.3}, {'alpha': 0.7}, {'algorithm': 'fixed_dp'})
+    groups = groups_of({'alpha': 0.3}, {'alpha': 0.7}, {'algorithm': 'fixed_dp'})
     assert _methods(study.families(groups, 'algorithm')) == [['quap', 'fixed_dp']] * 2
 
-  def test_a_place_shows_the_setting_with_most_methods(self, tmp_path):
-    groups = factory.groups_of(tmp_path, {'epsilon': 3}, {}, {'algorithm': 'fixed_dp'}, {'participation': 'uniform'})
+  def test_a_place_shows_the_setting_with_most_methods(self, groups_of):
+    groups = groups_of({'epsilon': 3}, {}, {'algorithm': 'fixed_dp'}, {'participation': 'uniform'})
     assert _methods(family.groups for family in study.places(groups)) == [['quap', 'fixed_dp'], ['quap']]
 
 
 class TestTables:
-  def test_a_setting_names_what_differs_from_most_rows(self, tmp_path):
-    groups = factory.groups_of(tmp_path, {}, {'seed': 1, 'epsilon': 3}, {'algorithm': 'fixed_dp'})
+  def test_a_setting_names_what_differs_from_most_rows(self, groups_of):
+    groups = groups_of({}, {'seed': 1, 'epsilon': 3}, {'algorithm': 'fixed_dp'})
     blocks = study.by_group('t', 'A table', groups, lambda group: {'value': 1})
     assert [(row['method'], row['setting']) for row in factory.table(blocks, 't')] == [
       ('QuAP-FL', '-'),
@@ -128,21 +121,20 @@ class TestTables:
     ]
     assert 'Unless its setting says otherwise, a row has ε = 6.' in factory.text(blocks)
 
-  def test_without_a_majority_every_row_says_its_value(self, tmp_path):
-    blocks = study.by_group('t', '', factory.groups_of(tmp_path, {}, {'epsilon': 3}), lambda group: {'value': 1})
+  def test_without_a_majority_every_row_says_its_value(self, groups_of):
+    blocks = study.by_group('t', '', groups_of({}, {'epsilon': 3}), lambda group: {'value': 1})
     assert [row['setting'] for row in factory.table(blocks, 't')] == ['ε = 6', 'ε = 3']
 
-  def test_a_flag_with_a_column_of_its_own_is_no_setting(self, tmp_path):
-    groups = factory.groups_of(tmp_path, {'epsilon': 10}, {'epsilon': 3})
+  def test_a_flag_with_a_column_of_its_own_is_no_setting(self, groups_of):
+    groups = groups_of({'epsilon': 10}, {'epsilon': 3})
     rows = factory.table(study.by_group('t', '', groups, lambda group: {'value': 1}, 'epsilon'), 't')
     assert [row['ε'] for row in rows] == ['3', '10'] and 'setting' not in rows[0]
 
-  def test_parameters_of_a_method_are_named_where_they_differ(self, tmp_path):
-    groups = factory.groups_of(
-      tmp_path,
+  def test_parameters_of_a_method_are_named_where_they_differ(self, groups_of):
+    groups = groups_of(
       *(
         {'algorithm': f'certified:clip=0.5,weights={w}', 'certified_epsilon': 3.0} for w in ('uniform', 'participation')
-      ),
+      )
     )
     rows = factory.table(study.by_group('t', '', groups, lambda group: {}), 't')
     assert [row['method'] for row in rows] == [
@@ -150,12 +142,12 @@ class TestTables:
       'Certified QuAP-FL (equal weights)',
     ]
 
-  def test_unequal_rounds_are_named(self, tmp_path):
-    groups = factory.groups_of(tmp_path, {'rounds_run': 5}, {'algorithm': 'fixed_dp'})
+  def test_unequal_rounds_are_named(self, groups_of):
+    groups = groups_of({'rounds_run': 5}, {'algorithm': 'fixed_dp'})
     assert 'compare only rows with equal rounds' in factory.text(study.by_group('t', '', groups, lambda group: {}))
 
-  def test_measured_beside_printed(self, tmp_path):
-    groups = factory.groups_of(tmp_path, {'accuracy': 0.8})
+  def test_measured_beside_printed(self, groups_of):
+    groups = groups_of({'accuracy': 0.8})
     printed = pages.Quantity(93.3, 0.1, digits=1)
     (row,) = study.beside('accuracy', printed, groups, 'quap', {'dataset': 'mnist'})
     assert (row.last['difference'], row.group) == ('-13.30', groups[0])

@@ -1,4 +1,4 @@
-"""Tests of `quap_tff.runtime.worker_contexts`: what each worker gets of an argument."""
+"""Tests of `quap_tff.runtime.workers`: what each worker gets of an argument."""
 
 import collections
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow_federated as tff
 
-from quap_tff.runtime import worker_contexts
+from quap_tff.runtime import workers
 from quap_tff.runtime.values import values
 
 _AT_CLIENTS = tff.FederatedType(np.int32, tff.CLIENTS)
@@ -26,12 +26,12 @@ _AT_SERVER = tff.FederatedType(np.int32, tff.SERVER)
   ],
 )
 def test_parts_are_contiguous_and_even(clients, count, expected):
-  assert worker_contexts.split(list(range(clients)), _AT_CLIENTS, count) == expected
+  assert workers.split(list(range(clients)), _AT_CLIENTS, count) == expected
 
 
 def test_what_is_not_each_clients_own_goes_to_all():
   type_spec = tff.to_type(collections.OrderedDict(state=_AT_SERVER, data=_AT_CLIENTS, rate=_EVERYWHERE))
-  found = worker_contexts.split(collections.OrderedDict(state=7, data=[1, 2, 3], rate=9), type_spec, 2)
+  found = workers.split(collections.OrderedDict(state=7, data=[1, 2, 3], rate=9), type_spec, 2)
   assert [tff.structure.to_odict(part) for part in found] == [
     {'state': 7, 'data': [1, 2], 'rate': 9},
     {'state': 7, 'data': [3], 'rate': 9},

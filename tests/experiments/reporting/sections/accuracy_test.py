@@ -12,8 +12,8 @@ FULL = factory.FULL
 
 
 class TestFinal:
-  def test_beside_the_documents(self, tmp_path):
-    groups = factory.groups_of(tmp_path, *factory.seeds(1, 2, accuracy=[0.93, 0.94], **FULL))
+  def test_beside_the_documents(self, groups_of):
+    groups = groups_of(*factory.seeds(1, 2, accuracy=[0.93, 0.94], **FULL))
     rows = factory.table(accuracy.final(groups), 'accuracy_epsilon_6')
     found = factory.row(rows, dataset='MNIST', method='QuAP-FL')
     assert found['document: accuracy (%)'] == '93.30 ± 0.10'
@@ -22,9 +22,8 @@ class TestFinal:
     assert factory.row(rows, dataset='MNIST', method='Fixed-DP')['measured: accuracy (%)'] == 'not run'
     assert len(rows) == 6
 
-  def test_only_runs_of_the_tables_own_epsilon_and_scenario(self, tmp_path):
-    groups = factory.groups_of(
-      tmp_path,
+  def test_only_runs_of_the_tables_own_epsilon_and_scenario(self, groups_of):
+    groups = groups_of(
       {'epsilon': 3, 'accuracy': 0.8, **FULL},
       {'epsilon': 6, 'accuracy': 0.9, **FULL},
       {'epsilon': 3, 'accuracy': 0.7, 'participation': 'uniform', **FULL},
@@ -37,9 +36,9 @@ class TestFinal:
     }
     assert measured == {'uniform': '70.00', 'heterogeneous, Beta(2,5)': '80.00'}
 
-  def test_other_settings_split_the_row(self, tmp_path):
-    groups = factory.groups_of(
-      tmp_path, {'accuracy': 0.8, **FULL}, {'accuracy': 0.9, 'client_optimizer': 'sgd:learning_rate=0.1', **FULL}
+  def test_other_settings_split_the_row(self, groups_of):
+    groups = groups_of(
+      {'accuracy': 0.8, **FULL}, {'accuracy': 0.9, 'client_optimizer': 'sgd:learning_rate=0.1', **FULL}
     )
     rows = [row for row in factory.table(accuracy.final(groups), 'accuracy_epsilon_6') if row['method'] == 'QuAP-FL']
     assert [(row['setting'], row['measured: accuracy (%)']) for row in rows[:2]] == [
@@ -47,17 +46,17 @@ class TestFinal:
       ('client optimizer sgd, learning rate 0.1', '90.00'),
     ]
 
-  def test_accuracy_of_models_without_a_finite_epsilon_is_called_that(self, tmp_path):
-    assert published.NOTES['layerwise'][0] in accuracy.final(factory.groups_of(tmp_path, FULL))
+  def test_accuracy_of_models_without_a_finite_epsilon_is_called_that(self, groups_of):
+    assert published.NOTES['layerwise'][0] in accuracy.final(groups_of(FULL))
 
-  def test_fedavg_at_any_epsilon(self, tmp_path):
-    groups = factory.groups_of(tmp_path, {'algorithm': 'fedavg', 'epsilon': 3, 'noise_norm': 0, **FULL})
+  def test_fedavg_at_any_epsilon(self, groups_of):
+    groups = groups_of({'algorithm': 'fedavg', 'epsilon': 3, 'noise_norm': 0, **FULL})
     rows = factory.table(accuracy.final(groups), 'accuracy_epsilon_6')
     assert rows[0]['measured: accuracy (%)'] == '90.00'
 
 
-def test_early_stop_beside_the_documents(tmp_path):
-  groups = factory.groups_of(tmp_path, {}, {'accuracy': 0.9321, 'rounds_run': 7, 'stop_at_accuracy': 0.932, **FULL})
+def test_early_stop_beside_the_documents(groups_of):
+  groups = groups_of({}, {'accuracy': 0.9321, 'rounds_run': 7, 'stop_at_accuracy': 0.932, **FULL})
   blocks = accuracy.early_stop(groups)
   (row,) = factory.table(blocks, 'early_stop')
   assert '(November 2025, table 2)' in blocks[0].title
@@ -66,29 +65,26 @@ def test_early_stop_beside_the_documents(tmp_path):
 
 
 class TestConvergence:
-  def test_rounds_to_90(self, tmp_path):
-    groups = factory.groups_of(
-      tmp_path, *factory.seeds(1, 2, curve=[[0.1, 0.9, 0.8], [0.1, 0.5, 0.95]], rounds_run=3, **FULL)
-    )
+  def test_rounds_to_90(self, groups_of):
+    groups = groups_of(*factory.seeds(1, 2, curve=[[0.1, 0.9, 0.8], [0.1, 0.5, 0.95]], rounds_run=3, **FULL))
     rows = factory.table(accuracy.convergence(groups), 'rounds_to_90')
     found = factory.row(rows, participation='heterogeneous, Beta(2,5)', method='QuAP-FL')
     assert (found['document: rounds'], found['measured: rounds'], found['difference']) == ('67', '2.5 ± 0.7', '-64.5')
     assert factory.row(rows, participation='extreme imbalance', method='Fixed-DP')['document: rounds'] == 'not reached'
 
-  def test_not_reached(self, tmp_path):
-    (group,) = factory.groups_of(tmp_path, *factory.seeds(1, 2, curve=[[0.1, 0.9], [0.1, 0.89]], rounds_run=2))
+  def test_not_reached(self, groups_of):
+    (group,) = groups_of(*factory.seeds(1, 2, curve=[[0.1, 0.9], [0.1, 0.89]], rounds_run=2))
     assert accuracy.rounds_to_90(group) == 'not reached in 1 of 2 seeds in 2 rounds'
-    (group,) = factory.groups_of(tmp_path / 'b', {'curve': [0.1, 0.2], 'rounds_run': 2})
+    (group,) = groups_of({'curve': [0.1, 0.2], 'rounds_run': 2})
     assert accuracy.rounds_to_90(group) == 'not reached in 2 rounds'
 
 
-def test_ablation_has_all_eight_rows(tmp_path):
-  groups = factory.groups_of(
-    tmp_path,
+def test_ablation_has_all_eight_rows(groups_of):
+  groups = groups_of(
     *(
       {'algorithm': name, 'accuracy': value, **FULL}
       for name, value in [('quap', 0.9), ('fixed_dp', 0.8), ('layerwise', 0.85)]
-    ),
+    )
   )
   rows = factory.table(accuracy.ablation(groups), 'ablation')
   assert len(rows) == 8
@@ -102,9 +98,8 @@ def test_ablation_has_all_eight_rows(tmp_path):
   assert full['formal ε'] == 'no finite ε for the released model'
 
 
-def test_alpha_beta_grid(tmp_path):
-  groups = factory.groups_of(
-    tmp_path,
+def test_alpha_beta_grid(groups_of):
+  groups = groups_of(
     *({'dataset': 'cifar10', 'alpha': a, 'beta': 2, 'accuracy': a, **FULL} for a in (0.3, 0.5)),
     {'dataset': 'cifar10', 'alpha': 0.7},
   )
@@ -115,13 +110,12 @@ def test_alpha_beta_grid(tmp_path):
 
 
 class TestOverFlags:
-  def test_dirichlet(self, tmp_path):
-    groups = factory.groups_of(
-      tmp_path,
+  def test_dirichlet(self, groups_of):
+    groups = groups_of(
       *(
         {'algorithm': method, 'partition': f'dirichlet:alpha={a}', 'accuracy': value, **FULL}
         for method, a, value in [('quap', 0.1, 0.9), ('quap', 10, 0.95), ('fixed_dp', 0.1, 0.8), ('fixed_dp', 10, 0.95)]
-      ),
+      )
     )
     blocks = accuracy.heterogeneity(groups)
     assert len(factory.table(blocks, 'dirichlet')) == 4
@@ -132,45 +126,41 @@ class TestOverFlags:
     ]
     assert gains[0]['document'] == 'more than 5 points'
 
-  def test_only_methods_with_several_values(self, tmp_path):
-    groups = factory.groups_of(tmp_path, {'epsilon': 3}, {'epsilon': 6}, {'algorithm': 'fixed_dp'})
+  def test_only_methods_with_several_values(self, groups_of):
+    groups = groups_of({'epsilon': 3}, {'epsilon': 6}, {'algorithm': 'fixed_dp'})
     rows = factory.table(accuracy.epsilon(groups), 'epsilon_total')
     assert [(row['method'], row['nominal ε_total']) for row in rows] == [('QuAP-FL', '3'), ('QuAP-FL', '6')]
 
-  def test_certified_is_no_row_of_nominal_budgets(self, tmp_path):
+  def test_certified_is_no_row_of_nominal_budgets(self, groups_of):
     runs = [{'algorithm': 'certified', 'epsilon': e, 'certified_epsilon': e} for e in (1, 3)]
-    assert not accuracy.epsilon(factory.groups_of(tmp_path, *runs))
+    assert not accuracy.epsilon(groups_of(*runs))
 
-  def test_what_the_section_on_certified_runs_compares_is_not_compared_again(self, tmp_path):
+  def test_what_the_section_on_certified_runs_compares_is_not_compared_again(self, groups_of):
     whole = {'algorithm': 'tff_dp_fedavg', 'calibration': 'exact', 'covers': 'released model'}
     runs = [
       {**whole, 'epsilon': e, 'epsilon_max': float(e), 'participation': p} for e in (1, 3) for p in ('uniform', 'beta')
     ]
-    alone = factory.groups_of(tmp_path / 'alone', *runs)
+    alone = groups_of(*runs)
     assert accuracy.epsilon(alone) and accuracy.participation(alone)
     certified = {'algorithm': 'certified', 'epsilon': 3, 'certified_epsilon': 3.0}
-    both = factory.groups_of(tmp_path / 'both', *runs, certified)
+    both = groups_of(*runs, certified)
     assert not accuracy.epsilon(both) and not accuracy.participation(both)
 
-  def test_the_note_on_layer_wise_noise_needs_such_noise(self, tmp_path):
+  def test_the_note_on_layer_wise_noise_needs_such_noise(self, groups_of):
     runs = lambda method: [{'algorithm': method, 'epsilon': e} for e in (3, 6)]
     note = published.NOTES['layerwise'][0]
-    assert note in accuracy.epsilon(factory.groups_of(tmp_path / 'quap', *runs('quap')))
-    assert note not in accuracy.epsilon(factory.groups_of(tmp_path / 'fixed', *runs('fixed_dp')))
+    assert note in accuracy.epsilon(groups_of(*runs('quap')))
+    assert note not in accuracy.epsilon(groups_of(*runs('fixed_dp')))
 
-  def test_exact_calibration_is_no_nominal_budget(self, tmp_path):
+  def test_exact_calibration_is_no_nominal_budget(self, groups_of):
     runs = [{'epsilon': e, 'calibration': c} for e in (3, 6) for c in ('documents', 'exact')]
-    blocks = accuracy.epsilon(factory.groups_of(tmp_path, *runs))
+    blocks = accuracy.epsilon(groups_of(*runs))
     assert len(factory.table(blocks, 'epsilon_total')) == 2
     assert [row['ε_total, exact accounting'] for row in factory.table(blocks, 'epsilon_exact')] == ['3', '6']
 
-  def test_participation_and_critical_layers(self, tmp_path):
-    groups = factory.groups_of(
-      tmp_path,
-      {},
-      {'participation': 'beta:a=1,b=1'},
-      {'critical_layers': 'all_dense'},
-      {'critical_layers': 'dense,dense_1'},
+  def test_participation_and_critical_layers(self, groups_of):
+    groups = groups_of(
+      {}, {'participation': 'beta:a=1,b=1'}, {'critical_layers': 'all_dense'}, {'critical_layers': 'dense,dense_1'}
     )
     rows = factory.table(accuracy.participation(groups), 'participation')
     assert [row['participation model'] for row in rows] == ['Beta(1,1)', 'Beta(2,5)']
@@ -178,24 +168,20 @@ class TestOverFlags:
     column = 'critical (clipped and noised) layers'
     assert [row[column] for row in rows] == ['final_dense', 'dense,dense_1', 'all_dense']
 
-  def test_two_families_get_a_table_and_a_figure_each(self, tmp_path):
+  def test_two_families_get_a_table_and_a_figure_each(self, groups_of):
     runs = [{'epsilon': e, 'delta': d} for e in (3, 6) for d in (1e-5, 1e-6)]
-    blocks = accuracy.epsilon(factory.groups_of(tmp_path, *runs))
+    blocks = accuracy.epsilon(groups_of(*runs))
     assert sum(isinstance(block, pages.Table) for block in blocks) == len(factory.drawings(blocks)) == 2
 
-  def test_what_another_flag_sets_apart_is_not_shown_twice(self, tmp_path):
+  def test_what_another_flag_sets_apart_is_not_shown_twice(self, groups_of):
     # Fixed-DP at two values of ε is beside each α of QuAP-FL, which has one value of ε only.
-    groups = factory.groups_of(
-      tmp_path, *({'algorithm': 'fixed_dp', 'epsilon': e} for e in (3, 6)), *({'alpha': a} for a in (0.3, 0.7))
-    )
+    groups = groups_of(*({'algorithm': 'fixed_dp', 'epsilon': e} for e in (3, 6)), *({'alpha': a} for a in (0.3, 0.7)))
     assert len(factory.drawings(accuracy.epsilon(groups))) == 1
 
 
-def test_a_thousand_clients(tmp_path):
+def test_a_thousand_clients(groups_of):
   at = published.AT_SCALE_FLAGS
-  groups = factory.groups_of(
-    tmp_path, {'accuracy': 0.8, 'noise_norm': 1.0, **at}, {'algorithm': 'fixed_dp', 'noise_norm': 4.0, **at}, {}
-  )
+  groups = groups_of({'accuracy': 0.8, 'noise_norm': 1.0, **at}, {'algorithm': 'fixed_dp', 'noise_norm': 4.0, **at}, {})
   found = [
     factory.row(block.rows, method='QuAP-FL') for block in accuracy.at_scale(groups) if isinstance(block, pages.Table)
   ]
@@ -204,33 +190,30 @@ def test_a_thousand_clients(tmp_path):
 
 
 class TestCurves:
-  def test_mean_over_the_rounds_that_all_seeds_tested(self, tmp_path):
-    (group,) = factory.groups_of(
-      tmp_path, *factory.seeds(1, 2, curve=[[0.1, np.nan, 0.3], [0.2, 0.2, 0.5]], rounds_run=3)
-    )
+  def test_mean_over_the_rounds_that_all_seeds_tested(self, groups_of):
+    (group,) = groups_of(*factory.seeds(1, 2, curve=[[0.1, np.nan, 0.3], [0.2, 0.2, 0.5]], rounds_run=3))
     rounds, values = accuracy.over_seeds(group, 'test_accuracy')
     assert rounds.tolist() == [1, 3]
     np.testing.assert_allclose(values, [[0.1, 0.3], [0.2, 0.5]])
 
-  def test_a_run_that_was_tested_once_has_no_curve(self, tmp_path):
-    groups = factory.groups_of(tmp_path, *factory.seeds(1, curve=[[np.nan, np.nan, 0.3]], rounds_run=3))
+  def test_a_run_that_was_tested_once_has_no_curve(self, groups_of):
+    groups = groups_of(*factory.seeds(1, curve=[[np.nan, np.nan, 0.3]], rounds_run=3))
     assert not factory.drawings(accuracy.curves(groups))
 
-  def test_seeds_that_share_a_single_round_have_no_curve(self, tmp_path):
+  def test_seeds_that_share_a_single_round_have_no_curve(self, groups_of):
     curves = [[0.1, np.nan, 0.3], [np.nan, 0.2, 0.5]]
-    groups = factory.groups_of(tmp_path, *factory.seeds(1, 2, curve=curves, rounds_run=3))
+    groups = groups_of(*factory.seeds(1, 2, curve=curves, rounds_run=3))
     assert not factory.drawings(accuracy.curves(groups))
 
-  def test_a_figure_for_each_place(self, tmp_path):
-    groups = factory.groups_of(tmp_path, {}, {'algorithm': 'fixed_dp'}, {'participation': 'uniform'})
+  def test_a_figure_for_each_place(self, groups_of):
+    groups = groups_of({}, {'algorithm': 'fixed_dp'}, {'participation': 'uniform'})
     drawings = factory.drawings(accuracy.curves(groups))
     assert [figure.title for figure in drawings] == ['Test accuracy by round: MNIST'] * 2
     settings = ['Setting: participation Beta(2,5).', 'Setting: participation uniform.']
     assert all(figure.caption.endswith(setting) for figure, setting in zip(drawings, settings))
 
-  def test_lines_are_the_means_in_percent(self, tmp_path):
-    groups = factory.groups_of(
-      tmp_path,
+  def test_lines_are_the_means_in_percent(self, groups_of):
+    groups = groups_of(
       *factory.seeds(1, 2, curve=[[0.1, 0.3], [0.2, 0.5]], rounds_run=2),
       {'algorithm': 'fedavg', 'noise_norm': 0, 'curve': [0.5, 0.6], 'rounds_run': 2},
     )

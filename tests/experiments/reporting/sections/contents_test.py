@@ -77,8 +77,8 @@ def test_results_come_before_settings(everything):
   assert titles[1:3] == ['Accuracy and privacy', 'Certified: equal formal ε']
 
 
-def test_a_report_on_the_documents_settings_says_why_measured_and_printed_figures_differ(tmp_path):
-  text = '\n'.join(factory.text(section.blocks) for section in _built(factory.groups_of(tmp_path, factory.FULL)))
+def test_a_report_on_the_documents_settings_says_why_measured_and_printed_figures_differ(groups_of):
+  text = '\n'.join(factory.text(section.blocks) for section in _built(groups_of(factory.FULL)))
   for words in (
     'as soon as the test accuracy reaches 93.2% (MNIST)',
     'ε_total is not what a client spends',
@@ -88,16 +88,16 @@ def test_a_report_on_the_documents_settings_says_why_measured_and_printed_figure
     assert words in text
 
 
-def test_a_report_on_other_settings_says_nothing_about_the_documents_figures(tmp_path):
-  report = _built(factory.groups_of(tmp_path, {'dataset': 'digits'}, {'algorithm': 'fixed_dp', 'dataset': 'digits'}))
+def test_a_report_on_other_settings_says_nothing_about_the_documents_figures(groups_of):
+  report = _built(groups_of({'dataset': 'digits'}, {'algorithm': 'fixed_dp', 'dataset': 'digits'}))
   assert report[0].title == 'QuAP-FL: measured figures'
   assert 'Why measured and printed figures differ' not in _titles(report)
   tables = [block for section in report for block in section.blocks if isinstance(block, pages.Table)]
   assert not [name for table in tables for name in table.frame if name.startswith('document')]
 
 
-def test_a_report_begins_with_the_finding_one_figure_and_one_table(tmp_path):
-  report = _built(factory.groups_of(tmp_path, {}, {'algorithm': 'fixed_dp', 'accuracy': 0.8}))
+def test_a_report_begins_with_the_finding_one_figure_and_one_table(groups_of):
+  report = _built(groups_of({}, {'algorithm': 'fixed_dp', 'accuracy': 0.8}))
   found, figure, table, *_ = report[0].blocks
   assert found.startswith('**On MNIST with participation Beta(2,5), QuAP-FL is ahead of Fixed-DP, with 90.0% against')
   assert isinstance(figure, pages.Figure) and isinstance(table, pages.Table) and table.name == 'finding'
@@ -106,8 +106,8 @@ def test_a_report_begins_with_the_finding_one_figure_and_one_table(tmp_path):
   assert all(section.blocks for section in report) and 'Accuracy by round' not in _titles(report)
 
 
-def test_all_that_was_not_run_is_one_line(tmp_path):
-  report = _built(factory.groups_of(tmp_path, {'algorithm': 'fedavg', 'noise_norm': 0}))
+def test_all_that_was_not_run_is_one_line(groups_of):
+  report = _built(groups_of({'algorithm': 'fedavg', 'noise_norm': 0}))
   (section,) = (section for section in report if section.title == 'Not run')
   (line,) = section.blocks
   missing = line.partition('. `')[0].split('; ')
@@ -117,8 +117,8 @@ def test_all_that_was_not_run_is_one_line(tmp_path):
   assert not set(missing) & set(_titles(report))
 
 
-def test_settings_name_what_all_share_and_what_differs(tmp_path):
-  groups = factory.groups_of(tmp_path, {}, {'algorithm': 'fixed_dp'}, {'epsilon': 3})
+def test_settings_name_what_all_share_and_what_differs(groups_of):
+  groups = groups_of({}, {'algorithm': 'fixed_dp'}, {'epsilon': 3})
   (section,) = (section for section in _built(groups) if section.title == 'Settings')
   text = factory.text(section.blocks)
   assert 'Made by `the command`.' in text and 'quap_tff 0.1.0' in text and 'cores 2' in text
@@ -127,9 +127,9 @@ def test_settings_name_what_all_share_and_what_differs(tmp_path):
   assert {row['flag']: row['values'] for row in rows} == {'algorithm': 'quap, fixed_dp', 'epsilon': '6, 3'}
 
 
-def test_a_report_calls_nothing_a_formal_epsilon_that_is_none(tmp_path):
+def test_a_report_calls_nothing_a_formal_epsilon_that_is_none(tmp_path, groups_of):
   runs = [{'algorithm': a, 'noise_norm': 0 if a == 'fedavg' else 1.0} for a in ('quap', 'layerwise', 'fedavg')]
-  groups = factory.groups_of(tmp_path / 'runs', *runs)
+  groups = groups_of(*runs)
   pages.write(str(tmp_path / 'report'), _built(groups))
   text = (tmp_path / 'report' / 'report.md').read_text()
   assert text.count('no finite ε for the released model') == 6

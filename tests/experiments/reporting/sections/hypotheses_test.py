@@ -42,17 +42,14 @@ def test_one_pair_gives_no_p(tmp_path):
   assert (row['p'], row['difference']) == ('none', '10.00')
 
 
-def test_pairs_are_of_one_seed_and_length(tmp_path):
-  groups = factory.groups_of(
-    tmp_path,
+def test_pairs_are_of_one_seed_and_length(groups_of):
+  groups = groups_of(
     *factory.seeds(1, 2, 3, accuracy=[0.9, 0.91, 0.92]),
     *factory.seeds(2, 3, 4, accuracy=[0.8, 0.82, 0.83], algorithm='fixed_dp'),
   )
   (row,) = factory.table(hypotheses.build(groups), 'h1')
   assert (row['pairs'], row['QuAP-FL']) == ('2', '91.50 ± 0.71')
-  groups = factory.groups_of(
-    tmp_path / 'b', *factory.seeds(1, 2, rounds_run=5), *factory.seeds(1, 2, algorithm='fixed_dp')
-  )
+  groups = groups_of(*factory.seeds(1, 2, rounds_run=5), *factory.seeds(1, 2, algorithm='fixed_dp'))
   assert not hypotheses.build(groups)
 
 
@@ -61,19 +58,15 @@ def test_runs_of_other_settings_are_no_pair(tmp_path):
 
 
 @pytest.mark.parametrize('spread, verdict', [(-0.5, 'confirmed'), (0.5, 'not confirmed')])
-def test_h2_flips_with_the_budgets(tmp_path, spread, verdict):
+def test_h2_flips_with_the_budgets(groups_of, spread, verdict):
   # Client 9 takes part most: a budget that falls with the client's number evens the sums out.
-  groups = factory.groups_of(
-    tmp_path, *factory.seeds(*SEEDS, spread=spread), *factory.seeds(*SEEDS, algorithm='layerwise')
-  )
+  groups = groups_of(*factory.seeds(*SEEDS, spread=spread), *factory.seeds(*SEEDS, algorithm='layerwise'))
   assert _verdicts(groups, 'h2') == [verdict] * 2
 
 
-def test_h2_needs_the_deviation_itself_to_fall(tmp_path):
+def test_h2_needs_the_deviation_itself_to_fall(groups_of):
   # Larger budgets for all, a little less so for the frequent: the coefficient falls, the deviation grows.
-  groups = factory.groups_of(
-    tmp_path, *factory.seeds(*SEEDS, spread=-0.2, scale=2), *factory.seeds(*SEEDS, algorithm='layerwise')
-  )
+  groups = groups_of(*factory.seeds(*SEEDS, spread=-0.2, scale=2), *factory.seeds(*SEEDS, algorithm='layerwise'))
   deviation, coefficient = factory.table(hypotheses.build(groups), 'h2')
   assert (deviation['measured'], coefficient['measured']) == ('deviation', 'deviation / mean')
   assert float(coefficient['difference'].split()[0]) < 0 < float(deviation['difference'].split()[0])
@@ -81,18 +74,16 @@ def test_h2_needs_the_deviation_itself_to_fall(tmp_path):
 
 
 @pytest.mark.parametrize('layerwise, verdict', [([1.0, 1.1, 1.2], 'confirmed'), ([40.0, 41.5, 42.0], 'not confirmed')])
-def test_h3_flips_with_the_noise(tmp_path, layerwise, verdict):
-  groups = factory.groups_of(
-    tmp_path,
+def test_h3_flips_with_the_noise(groups_of, layerwise, verdict):
+  groups = groups_of(
     *factory.seeds(*SEEDS, noise_norm=layerwise, sigma=0.1),
     *factory.seeds(*SEEDS, noise_norm=[30.0, 30.5, 31.0], sigma=0.1, algorithm='adaptive_budget_clip'),
   )
   assert _verdicts(groups, 'h3') == [verdict]
 
 
-def test_h3_separates_the_dimension_from_the_deviation(tmp_path):
-  groups = factory.groups_of(
-    tmp_path,
+def test_h3_separates_the_dimension_from_the_deviation(groups_of):
+  groups = groups_of(
     *factory.seeds(1, 2, noise_norm=1.0, sigma=0.05),
     *factory.seeds(1, 2, noise_norm=30.0, sigma=0.1, algorithm='adaptive_budget_clip'),
   )

@@ -13,8 +13,8 @@ NOTE = 'The figures are for ideal Gaussian noise; the noise that TFF adds is wea
 
 class TestFormal:
   @pytest.mark.parametrize('covers', ['nothing', None, 'noised weights', 'weights without the logs', 'something new'])
-  def test_only_a_run_that_says_so_itself_has_an_epsilon_of_the_model(self, tmp_path, covers):
-    (group,) = factory.groups_of(tmp_path, {'covers': covers})
+  def test_only_a_run_that_says_so_itself_has_an_epsilon_of_the_model(self, groups_of, covers):
+    (group,) = groups_of({'covers': covers})
     figure_of_the_weights = covers == 'weights without the logs'
     assert (privacy.formal_text(group) == privacy.NO_FINITE) != figure_of_the_weights
     assert privacy.whole_model_epsilon(group.runs[0]) is None
@@ -40,26 +40,26 @@ class TestFormal:
     [(0.5, '0.5 (exact accounting)'), (0.22522370438424397, '0.2253 (exact accounting)')],
     ids=['noise everywhere alongside logged metrics', 'rounded up'],
   )
-  def test_of_the_weights(self, tmp_path, epsilon, text):
-    (group,) = factory.groups_of(tmp_path, {'covers': 'weights without the logs', 'epsilon_max': epsilon})
+  def test_of_the_weights(self, groups_of, epsilon, text):
+    (group,) = groups_of({'covers': 'weights without the logs', 'epsilon_max': epsilon})
     assert privacy.formal_text(group) == f'weights only, if the logs stay secret: ε = {text}'
 
-  def test_an_amplified_figure_counts_where_cohorts_are_secret(self, tmp_path):
-    (group,) = factory.groups_of(tmp_path, {'covers': 'released model', 'epsilon_max': 3.0, 'cohort_seed': 'secret'})
+  def test_an_amplified_figure_counts_where_cohorts_are_secret(self, groups_of):
+    (group,) = groups_of({'covers': 'released model', 'epsilon_max': 3.0, 'cohort_seed': 'secret'})
     assert privacy.formal_text(group) == 'released model: ε = 0.3 (RDP, cohorts secret)'
     assert privacy.footnotes([group])[0].endswith('Amplification by sampling: by Poisson sampling.')
 
-  def test_the_figure_without_amplification_and_the_worst_seed(self, tmp_path):
-    (group,) = factory.groups_of(tmp_path, *factory.seeds(1, 2, covers='released model', epsilon_max=[2.0, 2.5]))
+  def test_the_figure_without_amplification_and_the_worst_seed(self, groups_of):
+    (group,) = groups_of(*factory.seeds(1, 2, covers='released model', epsilon_max=[2.0, 2.5]))
     assert privacy.formal_text(group) == 'released model: ε = 2.5 (exact accounting)'
     assert [privacy.whole_model_epsilon(run) for run in group.runs] == [2.0, 2.5]
 
-  def test_one_seed_without_a_claim_spoils_it(self, tmp_path):
-    (group,) = factory.groups_of(tmp_path, *factory.seeds(1, 2, covers=['released model', None]))
+  def test_one_seed_without_a_claim_spoils_it(self, groups_of):
+    (group,) = groups_of(*factory.seeds(1, 2, covers=['released model', None]))
     assert privacy.formal_text(group) == privacy.NO_FINITE
 
-  def test_a_certificate(self, tmp_path):
-    (group,) = factory.groups_of(tmp_path, {'algorithm': 'certified', 'certified_epsilon': 2.97})
+  def test_a_certificate(self, groups_of):
+    (group,) = groups_of({'algorithm': 'certified', 'certified_epsilon': 2.97})
     assert privacy.formal_text(group) == 'released model: ε = 2.97 (certificate.json)'
     assert privacy.whole_model_epsilon(group.runs[0]) == 2.97
 
@@ -72,9 +72,9 @@ class TestFormal:
 class TestStoppedEarly:
   """The bound of the plan is shown, and what the rounds cost is called a reading."""
 
-  def test_the_largest_bound_and_the_largest_reading_of_the_seeds(self, tmp_path):
-    (group,) = factory.groups_of(
-      tmp_path, *factory.seeds(1, 2, covers='released model', rounds_run=4, epsilon_max=[2.0, 2.5], reading=[0.61, 0.5])
+  def test_the_largest_bound_and_the_largest_reading_of_the_seeds(self, groups_of):
+    (group,) = groups_of(
+      *factory.seeds(1, 2, covers='released model', rounds_run=4, epsilon_max=[2.0, 2.5], reading=[0.61, 0.5])
     )
     assert privacy.formal_text(group) == (
       'released model: ε = 2.5 (exact accounting), for all planned rounds; reading of those that ran, no guarantee: '
@@ -82,12 +82,11 @@ class TestStoppedEarly:
     )
     assert [privacy.whole_model_epsilon(run) for run in group.runs] == [2.0, 2.5]
 
-  def test_a_certificate(self, tmp_path):
-    (group,) = factory.groups_of(
-      tmp_path,
+  def test_a_certificate(self, groups_of):
+    (group,) = groups_of(
       dict(
         algorithm='certified', covers='released model', rounds_run=4, epsilon=3.0, certified_epsilon=0.9, reading=0.9
-      ),
+      )
     )
     assert privacy.formal_text(group) == (
       'released model: ε = 3 (certificate.json), for all planned rounds; reading of those that ran, no guarantee: '
@@ -95,20 +94,20 @@ class TestStoppedEarly:
     )
 
   @pytest.mark.parametrize('covers', ['released model', 'weights without the logs'])
-  def test_the_figures_of_an_earlier_version_were_a_reading(self, tmp_path, covers):
-    (group,) = factory.groups_of(tmp_path, {'covers': covers, 'rounds_run': 4})
+  def test_the_figures_of_an_earlier_version_were_a_reading(self, groups_of, covers):
+    (group,) = groups_of({'covers': covers, 'rounds_run': 4})
     assert privacy.formal_text(group) == privacy.NO_BOUND
     assert privacy.whole_model_epsilon(group.runs[0]) is None
     assert privacy.footnotes([group]) == ['No run has a formal figure.']
 
 
 class TestFootnotes:
-  def test_name_unit_relation_delta_and_amplification(self, tmp_path):
-    assert privacy.footnotes(factory.groups_of(tmp_path, {'covers': 'released model'})) == [
+  def test_name_unit_relation_delta_and_amplification(self, groups_of):
+    assert privacy.footnotes(groups_of({'covers': 'released model'})) == [
       'Formal figures hold for one client. Neighbouring datasets: zero out one client. Total δ: 1e-05. '
       'Amplification by sampling: none.'
     ]
-    assert privacy.footnotes(factory.groups_of(tmp_path / 'b', {})) == ['No run has a formal figure.']
+    assert privacy.footnotes(groups_of({})) == ['No run has a formal figure.']
 
   @pytest.mark.parametrize(
     'algorithm, notes, marked',
@@ -120,8 +119,8 @@ class TestFootnotes:
       ('fixed_dp', [NOTE], True),
     ],
   )
-  def test_figures_for_ideal_noise_are_marked(self, tmp_path, algorithm, notes, marked):
-    groups = factory.groups_of(tmp_path, {'algorithm': algorithm, 'covers': 'released model', 'notes': notes})
+  def test_figures_for_ideal_noise_are_marked(self, groups_of, algorithm, notes, marked):
+    groups = groups_of({'algorithm': algorithm, 'covers': 'released model', 'notes': notes})
     assert privacy.formal_text(groups[0]).endswith(privacy.IDEAL) == marked
     found = [note for note in privacy.footnotes(groups) if note.startswith(privacy.IDEAL)]
     assert len(found) == marked and all('ideal Gaussian noise' in note for note in found)
@@ -140,9 +139,9 @@ def _tables(groups):
 
 
 class TestParticipationGroups:
-  def test_two_tables_say_what_clients_did_and_what_they_spent(self, tmp_path):
-    groups = factory.groups_of(
-      tmp_path, {'algorithm': 'certified', 'covers': 'released model', 'certified_epsilon': 3.0, 'num_clients': 9}
+  def test_two_tables_say_what_clients_did_and_what_they_spent(self, groups_of):
+    groups = groups_of(
+      {'algorithm': 'certified', 'covers': 'released model', 'certified_epsilon': 3.0, 'num_clients': 9}
     )
     did, results = privacy.by_participation('t', groups)
     assert [did.name, results.name] == ['t', 't_results']
@@ -152,15 +151,15 @@ class TestParticipationGroups:
     }
     assert {name.partition(':')[0] for name in results.frame if ':' in name} == {'formal ε', 'accuracy (%)'}
 
-  def test_a_table_without_figures_is_left_out(self, tmp_path):
-    groups = factory.groups_of(
-      tmp_path, {'algorithm': 'fedavg', 'noise_norm': 0, 'num_clients': 9, 'clients': {'test_accuracy': [''] * 9}}
+  def test_a_table_without_figures_is_left_out(self, groups_of):
+    groups = groups_of(
+      {'algorithm': 'fedavg', 'noise_norm': 0, 'num_clients': 9, 'clients': {'test_accuracy': [''] * 9}}
     )
     (did,) = privacy.by_participation('t', groups)
     assert did.name == 't'
 
-  def test_thirds_by_rounds_taken_part_in(self, tmp_path):
-    groups = factory.groups_of(tmp_path, {'algorithm': 'fixed_dp', 'num_clients': 9})
+  def test_thirds_by_rounds_taken_part_in(self, groups_of):
+    groups = groups_of({'algorithm': 'fixed_dp', 'num_clients': 9})
     did, results = _tables(groups)
     counts = np.sort(groups[0].runs[0].counts)
     for which, third in zip(('rare', 'middle', 'frequent'), np.split(counts, 3)):
@@ -170,17 +169,17 @@ class TestParticipationGroups:
     assert not [name for name in did[0] if name.startswith(('weight', 'examples'))]
     assert not [name for name in results[0] if name.startswith('formal')]
 
-  def test_columns_of_the_clients_file_appear_if_they_are_there(self, tmp_path):
+  def test_columns_of_the_clients_file_appear_if_they_are_there(self, groups_of):
     more = {'examples': range(100, 109), 'test_accuracy': [0.5] * 4 + [''] * 2 + [0.9] * 3}
-    groups = factory.groups_of(tmp_path, {'num_clients': 9, 'clients': more})
+    groups = groups_of({'num_clients': 9, 'clients': more})
     (did,), (results,) = _tables(groups)
     order = np.argsort(groups[0].runs[0].counts, kind='stable')
     known = np.array([0.5] * 4 + [np.nan] * 2 + [0.9] * 3)
     assert did['examples: rare'] == f'{100 + order[:3].mean():.0f}'
     assert results['accuracy (%): frequent'] == f'{100 * np.nanmean(known[order[6:]]):.1f}'
 
-  def test_what_certified_clients_contributed(self, tmp_path):
-    groups = factory.groups_of(tmp_path, {'algorithm': 'certified:weights=uniform', 'num_clients': 9})
+  def test_what_certified_clients_contributed(self, groups_of):
+    groups = groups_of({'algorithm': 'certified:weights=uniform', 'num_clients': 9})
     (row,), _ = _tables(groups)
     (run,) = groups[0].runs
     state = run.ledger.state_dict()
@@ -189,13 +188,12 @@ class TestParticipationGroups:
     own = state['weights'][np.isin(state['clients'], np.argsort(run.counts, kind='stable')[:3])].sum()
     assert float(row['weight contributed: rare']) == pytest.approx(own / 3, abs=0.051)
 
-  def test_the_formal_epsilon_is_the_released_models_or_none(self, tmp_path):
-    groups = factory.groups_of(
-      tmp_path,
+  def test_the_formal_epsilon_is_the_released_models_or_none(self, groups_of):
+    groups = groups_of(
       *(
         {'algorithm': a, 'covers': c, 'epsilon_max': 3.0, 'num_clients': 9, 'calibration': 'exact'}
         for a, c in (('tff_dp_fedavg', 'released model'), ('fixed_dp', 'weights without the logs'))
-      ),
+      )
     )
     _, results = _tables(groups)
     rows = {row['method']: row for row in results}
@@ -211,5 +209,5 @@ class TestParticipationGroups:
     assert factory.table(blocks, 't')
     assert not any('formal' in name for block in blocks for name in getattr(block, 'frame', ()))
 
-  def test_where_everyone_takes_part_equally_often_there_are_no_groups(self, tmp_path):
-    assert privacy.by_participation('t', factory.groups_of(tmp_path, {'cohort_size': 10})) == []
+  def test_where_everyone_takes_part_equally_often_there_are_no_groups(self, groups_of):
+    assert privacy.by_participation('t', groups_of({'cohort_size': 10})) == []

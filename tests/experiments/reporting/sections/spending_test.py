@@ -16,8 +16,8 @@ FULL = factory.FULL
 
 
 class TestBesideAccuracy:
-  def test_layerwise_noise_and_no_noise_have_no_finite_epsilon(self, tmp_path):
-    groups = factory.groups_of(tmp_path, FULL, {'algorithm': 'fedavg', 'noise_norm': 0, **FULL})
+  def test_layerwise_noise_and_no_noise_have_no_finite_epsilon(self, groups_of):
+    groups = groups_of(FULL, {'algorithm': 'fedavg', 'noise_norm': 0, **FULL})
     rows = factory.table(spending.with_accuracy(groups), 'privacy_and_accuracy')
     assert [row['method'] for row in rows] == ['QuAP-FL', 'FedAvg (no privacy)']
     assert all(row['formal ε'] == privacy.NO_FINITE for row in rows)
@@ -25,18 +25,18 @@ class TestBesideAccuracy:
     assert rows[0]['document: accuracy (%)'] == '93.30 ± 0.10'
 
   @pytest.mark.parametrize('run', [{'calibration': 'exact'}, {'algorithm': 'certified', 'certified_epsilon': 3.0}])
-  def test_no_nominal_figure_of_noise_that_is_not_the_documents(self, tmp_path, run):
-    (row,) = factory.table(spending.with_accuracy(factory.groups_of(tmp_path, run)), 'privacy_and_accuracy')
+  def test_no_nominal_figure_of_noise_that_is_not_the_documents(self, groups_of, run):
+    (row,) = factory.table(spending.with_accuracy(groups_of(run)), 'privacy_and_accuracy')
     assert not [name for name in row if name.startswith('nominal')]
 
-  def test_nominal_figures(self, tmp_path):
-    groups = factory.groups_of(tmp_path, {'algorithm': 'fixed_dp'})
+  def test_nominal_figures(self, groups_of):
+    groups = groups_of({'algorithm': 'fixed_dp'})
     (row,) = factory.table(spending.with_accuracy(groups), 'privacy_and_accuracy')
     assert (row['nominal ε, mean'], row['nominal δ, largest']) == ('2.400', '0.0001')
     assert row['nominal ε, largest'] == f'{0.6 * groups[0].runs[0].counts.max():.3f}'
 
-  def test_participation_groups_of_runs_without_a_whole_guarantee(self, tmp_path):
-    groups = factory.groups_of(tmp_path, {}, {'algorithm': 'certified', 'certified_epsilon': 3.0})
+  def test_participation_groups_of_runs_without_a_whole_guarantee(self, groups_of):
+    groups = groups_of({}, {'algorithm': 'certified', 'certified_epsilon': 3.0})
     blocks = spending.with_accuracy(groups)
     (row,) = factory.table(blocks, 'participation_groups')
     assert row['method'] == 'QuAP-FL' and 'rounds taken part in: rare' in row
@@ -54,9 +54,8 @@ class TestCertified:
     shown = factory.drawings(spending.certified(groups))[-1]
     return plots.drawn(*shown.titled).axes[0].get_lines()
 
-  def test_only_what_holds_for_the_released_model(self, tmp_path):
-    groups = factory.groups_of(
-      tmp_path,
+  def test_only_what_holds_for_the_released_model(self, groups_of):
+    groups = groups_of(
       *(
         {'algorithm': f'certified:weights={w}', 'epsilon': 3, 'certified_epsilon': 2.9}
         for w in ('spend_evenly', 'uniform')
@@ -74,16 +73,13 @@ class TestCertified:
     assert rows[2]['formal ε'] == 'released model: ε = 3 (exact accounting)†'
     assert '† TFF DP-FedAvg: ' in factory.text(blocks)
 
-  def test_none_without_certified_runs(self, tmp_path):
-    groups = factory.groups_of(tmp_path, {'algorithm': 'tff_dp_fedavg', 'covers': 'released model'})
+  def test_none_without_certified_runs(self, groups_of):
+    groups = groups_of({'algorithm': 'tff_dp_fedavg', 'covers': 'released model'})
     assert not spending.certified(groups)
 
-  def test_a_line_joins_runs_that_differ_in_epsilon_only(self, tmp_path):
-    groups = factory.groups_of(
-      tmp_path,
-      *self._at((1, 3, 10), features='glyphs'),
-      *self._at((3,), features='letters'),
-      *self._at((3, 6), features='none'),
+  def test_a_line_joins_runs_that_differ_in_epsilon_only(self, groups_of):
+    groups = groups_of(
+      *self._at((1, 3, 10), features='glyphs'), *self._at((3,), features='letters'), *self._at((3, 6), features='none')
     )
     joined = [np.asarray(line.get_xdata(), float) for line in self._lines(groups) if len(line.get_xdata()) > 1]
     # All marks of a series are moved aside by one factor.
@@ -98,10 +94,10 @@ class TestCertified:
       'Certified QuAP-FL, features none',
     ]
 
-  def test_methods_of_one_requested_epsilon_have_a_panel_for_each_participation(self, tmp_path):
+  def test_methods_of_one_requested_epsilon_have_a_panel_for_each_participation(self, groups_of):
     other = {'algorithm': 'tff_dp_fedavg', 'epsilon': 3, 'covers': 'released model', 'epsilon_max': 3.0}
-    groups = factory.groups_of(
-      tmp_path, *self._at((3,)), {**other, 'accuracy': 0.8}, {**other, 'accuracy': 0.7, 'participation': 'uniform'}
+    groups = groups_of(
+      *self._at((3,)), {**other, 'accuracy': 0.8}, {**other, 'accuracy': 0.7, 'participation': 'uniform'}
     )
     (shown,) = factory.drawings(spending.certified(groups))
     assert shown.title == 'Accuracy at a requested ε of 3 of the released model: MNIST'
@@ -112,9 +108,8 @@ class TestCertified:
     assert [text.get_text() for text in uniform.texts] == ['70.00']
     ticks.check(uniform.xaxis, 70, 90)
 
-  def test_seeds_give_an_interval_and_a_paired_difference(self, tmp_path):
-    groups = factory.groups_of(
-      tmp_path,
+  def test_seeds_give_an_interval_and_a_paired_difference(self, groups_of):
+    groups = groups_of(
       *factory.seeds(1, 2, 3, accuracy=[0.95, 0.96, 0.97], **self._at((3,), share_of_ceiling=0.791)[0]),
       *factory.seeds(
         2, 3, 4, accuracy=[0.93, 0.92, 0.5], algorithm='tff_dp_fedavg', epsilon=3, covers='released model'
@@ -127,8 +122,8 @@ class TestCertified:
     assert (other['minus reference'], other['minus reference, 95% ±']) == ('-4.00', f'{12.706 / 1:.2f}')
     assert other['share of ceiling'] == '-' and other['trust'] == certified['trust'] == 'server'
 
-  def test_a_table_for_each_participation_and_epsilon(self, tmp_path):
-    groups = factory.groups_of(tmp_path, *self._at((1, 3)), *self._at((3,), participation='uniform'))
+  def test_a_table_for_each_participation_and_epsilon(self, groups_of):
+    groups = groups_of(*self._at((1, 3)), *self._at((3,), participation='uniform'))
     tables = [block for block in spending.certified(groups) if isinstance(block, pages.Table)]
     titles = [table.for_readers()[0] for table in tables if table.name == 'certified']
     settings = [title.partition('Setting: ')[2].partition('; total')[0] for title in titles]
@@ -138,10 +133,9 @@ class TestCertified:
       'participation uniform; ε = 3',
     ]
 
-  def test_secret_cohorts_are_shown_with_uniform_ones_of_their_rate(self, tmp_path):
+  def test_secret_cohorts_are_shown_with_uniform_ones_of_their_rate(self, groups_of):
     secret = {'algorithm': 'tff_dp_fedavg', 'epsilon': 3, 'covers': 'released model', 'cohort_seed': 'secret'}
-    groups = factory.groups_of(
-      tmp_path,
+    groups = groups_of(
       *self._at((3,), participation='uniform'),
       {**secret, 'participation': 'bernoulli:q=0.4'},
       {**secret, 'participation': 'bernoulli:q=0.5'},
@@ -153,39 +147,39 @@ class TestCertified:
     assert together == [('Certified QuAP-FL', 'server'), ('TFF DP-FedAvg', 'server, cohorts secret')]
     assert apart == [('TFF DP-FedAvg', 'server, cohorts secret')]
 
-  def test_a_single_run_is_no_figure(self, tmp_path):
-    blocks = spending.certified(factory.groups_of(tmp_path, *self._at((3,))))
+  def test_a_single_run_is_no_figure(self, groups_of):
+    blocks = spending.certified(groups_of(*self._at((3,))))
     assert factory.table(blocks, 'certified') and not factory.drawings(blocks)
 
-  def test_an_axis_of_nearly_equal_epsilons_shows_them(self, tmp_path):
-    groups = factory.groups_of(tmp_path, *self._at((2.9999, 3.0001)))
+  def test_an_axis_of_nearly_equal_epsilons_shows_them(self, groups_of):
+    groups = groups_of(*self._at((2.9999, 3.0001)))
     (shown,) = factory.drawings(spending.certified(groups))
     ticks.check(plots.drawn(*shown.titled).axes[0].xaxis, 2.9999, 3.0001)
 
 
 class TestBudgets:
-  def test_measured_by_rate(self, tmp_path):
-    (group,) = factory.groups_of(tmp_path, {'spread': 0.5})
+  def test_measured_by_rate(self, groups_of):
+    (group,) = groups_of({'spread': 0.5})
     (run,) = group.runs
     rates, ratios = spending.measured_budgets(run)
     seen = np.flatnonzero(run.counts)
     np.testing.assert_allclose(rates, run.counts[seen] / 10)
     np.testing.assert_allclose(ratios, 1 + 0.5 * seen / 10)
 
-  def test_printed_numbers_are_not_the_formulas(self, tmp_path):
-    rows = factory.table(spending.budgets(factory.groups_of(tmp_path, FULL)), 'budget_by_rate')
+  def test_printed_numbers_are_not_the_formulas(self, groups_of):
+    rows = factory.table(spending.budgets(groups_of(FULL)), 'budget_by_rate')
     assert [(row['document: as printed'], row['formula']) for row in rows] == [
       ('1.400', '1.409'),
       ('1.067', '1.184'),
       ('1.000', '1.083'),
     ]
 
-  def test_of_runs_with_adaptive_budgets_only(self, tmp_path):
-    assert not spending.budgets(factory.groups_of(tmp_path, {'algorithm': 'fixed_dp'}))
+  def test_of_runs_with_adaptive_budgets_only(self, groups_of):
+    assert not spending.budgets(groups_of({'algorithm': 'fixed_dp'}))
 
 
-def test_cumulative_privacy_of_top_and_bottom(tmp_path):
-  groups = factory.groups_of(tmp_path, {'spread': 1.0, **FULL}, {'algorithm': 'layerwise', **FULL})
+def test_cumulative_privacy_of_top_and_bottom(groups_of):
+  groups = groups_of({'spread': 1.0, **FULL}, {'algorithm': 'layerwise', **FULL})
   rows = factory.table(spending.cumulative(groups), 'cumulative_privacy')
   (run,) = groups[1].runs
   counts = np.sort(run.counts)
@@ -197,8 +191,8 @@ def test_cumulative_privacy_of_top_and_bottom(tmp_path):
   assert len(top) == 10 and np.all(np.diff(top) >= 0)
 
 
-def test_fairness_three_ways(tmp_path):
-  groups = factory.groups_of(tmp_path, {'algorithm': 'fixed_dp', **FULL}, {'spread': 2.0, **FULL})
+def test_fairness_three_ways(groups_of):
+  groups = groups_of({'algorithm': 'fixed_dp', **FULL}, {'spread': 2.0, **FULL})
   rows = factory.table(spending.fairness(groups), 'fairness')
   quap, fixed = factory.row(rows, method='QuAP-FL'), factory.row(rows, method='Fixed-DP')
   counts = groups[0].runs[0].counts
@@ -223,23 +217,23 @@ def test_fairness_has_rows_for_known_cohorts_and_notes_for_its_columns(tmp_path)
   assert 'Participation counts follow' in words and 'Test accuracy by client' not in words
 
 
-def test_noise_of_methods_that_have_it(tmp_path):
-  groups = factory.groups_of(tmp_path, {'noise_norm': 3.0}, {'algorithm': 'fedavg', 'noise_norm': 0})
+def test_noise_of_methods_that_have_it(groups_of):
+  groups = groups_of({'noise_norm': 3.0}, {'algorithm': 'fedavg', 'noise_norm': 0})
   rows = factory.table(spending.noise(groups), 'noise_to_signal')
   assert [(row['method'], row['noise / signal']) for row in rows] == [('QuAP-FL', '3.00')]
 
 
-def test_bytes_beside_fedavg(tmp_path):
+def test_bytes_beside_fedavg(groups_of):
   fedavg = {'algorithm': 'fedavg', 'noise_norm': 0, 'up_bytes': 4000}
-  groups = factory.groups_of(tmp_path, {'up_bytes': 4012, **FULL}, {**fedavg, **FULL})
+  groups = groups_of({'up_bytes': 4012, **FULL}, {**fedavg, **FULL})
   found = factory.row(factory.table(spending.communication(groups), 'communication'), method='QuAP-FL')
   assert found['document: bytes above FedAvg'] == '4'
   assert found['measured: bytes above FedAvg'] == '12'
   assert found["measured: upload / FedAvg's"] == '1.0030'
 
 
-def test_figures_of_the_documents_are_shown_for_their_settings_alone(tmp_path):
-  groups = factory.groups_of(tmp_path, {'up_bytes': 4012}, {'algorithm': 'fedavg', 'noise_norm': 0, 'up_bytes': 4000})
+def test_figures_of_the_documents_are_shown_for_their_settings_alone(groups_of):
+  groups = groups_of({'up_bytes': 4012}, {'algorithm': 'fedavg', 'noise_norm': 0, 'up_bytes': 4000})
   for build in (spending.with_accuracy, spending.cumulative, spending.fairness, spending.communication):
     blocks = build(groups)
     columns = [name for block in blocks if isinstance(block, pages.Table) for name in block.frame]
@@ -248,8 +242,8 @@ def test_figures_of_the_documents_are_shown_for_their_settings_alone(tmp_path):
     assert not [text for text in [*titles, factory.text(blocks)] if re.search(r"document's|\((first|Nov)", text)]
 
 
-def test_cost(tmp_path):
-  groups = factory.groups_of(tmp_path, *factory.seeds(1, 2, seconds=[1.0, 2.0]))
+def test_cost(groups_of):
+  groups = groups_of(*factory.seeds(1, 2, seconds=[1.0, 2.0]))
   (row,) = factory.table(spending.cost(groups), 'cost')
   assert row['seconds a round (median)'] == '1.50 ± 0.71'
   assert row['cores'] == '2'

@@ -1,4 +1,4 @@
-"""TFF's C++ workers: one (`native`), or several that share a round (`workers`), on this machine or on others.
+"""Several of TFF's C++ workers that share a round, on this machine or on others.
 
 A worker listens on every network interface, without authentication, and runs whatever TensorFlow graph it is sent. It
 has no flag that restricts this. docs/distributed.md says how to run workers on other machines behind TLS. On this
@@ -34,21 +34,6 @@ from quap_tff.runtime.values import secure_intrinsics
 from quap_tff.runtime.values import values
 
 _SECONDS_BETWEEN_LOOKS = 0.05
-
-
-class NativeContext(tff.program.FederatedContext):
-  """TFF's own execution context on `worker`."""
-
-  def __init__(self, worker: remote_workers.Worker):
-    self.worker = worker
-
-  def invoke(self, comp: tff.Computation, arg: Optional[Any]) -> Any:
-    """Runs `comp`; raises `errors.WorkerError` if the worker is gone."""
-    return self.worker.invoke(comp, arg)
-
-  def close(self) -> None:
-    """Ends the worker."""
-    self.worker.close()
 
 
 class WorkersContext(tff.program.FederatedContext):

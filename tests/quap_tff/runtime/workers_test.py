@@ -190,7 +190,7 @@ def test_a_worker_that_hangs_is_given_up_in_time():
   timeout = 2.0
   with runtime.activate(runtime.RuntimeConfig('native', worker_timeout=timeout)) as context:
     assert _add_up([1.0]) == 1.0
-    os.kill(context.worker.pid, signal.SIGSTOP)
+    os.kill(context.pid, signal.SIGSTOP)
     begin = time.monotonic()
     with pytest.raises(runtime.WorkerError, match='gave no sign of life for 2 s. It ended with signal 9'):
       _add_up([1.0])
