@@ -185,7 +185,6 @@ def load(path: str, extractor: Optional[str] = None) -> Predictor:
   features.check(shape)
   if features.public_data() != public_data:
     raise ValueError(_other_features(features, identity['features'], public_data))
-  lazy.load('quap_tff.training.dropout')  # Models of older versions have its layer.
   try:
     model = tf.keras.models.load_model(model_path, compile=False)
   except Exception as error:  # Keras raises nearly anything for a damaged file.

@@ -94,9 +94,7 @@ class RunDirectory:
         if self.finished is not None:
           return
         self._secret = self._new_secret() if self.is_new else run_folder.read_secret(self.path)
-        # Of a secret salt and the digest: it shows whether data are the same, and reveals nothing else.
-        salted = b'data of a run' + self.secret('data_salt') + data_digest
-        resolved = {**resolved, 'data_commitment': hashlib.sha256(salted).hexdigest()}
+        resolved = {**resolved, 'data_commitment': self._commitment(data_digest)}
         if self.is_new:
           files.write_json(
             self.file(run_folder.RUN),
@@ -138,6 +136,10 @@ class RunDirectory:
   def secret(self, name: str) -> bytes:
     """32 secret bytes for one use, which `name` says: the same for as long as the run goes on, and lost at its end."""
     return hmac.digest(self._secret, name.encode(), 'sha256')
+
+  def _commitment(self, data_digest: bytes) -> str:
+    """SHA-256 of a secret salt and the digest: shows whether data are the same, and reveals nothing else."""
+    return hashlib.sha256(b'data of a run' + self.secret('data_salt') + data_digest).hexdigest()
 
   def _check_resolved(self, resolved):
     try:

@@ -117,8 +117,7 @@ def line(summary: Mapping[str, Any]) -> str:
     figures = [
       {**{key: figure[key] for key in _FIGURE_KEYS}, 'neighbours': _relation(figure)} for figure in _headline(formal)
     ]
-    # A summary that an earlier version wrote has no reading.
-    short['formal'] = {**{key: formal.get(key) for key in _FORMAL_KEYS}, 'figures': figures}
+    short['formal'] = {**{key: formal[key] for key in _FORMAL_KEYS}, 'figures': figures}
   return json.dumps(short, allow_nan=False, separators=(',', ':'))
 
 

@@ -78,10 +78,13 @@ def read_examples(dataset: tf.data.Dataset, spec: Any) -> Any:
 
 
 def _one_of(dataset: tf.data.Dataset, otherwise: Any) -> tuple[Any, tf.Tensor]:
-  """The first element of `dataset`, or `otherwise` if it is empty, and whether it has exactly one."""
+  """The first element of `dataset`, or `otherwise` if it is empty, and whether it has exactly one.
+
+  The first tensor of an element is a scalar.
+  """
   # Not `reduce`, which instantiates its function again on each call; that takes 4 ms.
   both = _plain(dataset.take(2).concatenate(tf.data.Dataset.from_tensors(otherwise)).batch(3)).get_single_element()
-  return tf.nest.map_structure(lambda values: values[0], both), tf.equal(num_rows(both), 2)
+  return tf.nest.map_structure(lambda values: values[0], both), tf.equal(tf.size(tf.nest.flatten(both)[0]), 2)
 
 
 def read_client_id(dataset: tf.data.Dataset) -> tf.Tensor:

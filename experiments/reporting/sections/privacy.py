@@ -17,14 +17,11 @@ from experiments.reporting import study
 from quap_tff.common.numbers import rounding
 
 NO_FINITE = 'no finite ε for the released model'
-# Of a run that an earlier version stopped.
-NO_BOUND = 'no bound: the run ended early, and its files have a reading only'
 # The mark of figures that hold only for ideal noise, and the words in a summary's notes that say so.
 IDEAL, _IDEAL_WORDS = '†', 'ideal Gaussian noise'
 WEAKER = f'{IDEAL} These figures hold for {_IDEAL_WORDS}. The noise that was drawn is weaker; the page says how.'
-_IDEAL_OF_TFF = f'The figure holds for {_IDEAL_WORDS}; the noise that TFF draws is weaker.'
 
-# The accountants' names in print, where they are not those of experiments.account.
+# The accountants' names in print, where they are not those of quap_tff.account.
 _ACCOUNTANTS = {'gaussian_exact': 'exact accounting', 'pld': 'privacy loss distributions', 'rdp': 'RDP', 'zcdp': 'zCDP'}
 # Thirds of the clients, by the rounds in which they took part.
 _GROUPS = ('rare', 'middle', 'frequent')
@@ -60,7 +57,7 @@ def formal_text(group: study.Group) -> str:
   elif len(of_weights) == len(group.runs):
     covers, epsilons = 'weights only, if the logs stay secret', of_weights
   else:
-    return NO_BOUND if any(_formal(run) and _is_only_read(run) for run in group.runs) else NO_FINITE
+    return NO_FINITE
   run = group.runs[epsilons.index(max(epsilons))]
   accountant = str(_smallest(run).get('accountant'))
   source = 'certificate.json' if run.certificate is not None else _ACCOUNTANTS.get(accountant, accountant)
@@ -167,18 +164,8 @@ def _is_stopped(run) -> bool:
   return run.rounds < run.identity['rounds']
 
 
-def _is_only_read(run) -> bool:
-  """Whether the figures are a reading. Earlier versions wrote only a reading for a run that ended early."""
-  return _is_stopped(run) and not _object(_formal(run), 'reading')
-
-
 def _smallest(run) -> Mapping[str, Any]:
-  """The smallest formal figure; {} if there is none. Amplification counts only where the cohorts are secret.
-
-  Earlier versions wrote amplified figures although cohorts followed from a seed that run.json holds.
-  """
-  if _is_only_read(run):
-    return {}
+  """The smallest formal figure; {} if there is none. Amplification counts only where the cohorts are secret."""
   figures = _formal(run).get('figures')
   known = [
     figure
@@ -193,5 +180,4 @@ def ideal_note(run: runs_lib.Run) -> str:
   """How the noise that was drawn differs from the ideal noise of the formal figure; '' if it does not."""
   notes = _formal(run).get('notes')
   noted = [note for note in notes if _IDEAL_WORDS in str(note)] if isinstance(notes, list) else []
-  default = _IDEAL_OF_TFF if run.algorithm.startswith('tff_') else ''
-  return str(next(filter(None, [run.summary.get('noise_note'), _formal(run).get('noise_note'), *noted]), default))
+  return str(next(iter(noted), ''))

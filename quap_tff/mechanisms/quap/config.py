@@ -1,4 +1,4 @@
-"""QuAP-FL's mechanism as a value: clip, noise, budgets, and the cost of a round. `quap.py` has its rounds."""
+"""QuAP-FL's mechanism as a value: clip, noise, budgets, and the cost of a round. `rounds.py` has its rounds."""
 
 from __future__ import annotations
 

@@ -49,16 +49,15 @@ class Body:
     self.argument_of_client = _of_client(function.parameter_type)
     self.types = {name: block.type_signature for name, block in body.locals}
     self.types[self.argument_name] = function.parameter_type
-    self.kinds = {name: _kind(name, block) for name, block in body.locals}
     self.blocks = _without_detours(dict(body.locals))
-    mentioned = {name: references(block) for name, block in self.blocks.items()}
-    self.reads_argument = {name for name, names in mentioned.items() if self.argument_name in names}
-    self._uses = {name: frozenset(names & self.kinds.keys()) for name, names in mentioned.items()}
-    in_result = references(body.result) & self.kinds.keys()
-    local_values = [
-      schedule.Local(name, self.kinds[name], self._uses[name], name in self.reads_argument) for name in self.blocks
-    ]
-    order = schedule.plan(local_values, in_result)
+    self.local_values: dict[str, schedule.Local] = {}
+    known = {name for name, _ in body.locals}
+    for name, block in body.locals:
+      mentioned = references(self.blocks[name])
+      uses, reads_argument = frozenset(mentioned & known), self.argument_name in mentioned
+      self.local_values[name] = schedule.Local(name, _kind(name, block), uses, reads_argument)
+    in_result = references(body.result) & known
+    order = schedule.plan(list(self.local_values.values()), in_result)
     needs = [self.needs([entry] if isinstance(entry, str) else entry.steps + entry.aggregates) for entry in order]
     self._steps: list[tuple[Callable[[Bindings], None], set[str]]] = []
     for position, (entry, own_needs) in enumerate(zip(order, needs), 1):
@@ -77,7 +76,7 @@ class Body:
 
   def needs(self, names: Sequence[str]) -> set[str]:
     """The locals that these ones mention."""
-    return set().union(*(self._uses[name] for name in names))
+    return set().union(*(self.local_values[name].uses for name in names))
 
   def _server_step(self, name: str) -> Callable[[Bindings], None]:
     run = self.program.compile(self.blocks[name])
@@ -142,13 +141,13 @@ class _Pass:
     self._aggregations = [_Aggregation(name, body.blocks[name], program.compile) for name in entry.aggregates]
     self._sums = _joined_sums(self._aggregations, body)
     self._kept = [name for name in entry.steps if name in later]
-    of_clients = {name for name in needs if body.kinds[name] == schedule.CLIENT}
+    of_clients = {name for name in needs if body.local_values[name].kind == schedule.CLIENT}
     # Clients' values of earlier passes, and whether anything needs them afterwards.
     self._earlier = {name: name in later for name in of_clients - set(entry.steps)}
     # The server's values that clients use.
     self._shared = (needs - of_clients) & body.needs(entry.steps).union(*(one.value_uses for one in self._aggregations))
     # A client's argument may be made on demand, so it is not asked for without need.
-    reads_argument = body.reads_argument.intersection(entry.steps + entry.aggregates)
+    reads_argument = any(body.local_values[name].reads_argument for name in entry.steps + entry.aggregates)
     self._argument_name = body.argument_name if reads_argument else None
     self._argument_of_client = body.argument_of_client
     blocks = [body.blocks[name] for name in entry.steps] + [one.value_block for one in self._aggregations]

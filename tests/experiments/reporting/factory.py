@@ -18,6 +18,8 @@ from quap_tff import methods
 # The documents' tables are of 100 clients.
 FULL = {'num_clients': 100, 'cohort_size': 30}
 
+IDEAL = 'The figures are for ideal Gaussian noise; the noise that TFF adds is weaker.'
+
 
 def write_run(
   folder: pathlib.Path,
@@ -31,7 +33,7 @@ def write_run(
   scale: float = 1.0,
   covers: Optional[str] = None,
   epsilon_max: float = 0.5,
-  notes: Sequence[str] = (),
+  notes: Optional[Sequence[str]] = None,
   certified_epsilon: Optional[float] = None,
   share_of_ceiling: Optional[float] = None,
   reading: Optional[float] = None,
@@ -53,7 +55,7 @@ def write_run(
       others.
     covers: What the formal figures cover; None: the released model has no finite ε, and `formal` is null.
     epsilon_max: The formal figure.
-    notes: Of the formal figures.
+    notes: Of the formal figures. By default, those of TFF's own methods say that their noise is weaker.
     certified_epsilon: Makes a certificate with this largest ε.
     share_of_ceiling: Of a certified run.
     reading: The largest ε of the rounds that ran, if they are fewer than planned.
@@ -133,7 +135,7 @@ def write_run(
     'statement': f'Figures hold for: {covers}.',
     'delta': flags['delta'],
     'unit': 'one client',
-    'notes': list(notes),
+    'notes': list(notes if notes is not None else [IDEAL] * flags['algorithm'].startswith('tff_')),
     'figures': [
       formal_figure('gaussian_exact', 'none', epsilon_max),
       formal_figure('zcdp', 'none', epsilon_max + 1),

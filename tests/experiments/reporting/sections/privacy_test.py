@@ -8,7 +8,7 @@ import pytest
 from experiments.reporting.sections import privacy
 from tests.experiments.reporting import factory
 
-NOTE = 'The figures are for ideal Gaussian noise; the noise that TFF adds is weaker.'
+NOTE = factory.IDEAL
 
 
 class TestFormal:
@@ -93,13 +93,6 @@ class TestStoppedEarly:
       '0.9'
     )
 
-  @pytest.mark.parametrize('covers', ['released model', 'weights without the logs'])
-  def test_the_figures_of_an_earlier_version_were_a_reading(self, groups_of, covers):
-    (group,) = groups_of({'covers': covers, 'rounds_run': 4})
-    assert privacy.formal_text(group) == privacy.NO_BOUND
-    assert privacy.whole_model_epsilon(group.runs[0]) is None
-    assert privacy.footnotes([group]) == ['No run has a formal figure.']
-
 
 class TestFootnotes:
   def test_name_unit_relation_delta_and_amplification(self, groups_of):
@@ -113,8 +106,7 @@ class TestFootnotes:
     'algorithm, notes, marked',
     [
       ('tff_dp_fedavg', [NOTE], True),
-      ('tff_dp_fedavg', [], True),
-      ('tff_dp_ftrl', ['Another note.'], True),
+      ('tff_dp_fedavg', ['Another note.'], False),
       ('fixed_dp', [], False),
       ('fixed_dp', [NOTE], True),
     ],
@@ -124,12 +116,6 @@ class TestFootnotes:
     assert privacy.formal_text(groups[0]).endswith(privacy.IDEAL) == marked
     found = [note for note in privacy.footnotes(groups) if note.startswith(privacy.IDEAL)]
     assert len(found) == marked and all('ideal Gaussian noise' in note for note in found)
-
-  def test_a_note_of_the_summary_is_quoted(self, tmp_path):
-    folder = factory.write_run(tmp_path / 'run', algorithm='tff_dp_fedavg', covers='released model')
-    formal = json.loads((folder / 'summary.json').read_text())['formal']
-    factory.change_json(folder / 'summary.json', formal={**formal, 'noise_note': 'Its own words.'})
-    assert '† TFF DP-FedAvg: Its own words.' in privacy.footnotes(factory.groups_of(tmp_path))
 
 
 def _tables(groups):
