@@ -163,6 +163,7 @@ def participation_bounds(
   most = int(np.bincount(np.concatenate(releases), minlength=num_clients).max())
   if min_separation is None:
     return most, apart
+  checks.integer('min_separation', min_separation, at_least=1)
   if most > 1 and apart < min_separation:
     raise ValueError(
       f'Two rounds of a client must be at least {min_separation} apart, by min_separation, and in this schedule a '

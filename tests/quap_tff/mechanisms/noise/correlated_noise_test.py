@@ -250,6 +250,9 @@ class TestPlanning:
       config.settled([[0], [1], [0], [2]], min_separation=3)
     # Nobody comes twice.
     config.settled([[0], [1]], min_separation=3)
+    for too_few in (0, -3):
+      with pytest.raises(ValueError, match=f'min_separation must be an integer at least 1, found {too_few}'):
+        config.settled([[0], [1]], min_separation=too_few)
 
   @pytest.mark.parametrize('rounds', [[[0]] * 3, [[0], [], [1], [0]]])
   def test_more_bands_than_rounds_are_refused(self, rounds):
