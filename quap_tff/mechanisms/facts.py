@@ -25,7 +25,7 @@ class Facts(NamedTuple):
     aggregates_once: Whether a round has one level of aggregation, because no client waits for the norms of others.
     needs_each_update: Whether the server must see each client's contribution, and not only their sum.
     unsparse: Why rounds cannot update a part of the weights only, a clause; '' if they can.
-    is_certified: Whether no client can exceed ε, whatever comes. Only then can a run end with a certificate.
+    is_certified: Whether a run can end with a certificate: nobody exceeds ε, and noised sums alone are released.
     game: The distinguishing game that an audit plays: 'certified', 'quap', 'stock'; '' if there is none.
     divisor: The public constant by which sums are divided; None if it is the number of clients.
     has_nominal: Whether the noise follows the budgets by the documents' formula. Only then do the sums of the budgets,
