@@ -85,7 +85,7 @@ GROUPS = _define_all()
 
 
 def read(argv: Sequence[str]) -> list[str]:
-  """Sets the flags from `argv[1:]`, see `command_line.parse`, and returns the names of those that stand there.
+  """Sets the flags from `argv[1:]`, see `command_line.parse`, and returns the names of those that are given there.
 
   Raises:
     ValueError: For an unknown flag, a value of the wrong type, or an argument that is not a flag.
