@@ -11,6 +11,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -123,6 +124,13 @@ class TestCanaryRun:
     assert found.guesses.true_positives == 6 and found.guesses.false_positives == 0
     # Without noise there is no Gaussian curve.
     assert found.as_dict()['epsilon_lower_bound'] == found.bound.epsilon_if_independent < found.bound.epsilon
+
+  def test_a_round_of_tffs_tree_is_divided_by_a_constant_and_has_no_single_sigma(self):
+    plan = harness.experiment(*harness.TINY, '--algorithm=tff_dp_ftrl').plan
+    measured = dict(round=1, cohort_size=2, clipping_norms=np.float32([0.5]))
+    found = types.SimpleNamespace(output=types.SimpleNamespace(measurements=measured))
+    clip, divisor, multiplier = canary_run._units(plan, found, np.arange(2))
+    assert (clip, divisor, multiplier) == (0.5, plan.mechanism.clients_per_round, None) and divisor != 2
 
   @pytest.mark.parametrize('algorithm', ['fixed_dp', 'tff_dp_ftrl', 'tff_dp_fedavg_adaptive', 'fedavg'])
   def test_runs_for_every_kind_of_method(self, algorithm):

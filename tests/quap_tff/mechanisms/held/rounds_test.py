@@ -361,6 +361,17 @@ class TestRefusals:
     with pytest.raises(ValueError, match=words):
       _config(**changes)
 
+  @pytest.mark.parametrize(
+    'changes, attendance_is_known, words',
+    [
+      ({}, False, 'clients are known before the run'),
+      (dict(threshold=0.5, correlation=correlation.Held(0.0)), True, 'not known for a plan with a threshold'),
+    ],
+  )
+  def test_colluders_without_an_account(self, changes, attendance_is_known, words):
+    with pytest.raises(ValueError, match=words):
+      _config(**changes).check_colluders((1,), attendance_is_known)
+
   def test_a_grid_that_overflows(self):
     config = dataclasses.replace(_config(), noise_multiplier=1e9)
     with pytest.raises(ValueError, match='overflow'):
