@@ -253,8 +253,8 @@ def _along(values: Any, start: int, gap: Any) -> Any:
     gap: At least 1, floats of any shape, which is that of the result.
   """
   xp = arrays.namespace(values, gap)
-  padded = xp.concatenate([values, [0.0]]) if xp is np else xp.concat([values, [0.0]], axis=0)
-  last = len(values)
+  padded = (xp.concatenate if xp is np else xp.concat)([values, xp.zeros_like(values[:1])], axis=0)
+  last = int(values.shape[0])
   places = arrays.cast(gap, np.float64)[..., np.newaxis] * np.arange(last, dtype=np.float64)
   whole = xp.floor(places)
   part = places - whole

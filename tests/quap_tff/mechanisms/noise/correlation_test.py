@@ -266,6 +266,19 @@ class TestOverlap:
     first = sum(factor * own for factor, own in zip(factors, buffers))
     assert sum(choice.lasting(factors, buffers, np.float64(gap), np.float64(1))) == pytest.approx(first, rel=1e-12)
 
+  @pytest.mark.parametrize('choice', _ALL)
+  def test_lasting_is_the_same_in_a_graph(self, choice):
+    buffers = np.linspace(0.3, 0.9, choice.num_buffers)
+
+    def lasting(buffers, left, gap, rounds):
+      _, factors = choice.price(left)
+      return choice.lasting(factors, list(buffers), gap, rounds)
+
+    arguments = [np.float64(5), np.float64(2), np.float64(3)]
+    of_tensors = tf.function(lambda own, *rest: lasting(tf.unstack(own, len(buffers)), *rest), autograph=False)
+    found = of_tensors(*map(tf.constant, [buffers, *arguments]))
+    np.testing.assert_allclose(found, lasting(buffers, *arguments), rtol=1e-12)
+
 
 class TestPublishedNoise:
   @pytest.mark.parametrize('choice', _ALL)
