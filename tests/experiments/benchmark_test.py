@@ -29,7 +29,7 @@ def _main(*arguments):
 
 
 def _program(folder, script):
-  """A shell script that stands in for Python."""
+  """A shell script in place of Python."""
   program = folder / 'program'
   program.write_text(f'#!/bin/sh\n{script}\n')
   program.chmod(0o755)

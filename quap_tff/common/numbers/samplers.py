@@ -21,7 +21,7 @@ class Sampler(checks.Checked):
     constant_divisor: Whether the sum is divided by a public constant that does not depend on who came.
     noise_follows: 'cohorts': the noise multiplier depends on who came, as where the budget follows the cohort's
       participation rates. 'plan': the noise was chosen on the run's own cohorts, and so depends on them. 'nothing': it
-      is the same whoever comes.
+      is the same for every cohort.
     noises_empty_rounds: Whether a round that nobody comes to releases the same noise as any other. If it releases
       nothing, it reveals that nobody came.
     secret: Whether the seed of the cohorts and everything that follows from it stay secret. A seed that is a flag, or
