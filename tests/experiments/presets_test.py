@@ -314,7 +314,7 @@ class TestPresets:
     )
     out, err = capsys.readouterr()
     assert 'mnist: 4 clients (dirichlet:alpha=0.5), 60,000 training and 10,000 test examples' in err
-    assert 'of 1,199,882 trained weights' in out
+    assert '1,199,882 trained weights' in out
     summary = harness.last_line(out)
     assert (summary['rounds'], summary['planned_rounds']) == (1, 200)
     assert summary['model_protected'] is False
