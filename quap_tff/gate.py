@@ -89,7 +89,7 @@ class Gate:
         f'A gate needs the noise in numbers, found noise_multiplier={noise_multiplier!r} and {correlation!r}. Give '
         'them, or let Gate.calibrated(schedule, epsilon, delta) choose them.'
       )
-    self.config = certified_config.CertifiedConfig(
+    self.config = certified_config.Certified(
       num_clients,
       epsilon,
       delta,
@@ -132,8 +132,7 @@ class Gate:
     if num_clients is None:
       num_clients = 1 + max((int(cohort.max()) for cohort in cohorts if cohort.size), default=0)
     config = certified_config.CertifiedConfig(num_clients, epsilon, delta, weights=weight_rules.Uniform(), **more)
-    found = config.settled(cohorts).config
-    assert found.noise_multiplier is not None  # It is settled.
+    found = config.settled(cohorts).mechanism
     return cls(
       num_clients, found.noise_multiplier, epsilon, delta, found.num_rounds, found.correlation, found.own_epsilon
     )

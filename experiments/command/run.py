@@ -176,7 +176,7 @@ class Run:
   @functools.cached_property
   def facts(self) -> facts_lib.Facts:
     """The facts about the mechanism, as far as they are the same for any population."""
-    return self.method.configure(self.setting(1)).facts
+    return self.method.facts(self.setting(1))
 
   @property
   def logs_client_metrics(self) -> bool:
@@ -396,12 +396,8 @@ def _check_secret_cohorts(run):
 
 
 def _check_runtime(run):
-  setting = run.setting(1)
-  if run.runtime.config.kind == 'workers' and not run.method.aggregates_once(setting):
-    found = f'--runtime=workers can aggregate only once a round, and --algorithm={run.flags["algorithm"]} aggregates'
-    if 'clip' not in run.method.flag_names() or not run.method.configure(setting).core.clip.uses_current_norms:
-      raise ValueError(f'{found} twice, whatever --clip is. Use --runtime=in_process or --runtime=native.')
+  if run.runtime.config.kind == 'workers' and run.facts.waits:
     raise ValueError(
-      f"{found} twice with --clip={run.flags['clip']}: a round's norms decide on its own clipping norm. Use "
-      '--clip=quantile_ema:timing=previous,initial_clip=1, fixed or private_quantile, or --runtime=in_process.'
+      f'--runtime=workers can aggregate only once a round, and with --algorithm={run.flags["algorithm"]} clients wait '
+      f'for others in mid-round: {run.facts.waits}. Use --runtime=in_process or --runtime=native.'
     )

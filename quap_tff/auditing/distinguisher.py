@@ -93,7 +93,7 @@ def _best_linear(present, absent):
 
 
 def certified(
-  config: certified_configs.CertifiedConfig, schedule: Sequence[Any], target: int, seed: Optional[int] = None
+  config: certified_configs.Certified, schedule: Sequence[Any], target: int, seed: Optional[int] = None
 ) -> Simulate:
   """The certified mechanism: what the adversary sees are the releases less what the others added.
 
@@ -131,7 +131,7 @@ def certified(
 
 
 def held(
-  config: held_configs.HeldConfig,
+  config: held_configs.Held,
   schedule: Sequence[Any],
   target: int,
   seed: Optional[int] = None,

@@ -145,14 +145,13 @@ def read(path: str) -> _Content:
   with folder_files.damage(GATE):
     abouts.check_text(GATE, value)
     abouts.check_code(value['code'])
-    config = folders.read_mechanism(certified_config.CertifiedConfig.trust, value['gate'])
+    config = folders.read_mechanism(certified_config.Certified.trust, value['gate'])
     statements = Statements(**value['issuer'])
     if config.counts_norms:
       raise ValueError('it is not the mechanism of a gate')
     if _text(config, statements, value['code']) != folder_files.read_text(path, GATE):
       raise ValueError('it holds a key that is not defined, or a value that is written in another way')
   with folder_files.damage(LOG):
-    assert config.noise_multiplier is not None  # It is settled.
     planned = math.inf if config.num_rounds is None else config.num_rounds
     log = logs.Log(folder_files.check_regular(path, LOG, _MOST_BYTES))
     account = logs.account(log, config.noise_multiplier, config.correlation, planned)

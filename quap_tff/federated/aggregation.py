@@ -67,7 +67,10 @@ class AggregationFactory(tff.aggregators.WeightedAggregationFactory):
         bounded contribution, voids the formal privacy figures.
     """
     if not isinstance(mechanism, mechanisms.Mechanism):
-      raise TypeError(f'config must be a mechanism such as a quap_tff.QuapConfig, found {type(mechanism).__name__}.')
+      raise TypeError(
+        'config must be a mechanism such as a quap_tff.QuapConfig or a quap_tff.Certified, found '
+        f'{type(mechanism).__name__}.'
+      )
     if inner_sum is not None and not isinstance(inner_sum, tff.aggregators.UnweightedAggregationFactory):
       raise TypeError(
         'inner_sum must be a tff.aggregators.UnweightedAggregationFactory, such as tff.aggregators.SumFactory(), '

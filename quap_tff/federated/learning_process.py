@@ -287,7 +287,7 @@ def build_quap_fed_avg(
 
 def build_certified_fed_avg(
   model: model_functions.Model,
-  config: certified_config.CertifiedConfig,
+  config: certified_config.Certified,
   client_optimizer: tff.learning.optimizers.Optimizer = _SGD(0.05),
   server_optimizer: tff.learning.optimizers.Optimizer = _SGD(1.0),
   client_work: Optional[client_works.ClientWorkConfig] = None,

@@ -22,7 +22,7 @@ class Facts(NamedTuple):
       it has no finite ε.
     noised_layers: A selection of `quap_tff.mechanisms.parts.layers`, the layers that get noise.
     clipped_layers: A selection too: the layers whose joint norm is clipped.
-    aggregates_once: Whether a round has one level of aggregation, because no client waits for the norms of others.
+    waits: Why clients wait for others in mid-round, a clause; '' if a round has one level of aggregation.
     needs_each_update: Whether the server must see each client's contribution, and not only their sum.
     unsparse: Why rounds cannot update a part of the weights only, a clause; '' if they can.
     is_certified: Whether a run can end with a certificate: nobody exceeds ε, and noised sums alone are released.
@@ -52,7 +52,7 @@ class Facts(NamedTuple):
   exact_releases: tuple[str, ...] = ()
   noised_layers: str = layers_lib.ALL
   clipped_layers: str = layers_lib.ALL
-  aggregates_once: bool = False
+  waits: str = ''
   needs_each_update: bool = False
   unsparse: str = ''
   is_certified: bool = False

@@ -99,15 +99,12 @@ class Spent(NamedTuple):
   counts: Optional[np.ndarray] = None
 
 
-class Mechanism(checks.Checked, abc.ABC):
-  """A mechanism as one value. Subclasses are frozen dataclasses.
+class Configuration(checks.Checked, abc.ABC):
+  """What is known of a mechanism before its noise is chosen. Subclasses are frozen dataclasses.
 
   Attributes:
-    choices: The registries of the choices among its fields.
     num_clients: N, the population. Client ids are integers in [0, N).
   """
-
-  choices: ClassVar[Sequence[Mapping[str, Any]]] = ()
 
   if TYPE_CHECKING:  # At run time a dataclass would take a property of its base as the default of its field.
 
@@ -118,6 +115,16 @@ class Mechanism(checks.Checked, abc.ABC):
   @abc.abstractmethod
   def facts(self) -> Facts:
     """See `Facts`."""
+
+
+class Mechanism(Configuration):
+  """A mechanism as one value, in which nothing is left to be chosen.
+
+  Attributes:
+    choices: The registries of the choices among its fields.
+  """
+
+  choices: ClassVar[Sequence[Mapping[str, Any]]] = ()
 
   @property
   def core(self) -> Any:

@@ -187,7 +187,7 @@ class FedApca(parts.Shape, parts.Clip, parts.Layers, parts.Scale, parts.Sparse, 
 
 
 @dataclasses.dataclass(frozen=True)
-class LeeKifer(parts.Budget, base.Method):
+class LeeKifer(parts.Budget, base.SimpleMethod):
   """Lee and Kifer 2018: noisy steps whose size, and whose share of the budget, are chosen by noised losses.
 
   `quap_tff.federated.line_search.mechanism` has the equations and the differences from the paper. No client exceeds

@@ -135,15 +135,36 @@ class Method(abc.ABC):
     return 0.0
 
   @abc.abstractmethod
-  def configure(self, setting: Setting) -> mechanisms.Mechanism:
-    """The mechanism, whose noise may still follow from a schedule. This is cheap, and also done before data are read.
+  def facts(self, setting: Setting) -> mechanisms.Facts:
+    """Facts about the mechanism, before its noise is chosen. This is cheap, and also done before data are read.
 
     Raises:
       ValueError: If the method cannot run in this setting.
     """
 
+  @abc.abstractmethod
   def plan(self, setting: Setting) -> plans.Plan:
-    """The plan of a run."""
+    """The plan of a run. The setting has its schedule, and the model in its `options`."""
+
+  def flag_names(self) -> frozenset[str]:
+    """The flags that this method uses: its fields, and those of its base."""
+    return frozenset(flag_fields.flags_of(self))
+
+  def check_cohorts(self, setting: Setting) -> None:  # noqa: B027 (most methods take any cohorts)
+    """Raises a `ValueError` if the method cannot do with the cohorts of the planned rounds. No data are read."""
+
+
+class SimpleMethod(Method):
+  """A method whose mechanism follows from its fields, but for the scale of its noise."""
+
+  @abc.abstractmethod
+  def configure(self, setting: Setting) -> mechanisms.Mechanism:
+    """The mechanism. Raises `ValueError` if the method cannot run in this setting."""
+
+  def facts(self, setting: Setting) -> mechanisms.Facts:
+    return self.configure(setting).facts
+
+  def plan(self, setting: Setting) -> plans.Plan:
     plan = plans.Plan(self.configure(setting), setting.participation.sampler, **setting.options)
     return self.calibrated(plan, setting)
 
@@ -152,20 +173,9 @@ class Method(abc.ABC):
     del setting
     return plan
 
-  def flag_names(self) -> frozenset[str]:
-    """The flags that this method uses: its fields, and those of its base."""
-    return frozenset(flag_fields.flags_of(self))
-
-  def aggregates_once(self, setting: Setting) -> bool:
-    """Whether a round needs only one level of aggregation. Several workers can run nothing else."""
-    return self.configure(setting).facts.aggregates_once
-
-  def check_cohorts(self, setting: Setting) -> None:  # noqa: B027 (most methods take any cohorts)
-    """Raises a `ValueError` if the method cannot do with the cohorts of the planned rounds. No data are read."""
-
 
 @dataclasses.dataclass(frozen=True)
-class QuapMechanism(parts.ServerOptimizer, parts.Bounds, parts.Noise, Method):
+class QuapMechanism(parts.ServerOptimizer, parts.Bounds, parts.Noise, SimpleMethod):
   """QuAP-FL's own mechanism. The parts that a subclass brings replace those that are off here.
 
   Off are: budgets that follow participation (everyone has ε_base), layer-wise noise (every layer is clipped and

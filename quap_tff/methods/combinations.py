@@ -72,7 +72,7 @@ class AdaptiveBudgetClip(parts.AdaptiveBudgets, parts.Clip, _Combination):
 
 
 @dataclasses.dataclass(frozen=True)
-class FedAvg(parts.Sparse, parts.Robust, parts.ServerOptimizer, base.Method):
+class FedAvg(parts.Sparse, parts.Robust, parts.ServerOptimizer, base.SimpleMethod):
   """Federated averaging without clipping and noise. Each client counts the same. This is the documents' upper bound."""
 
   adds_noise = False
@@ -186,7 +186,7 @@ class FedBuff(parts.AdaptiveBudgets, parts.Clip, parts.Layers, base.QuapMechanis
 
 
 @dataclasses.dataclass(frozen=True)
-class LocalDp(parts.Shape, parts.Sparse, parts.ServerOptimizer, parts.Calibrated, base.Method):
+class LocalDp(parts.Shape, parts.Sparse, parts.ServerOptimizer, parts.Calibrated, base.SimpleMethod):
   """Local differential privacy: each client adds its own Gaussian noise to everything that it sends.
 
   A message is the client's update, clipped to norm C, plus N(0, (2·C·z(ε_i(t), δ))²) on every weight

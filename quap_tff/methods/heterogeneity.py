@@ -14,6 +14,7 @@ from quap_tff import plans
 from quap_tff.common import checks
 from quap_tff.common import flag_fields
 from quap_tff.common import registry
+from quap_tff.mechanisms import mechanism as mechanisms
 from quap_tff.methods import base as base_lib
 from quap_tff.methods import certified
 from quap_tff.methods import combinations
@@ -87,8 +88,8 @@ class _Extended(checks.Checked, base_lib.Method):
       mean_epochs: The public mean of the clients' epochs, None if it is the same for all of them.
     """
 
-  def configure(self, setting: base_lib.Setting) -> Any:
-    config = self.base.configure(setting)
+  def facts(self, setting: base_lib.Setting) -> mechanisms.Facts:
+    facts = self.base.facts(setting)
     optimizer = setting.client_optimizer
     if self.needs_plain_sgd and (not isinstance(optimizer, optimizers.Sgd) or optimizer.momentum):
       raise ValueError(
@@ -96,13 +97,13 @@ class _Extended(checks.Checked, base_lib.Method):
         f'gradients. Found {optimizer!r}. Use --client_optimizer=sgd:learning_rate=….'
       )
     self._extension(setting.mean_epochs)  # It is refused before data are read.
-    return config
+    return facts
 
   def check_cohorts(self, setting: base_lib.Setting) -> None:
     self.base.check_cohorts(setting)
 
   def plan(self, setting: base_lib.Setting) -> plans.Plan:
-    self.configure(setting)
+    self.facts(setting)  # Its refusals.
     extension = self._extension(setting.mean_epochs)
     num_weights = sum(setting.options['model'].sizes)
     needed = extension.memory_bytes(setting.num_clients, num_weights)
@@ -214,17 +215,13 @@ class FlFdms(_Extended):
       )
     return heterogeneity.FriendSubstitution()
 
-  def configure(self, setting: base_lib.Setting) -> Any:
+  def facts(self, setting: base_lib.Setting) -> mechanisms.Facts:
     if not setting.has_dropout:
       raise ValueError(
         '--algorithm=fl_fdms: friends substitute for clients that drop out, and with --dropout=none no client does. '
         'Give a --dropout, such as bernoulli:rate=0.1.'
       )
-    return super().configure(setting)
-
-  def aggregates_once(self, setting: base_lib.Setting) -> bool:
-    # How much an update counts depends on all of them.
-    return False
+    return super().facts(setting)._replace(waits='how much an update counts depends on all of them')
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,7 @@ from quap_tff.plans import scheduled
 
 
 @dataclasses.dataclass(frozen=True)
-class _Stock(parts.ServerOptimizer, parts.Noise, stocks.StockConfig, base.Method):
+class _Stock(parts.ServerOptimizer, parts.Noise, stocks.StockConfig, base.SimpleMethod):
   """One of TFF's own aggregators. Of the mechanism's flags it uses ε, δ and both calibrations.
 
   --epsilon is the formal ε, because these methods are what others are compared with at an equal one.

@@ -25,7 +25,7 @@ CALIBRATIONS = ('documents', 'exact')
 
 
 def CertifiedPlan(
-  config: guarantee.Guarantee,
+  config: guarantee.GuaranteeConfig,
   schedule: Sequence[Any],
   *,
   averaging: postprocessing.Averaging = postprocessing.LastIterate(),
@@ -43,7 +43,7 @@ def CertifiedPlan(
   amplifies nothing. A run that ends early is bounded by what the filter lets each client spend.
 
   Args:
-    config: The mechanism. What it leaves open is chosen from the schedule.
+    config: What is asked of the mechanism, or a mechanism.
     schedule: int[M_t], distinct ids in [0, N), for each of the T planned rounds: the public schedule, or one drawn from
       a model of participation.
     averaging: The average of the iterates that is published. The noise is chosen for it; `postprocessing.Planned` is
@@ -62,13 +62,13 @@ def CertifiedPlan(
       more of clients than the noised sums.
   """
   cohorts = checks.schedule(schedule, config.num_clients)
-  config, averaging = config.settled(cohorts, averaging, min_separation)
+  mechanism, averaging = config.settled(cohorts, averaging, min_separation)
   colluders = tuple(checks.integer('colluders', k, at_least=1) for k in colluders)
-  config.check_colluders(colluders, attendance is not None)
+  mechanism.check_colluders(colluders, attendance is not None)
   if attendance is None and not config.holds_noise:
     attendance = cohorts
   return plans.Plan(
-    config, schedule=cohorts, attendance=attendance, averaging=averaging, colluders=colluders, **options
+    mechanism, schedule=cohorts, attendance=attendance, averaging=averaging, colluders=colluders, **options
   )
 
 

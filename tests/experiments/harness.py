@@ -80,7 +80,8 @@ def trained(experiment: setup.Experiment) -> training.Result:
 def configured(*arguments: str, num_clients: int = 10):
   """The mechanism's configuration in that run."""
   found = run(*arguments)
-  return found.method.configure(found.setting(num_clients)).core
+  method: Any = found.method
+  return method.configure(found.setting(num_clients)).core
 
 
 @contextlib.contextmanager

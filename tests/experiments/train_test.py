@@ -56,7 +56,10 @@ BAD_FLAGS = [
   (['--seed=-1'], ['seed', 'at least 0', '-1']),
   (['--runtime=inprocess'], ["Unknown runtime 'inprocess'", "'in_process'"]),
   (['--runtime=workers'], ['--runtime=workers', 'timing=previous']),
-  (['--runtime=workers', '--algorithm=fl_fdms', '--dropout=bernoulli:rate=0.1'], ['twice, whatever --clip is']),
+  (
+    ['--runtime=workers', '--algorithm=fl_fdms', '--dropout=bernoulli:rate=0.1'],
+    ['how much an update counts depends on all of them'],
+  ),
   (['--runtime=native', '--device=gpu'], ['native', 'GPU']),
   (['--num_threads=0'], ['num_threads', 'at least 1']),
   (['--num_threads=100000'], ['num_threads', '1024']),

@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 
 from quap_tff.mechanisms.certified import weight_rules
+from quap_tff.mechanisms.certified.config import Certified
 from quap_tff.mechanisms.certified.config import CertifiedConfig
-from quap_tff.mechanisms.certified.guarantee import Guarantee
+from quap_tff.mechanisms.certified.guarantee import GuaranteeConfig
 from quap_tff.mechanisms.held.config import HeldConfig
 from quap_tff.mechanisms.noise import correlation
 from quap_tff.mechanisms.parts import clip_rules
@@ -36,15 +37,18 @@ def whole(**changes: Any) -> QuapConfig:
   return quap(**{**dict(num_clients=4, clip_scope='all_layers', critical_layers='all', budget=budget), **changes})
 
 
+# Ten clients with ε = 3, and weights of 1 as long as they last.
+_CERTIFIED = dict(num_clients=10, epsilon=3.0, delta=1e-5, weights=weight_rules.Uniform(), participation=_NO_WARMUP)
+
+
 def certified(**changes: Any) -> CertifiedConfig:
   """Ten clients with ε = 3, and weights of 1 as long as they last; what noise that takes is open."""
-  defaults = dict(num_clients=10, epsilon=3.0, delta=1e-5, weights=weight_rules.Uniform(), participation=_NO_WARMUP)
-  return _changed(CertifiedConfig, defaults, changes)
+  return _changed(CertifiedConfig, _CERTIFIED, changes)
 
 
-def noised(**changes: Any) -> CertifiedConfig:
+def noised(**changes: Any) -> Certified:
   """With noise of four clipping norms on a sum that is divided by two."""
-  return certified(**{**dict(noise_multiplier=4.0, divisor=2.0, noise_seed=3), **changes})
+  return _changed(Certified, dict(_CERTIFIED, noise_multiplier=4.0, divisor=2.0, noise_seed=3), changes)
 
 
 def held(**changes: Any) -> HeldConfig:
@@ -53,7 +57,7 @@ def held(**changes: Any) -> HeldConfig:
   return _changed(HeldConfig, defaults, changes)
 
 
-def guarantee(**fields: Any) -> Guarantee:
+def guarantee(**fields: Any) -> GuaranteeConfig:
   """Four clients with ε = 3 at δ = 1e-5, who hold `Held` noise; any other is a trusted server's."""
   make = HeldConfig if isinstance(fields.get('correlation'), correlation.Held) else CertifiedConfig
   return _changed(make, dict(num_clients=4, epsilon=3.0, delta=1e-5), fields)

@@ -12,6 +12,7 @@ from quap_tff.common.numbers import arrays
 from quap_tff.common.numbers import tradeoff
 from quap_tff.mechanisms.certified import privacy_filter
 from quap_tff.mechanisms.certified import weight_rules
+from quap_tff.mechanisms.certified.config import Certified
 from quap_tff.mechanisms.certified.config import CertifiedConfig
 from quap_tff.mechanisms.noise import correlation as correlations
 from quap_tff.mechanisms.noise import integers
@@ -43,7 +44,7 @@ def _gate(name='independent', **more):
 
 
 def _config(name, rule, **more):
-  return CertifiedConfig(
+  return Certified(
     NUM_CLIENTS,
     *(3.0, 1e-5, MULTIPLIERS[name]),
     correlation=CORRELATIONS[name],
@@ -174,7 +175,7 @@ class TestAccount:
     of = {'independent': correlations.Independent(), 'ar1': correlations.Ar1(), 'blt': correlations.Blt()}[name]
     gate = quap_tff.Gate.calibrated(_schedule(), 3.0, 1e-5, correlation=of)
     config = CertifiedConfig(NUM_CLIENTS, 3.0, 1e-5, correlation=of, weights=weight_rules.Uniform())
-    found = config.settled(_schedule()).config
+    found = config.settled(_schedule()).mechanism
     assert gate.config.noise_multiplier == found.noise_multiplier and gate.config.correlation == found.correlation
     assert gate.num_clients == NUM_CLIENTS and gate.config.num_rounds == NUM_ROUNDS
 

@@ -70,8 +70,8 @@ _CHOICES: dict[str, tuple[str, Mapping[str, Any]]] = {
   'clip': ('clip rule', clip_rules.RULES),
 }
 _TRUSTS: dict[str, type[guarantee.Guarantee]] = {
-  certified_config.CertifiedConfig.trust: certified_config.CertifiedConfig,
-  held_config.HeldConfig.trust: held_config.HeldConfig,
+  certified_config.Certified.trust: certified_config.Certified,
+  held_config.Held.trust: held_config.Held,
 }
 # More weights than this fill no file that is read.
 _MOST_WEIGHTS = 2**31
@@ -218,21 +218,19 @@ def check_version(name: str, value: Any) -> None:
 
 
 def read_mechanism(trust: str, value: Mapping[str, Any]) -> guarantee.Guarantee:
-  """The mechanism of a trust whose fields `registry.value_of` wrote, settled. Raises any error if it is none."""
+  """The mechanism of a trust whose fields `registry.value_of` wrote. Raises any error if it is none."""
   of_trust = registry.lookup('trust', trust, _TRUSTS)
   parts = {name: tuple(part) if isinstance(part, list) else part for name, part in value.items()}
   for name, (kind, choices) in _CHOICES.items():
     if name in parts:
       parts[name] = registry.parse_spec(kind, str(parts[name]), choices)
   parts['participation'] = participations.ParticipationConfig(**value['participation'])
-  config = of_trust(**parts)
-  if config.num_clients > _MOST_CLIENTS:
+  mechanism = of_trust(**parts)
+  if mechanism.num_clients > _MOST_CLIENTS:
     raise folder_files.CannotTellError(
-      f'the run has {config.num_clients:,} clients, and this program verifies runs of at most {_MOST_CLIENTS:,}.'
+      f'the run has {mechanism.num_clients:,} clients, and this program verifies runs of at most {_MOST_CLIENTS:,}.'
     )
-  if not config.is_calibrated:
-    raise ValueError('the mechanism leaves its noise, divisor or number of rounds open')
-  return config
+  return mechanism
 
 
 def model_shape(value: Mapping[str, Any]) -> layers_lib.ModelShape:

@@ -105,6 +105,7 @@ class LineSearchConfig(mechanism.Mechanism):
       noise_seed=self.noise_seed,
       public_metrics=(mechanism.PUBLIC_METRICS | mechanism.PUBLIC_NORMS | {'step', 'exhausted_clients', 'spent_max'}),
       unsparse='clients test steps with all weights',
+      waits='each tests the steps that the noised sum of all updates gives',
       is_saved_before_release=True,
       unaudited='clients also send how much each step would lower their losses',
       unamplified='the noise of a round was chosen from what earlier rounds released',

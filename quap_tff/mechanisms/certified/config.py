@@ -23,24 +23,19 @@ planning = lazy.module('quap_tff.mechanisms.certified.planning')
 
 
 @dataclasses.dataclass(frozen=True)
-class CertifiedConfig(guarantee.Guarantee):
-  """The certified mechanism with a trusted server, which sees updates and adds the noise.
+class CertifiedConfig(guarantee.GuaranteeConfig):
+  """What is asked of the certified mechanism with a trusted server, which sees updates and adds the noise.
 
   Attributes:
     correlation: How the noise of a round takes back noise of earlier rounds, one of
       `quap_tff.mechanisms.noise.correlation.FAMILIES`, but for `Held`.
     weights: The rule for w_i(t), one of `quap_tff.mechanisms.certified.weight_rules.RULES`.
-    planned_rounds: int[N], in how many rounds each client is planned to take part. For weight rules with `needs_plan`.
-    planned_costs: float[N], what weights of 1 in all these rounds would cost in μ² at z = 1. None: equal to
-      `planned_rounds`, as under independent noise.
   """
 
   trust = 'server'
 
   correlation: correlations.Correlation = correlations.Independent()
   weights: weight_rules.WeightRule = weight_rules.Participation()
-  planned_rounds: Optional[tuple[int, ...]] = None
-  planned_costs: Optional[tuple[float, ...]] = None
 
   def __post_init__(self):
     super().__post_init__()
@@ -51,7 +46,6 @@ class CertifiedConfig(guarantee.Guarantee):
       )
     if not isinstance(self.weights, weight_rules.WeightRule):
       raise TypeError(f'weights must be a rule of quap_tff.mechanisms.certified.weight_rules, found {self.weights!r}.')
-    self._check_plan()
     name = type(self.weights).__name__
     if self.own_epsilon is None and self.weights.needs_own_bounds:
       raise ValueError(
@@ -64,8 +58,31 @@ class CertifiedConfig(guarantee.Guarantee):
         'Choose another weight rule, such as scale or online.'
       )
 
-  def _check_plan(self):
-    if self.weights.needs_rounds and self.num_rounds is None and self.is_calibrated:
+  def settled(
+    self,
+    cohorts: Sequence[Any],
+    averaging: postprocessing.Averaging = postprocessing.LastIterate(),
+    min_separation: Optional[int] = None,
+  ) -> guarantee.Planned:
+    return planning.calibrated(self, cohorts, averaging, min_separation)
+
+
+@dataclasses.dataclass(frozen=True)
+class Certified(guarantee.Guarantee, CertifiedConfig):
+  """The certified mechanism with a trusted server. `CertifiedConfig.settled` makes it.
+
+  Attributes:
+    planned_rounds: int[N], in how many rounds each client is planned to take part. For weight rules with `needs_plan`.
+    planned_costs: float[N], what weights of 1 in all these rounds would cost in μ² at z = 1. None: equal to
+      `planned_rounds`, as under independent noise.
+  """
+
+  planned_rounds: Optional[tuple[int, ...]] = None
+  planned_costs: Optional[tuple[float, ...]] = None
+
+  def __post_init__(self):
+    super().__post_init__()
+    if self.weights.needs_rounds and self.num_rounds is None:
       raise ValueError(
         f'Weight rule {type(self.weights).__name__} spreads what is left of a budget over the remaining '
         'rounds. Give num_rounds, the number of planned rounds.'
@@ -73,7 +90,7 @@ class CertifiedConfig(guarantee.Guarantee):
     if self.planned_rounds is None:
       if self.planned_costs is not None:
         raise ValueError('planned_costs are those of planned_rounds. Give both, or neither.')
-      if self.weights.needs_plan and self.is_calibrated:
+      if self.weights.needs_plan:
         raise ValueError(
           f'Weight rule {type(self.weights).__name__} needs a public schedule. Give planned_rounds: the number '
           f'of rounds in which each of the {self.num_clients} clients is planned to take part.'
@@ -92,18 +109,6 @@ class CertifiedConfig(guarantee.Guarantee):
         raise ValueError(f"planned_costs must be float[{self.num_clients}], each at least the client's planned_rounds.")
       object.__setattr__(self, 'planned_costs', tuple(costs.tolist()))
 
-  @property
-  def is_calibrated(self) -> bool:
-    return self.noise_multiplier is not None and self.divisor is not None and self.correlation.is_settled
-
-  def settled(
-    self,
-    cohorts: Sequence[Any],
-    averaging: postprocessing.Averaging = postprocessing.LastIterate(),
-    min_separation: Optional[int] = None,
-  ) -> guarantee.Planned:
-    return planning.calibrated(self, cohorts, averaging, min_separation)
-
   def simulated(
     self, cohorts: Sequence[Any], kept: Sequence[Optional[np.ndarray]] = ()
   ) -> list[guarantee.PlannedRound]:
@@ -113,8 +118,8 @@ class CertifiedConfig(guarantee.Guarantee):
     """T - t, the planned rounds after round t; +inf if no number of rounds is planned."""
     return math.inf if self.num_rounds is None else self.num_rounds - round_num
 
-  def _grid(self, noise_multiplier, num_weights):
-    return integers.Grid(noise_multiplier, num_weights, self.correlation, self.num_rounds)
+  def _grid(self, num_weights):
+    return integers.Grid(self.noise_multiplier, num_weights, self.correlation, self.num_rounds)
 
   def slack(self, num_weights: int) -> slacks.Slack:
     grid = self.grid(num_weights)

@@ -36,11 +36,11 @@ class Planned(NamedTuple):
   """What was chosen from a schedule.
 
   Attributes:
-    config: The configuration, with nothing left open.
+    mechanism: The mechanism, with its noise and divisor.
     averaging: The average that is to be published.
   """
 
-  config: Guarantee
+  mechanism: Guarantee
   averaging: postprocessing.Averaging
 
 
@@ -57,8 +57,8 @@ class PlannedRound(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Guarantee(mechanism.Mechanism):
-  """What both certified mechanisms share: they add the clients' clipped updates and noise, and divide the sum by D.
+class GuaranteeConfig(mechanism.Configuration):
+  """What is asked of either certified mechanism: it adds clients' clipped updates and noise, and divides the sum by D.
 
   Client i's clipped update has norm at most w_i(t)·C_t. Every constant here is public. It must be chosen without a look
   at clients' data. Otherwise it is itself a release, which no account covers.
@@ -73,8 +73,8 @@ class Guarantee(mechanism.Mechanism):
       from a schedule, by `settled`.
     divisor: D > 0. The sum is divided by it in every round. An example is the expected sum of weights. None: to be
       chosen from a schedule, like the noise multiplier.
-    num_rounds: T, the planned rounds. After them nobody adds anything. None: to be taken from a schedule. Without a
-      schedule there may be any number of rounds, and each client is charged as if they went on for ever.
+    num_rounds: T, the planned rounds. After them nobody adds anything. None: to be taken from a schedule. A mechanism
+      without it has any number of rounds, and charges each client as if they went on for ever.
     participation: How the participation rates are computed.
     clip: C_t: `clip_rules.Fixed`, or `clip_rules.PrivateQuantile`, whose noised count is in the account.
     clip_split: How C_t is divided among layers, one of `quap_tff.mechanisms.parts.layers.CLIP_SPLITS`.
@@ -85,8 +85,6 @@ class Guarantee(mechanism.Mechanism):
   """
 
   trust: ClassVar[str]
-  choices = (correlations.FAMILIES, weight_rules.RULES, clip_rules.RULES)
-
   num_clients: int = checks.integer_field('num_clients', at_least=1, at_most=2**31 - 1)
   epsilon: float = checks.number_field('epsilon', above=0, at_most=100)
   delta: float = checks.number_field('delta', above=0, below=1)
@@ -158,11 +156,6 @@ class Guarantee(mechanism.Mechanism):
         'private quantile. Give the counts more noise (count_stddev), or use a fixed clipping norm.'
       )
 
-  @property
-  @abc.abstractmethod
-  def is_calibrated(self) -> bool:
-    """Whether everything is settled."""
-
   @abc.abstractmethod
   def settled(
     self,
@@ -170,7 +163,7 @@ class Guarantee(mechanism.Mechanism):
     averaging: postprocessing.Averaging = postprocessing.LastIterate(),
     min_separation: Optional[int] = None,
   ) -> Planned:
-    """The mechanism with everything chosen from a schedule that it leaves open, see `planning` and `held.config`.
+    """The mechanism, whose noise and divisor are chosen from a schedule: see `planning` and `held.config`.
 
     Args:
       cohorts: int[M_t] ids for each of the T planned rounds: the public schedule, or one drawn from a model of it.
@@ -182,6 +175,81 @@ class Guarantee(mechanism.Mechanism):
       ValueError: If a cohort does not consist of distinct ids in [0, N), if nobody takes part, if nobody's budget pays
         for a round or for the noised counts of all its rounds, or if the schedule does not keep what is promised.
     """
+
+  @property
+  def limit(self) -> Any:
+    """The most μ² that each client may spend, a number or float64[N]."""
+    if self.own_epsilon is None:
+      return self._limit_of(self.epsilon)
+    return np.array([self._limit_of(own) for own in self.own_epsilon], np.float64)
+
+  @property
+  def holds_noise(self) -> bool:
+    """Whether clients hold the noise, because nobody trusts the server."""
+    return self.trust == 'secure_sum'
+
+  def _limit_of(self, epsilon: float) -> float:
+    """The largest μ² of a client with this ε. A part of ε and δ is kept for what rounding costs."""
+    kept = 1 - integers.RESERVE
+    return privacy_filter.limit_of(epsilon * kept, self.delta * kept)
+
+  @property
+  def _count_cost(self) -> float:
+    """1/c² of the noised count; 0 if there is none."""
+    share = 1 / self.clip.count_noise_multiplier
+    return share * share
+
+  @property
+  def counts_norms(self) -> bool:
+    """Whether each round releases a noised count of norms."""
+    return math.isfinite(self.clip.count_noise_multiplier)
+
+  @property
+  def facts(self) -> mechanism.Facts:
+    correlated = not self.correlation.is_settled or self.correlation.num_buffers
+    return mechanism.Facts(
+      delta=self.delta,
+      public_metrics=mechanism.PUBLIC_METRICS | mechanism.PUBLIC_NORMS | _PUBLIC_METRICS,
+      unsparse='a round would take back noise of other weights than those it updates' if correlated else '',
+      noise_follows='plan',
+      divisor=self.divisor,
+      correlation=self.correlation,
+      trust=self.trust,
+      is_certified=True,
+      game='certified',
+      noise_seed=self.noise_seed,
+      is_saved_before_release=True,
+      noise_note='',
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Guarantee(GuaranteeConfig, mechanism.Mechanism):
+  """What both certified mechanisms share: a configuration with its noise and its divisor in numbers."""
+
+  choices = (correlations.FAMILIES, weight_rules.RULES, clip_rules.RULES)
+
+  noise_multiplier: float = checks.number_field(
+    'noise_multiplier', at_least=SMALLEST_MULTIPLIER, at_most=LARGEST_MULTIPLIER
+  )
+  divisor: float = checks.number_field('divisor', above=0)
+
+  def __post_init__(self):
+    super().__post_init__()
+    if not self.correlation.is_settled:
+      raise ValueError(
+        f'A mechanism needs its noise in numbers, found {self.correlation!r}. Let `settled` choose them.'
+      )
+
+  @property
+  def prices(self) -> privacy_filter.Prices:
+    """What taking part in a round costs a client."""
+    return privacy_filter.Prices(
+      limit=self.limit,
+      noise_multiplier=self.noise_multiplier,
+      count_cost=self._count_cost,
+      correlation=self.correlation,
+    )
 
   @abc.abstractmethod
   def simulated(self, cohorts: Sequence[Any], kept: Sequence[Optional[np.ndarray]] = ()) -> list[PlannedRound]:
@@ -206,38 +274,12 @@ class Guarantee(mechanism.Mechanism):
     Raises:
       ValueError: If integers could overflow.
     """
-    if self.noise_multiplier is None:
-      raise ValueError('The grid follows from the noise. Give noise_multiplier, or calibrate it on a schedule.')
-    grid = self._grid(self.noise_multiplier, num_weights)
+    grid = self._grid(num_weights)
     grid.check_sum(self.num_clients)
     return grid
 
   @abc.abstractmethod
-  def _grid(self, noise_multiplier, num_weights): ...
-
-  @property
-  def limit(self) -> Any:
-    return self.prices.limit
-
-  @property
-  def holds_noise(self) -> bool:
-    """Whether clients hold the noise, because nobody trusts the server."""
-    return self.trust == 'secure_sum'
-
-  @property
-  def prices(self) -> privacy_filter.Prices:
-    """What taking part in a round costs a client."""
-    limit: Any = self._limit_of(self.epsilon)
-    if self.own_epsilon is not None:
-      limit = np.array([self._limit_of(own) for own in self.own_epsilon], np.float64)
-    return privacy_filter.Prices(
-      limit=limit, noise_multiplier=self.noise_multiplier, count_cost=self._count_cost, correlation=self.correlation
-    )
-
-  def _limit_of(self, epsilon: float) -> float:
-    """The largest μ² of a client with this ε. A part of ε and δ is kept for what rounding costs."""
-    kept = 1 - integers.RESERVE
-    return privacy_filter.limit_of(epsilon * kept, self.delta * kept)
+  def _grid(self, num_weights): ...
 
   @property
   def most_releases(self) -> int:
@@ -251,36 +293,6 @@ class Guarantee(mechanism.Mechanism):
   @property
   def _smallest_epsilon(self) -> float:
     return min(self.own_epsilon or (self.epsilon,))
-
-  @property
-  def _count_cost(self) -> float:
-    """1/c² of the noised count; 0 if there is none."""
-    share = 1 / self.clip.count_noise_multiplier
-    return share * share
-
-  @property
-  def counts_norms(self) -> bool:
-    """Whether each round releases a noised count of norms."""
-    return math.isfinite(self.clip.count_noise_multiplier)
-
-  @property
-  def facts(self) -> mechanism.Facts:
-    correlated = not self.correlation.is_settled or self.correlation.num_buffers
-    return mechanism.Facts(
-      delta=self.delta,
-      public_metrics=mechanism.PUBLIC_METRICS | mechanism.PUBLIC_NORMS | _PUBLIC_METRICS,
-      unsparse='a round would take back noise of other weights than those it updates' if correlated else '',
-      aggregates_once=True,
-      noise_follows='plan',
-      divisor=self.divisor,
-      correlation=self.correlation,
-      trust=self.trust,
-      is_certified=True,
-      game='certified',
-      noise_seed=self.noise_seed,
-      is_saved_before_release=True,
-      noise_note='',
-    )
 
   def seen(self, state: Any) -> dict[str, Any]:
     return {'weights': state.weights}
@@ -303,12 +315,11 @@ class Guarantee(mechanism.Mechanism):
       cohort=cohort,
       budgets=tradeoff.budgets_of(self._mu(weights), self.delta),
       weights=weights,
-      noise_multiplier=self.prices.noise_multiplier,
+      noise_multiplier=self.noise_multiplier,
       count_noise_multiplier=self.clip.count_noise_multiplier,
       clipping_norm=clipping_norm,
     )
 
   def _mu(self, weights):
     """The μ of a round, taken alone, for these weights."""
-    prices = self.prices
-    return np.sqrt((weights / prices.noise_multiplier) ** 2 + prices.count_cost * (weights > 0))
+    return np.sqrt((weights / self.noise_multiplier) ** 2 + self._count_cost * (weights > 0))

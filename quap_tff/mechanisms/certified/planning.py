@@ -20,6 +20,7 @@ from typing import Any, Optional
 import numpy as np
 
 from quap_tff.common import checks
+from quap_tff.common import registry
 from quap_tff.common.numbers import arrays
 from quap_tff.mechanisms.certified import config as configs
 from quap_tff.mechanisms.certified import guarantee
@@ -50,7 +51,7 @@ def calibrated(
   averaging: postprocessing.Averaging = postprocessing.LastIterate(),
   min_separation: Optional[int] = None,
 ) -> guarantee.Planned:
-  """Chooses from a schedule what a configuration leaves open. Arguments and errors are those of `Guarantee.settled`.
+  """The mechanism for a schedule. Arguments and errors are those of `GuaranteeConfig.settled`.
 
   The noise multiplier, a decay and an average are chosen to maximize J. Other coefficients of correlated noise are
   those of the published objective (`published_noise`) for the bounds on participation. If several noise multipliers are
@@ -62,8 +63,8 @@ def calibrated(
   if config.num_rounds is None and cohorts:
     config = dataclasses.replace(config, num_rounds=len(cohorts))
   averages = averaging.candidates(len(cohorts))
-  if config.is_calibrated and len(averages) == 1:
-    return guarantee.Planned(config, averages[0])
+  if len(averages) == 1 and config.correlation.is_settled and None not in (config.noise_multiplier, config.divisor):
+    return guarantee.Planned(_mechanism(config, config.correlation, cohorts), averages[0])
   releases = [cohort for cohort in cohorts if len(cohort)]
   if not releases:
     raise ValueError('Nobody takes part in any of the planned rounds, so no noise and no divisor can be chosen.')
@@ -71,7 +72,7 @@ def calibrated(
   found = config.correlation.candidates(len(releases), *bounds)
   if len(found) > 1:
     chosen = (_chosen(config, one, cohorts, averages, bounds, _FEW_CANDIDATES) for one in found)
-    found = (max(chosen, key=lambda choice: choice[0])[1].config.correlation,)
+    found = (max(chosen, key=lambda choice: choice[0])[1].mechanism.correlation,)
   return _chosen(config, found[0], cohorts, averages, bounds, _MOST_CANDIDATES)[1]
 
 
@@ -87,51 +88,52 @@ def share_of_ceiling(planned: guarantee.Planned, cohorts: Sequence[Any]) -> floa
     planned: From `calibrated`.
     cohorts: int[M_t], the schedule, in which every round has clients.
   """
-  config = planned.config
+  config = planned.mechanism
   sums = np.array([one.weights.sum(dtype=np.float64) for one in config.simulated(cohorts)])
   published = np.cumsum(planned.averaging.shares(len(cohorts))[::-1])[::-1]
-  multiplier = config.prices.noise_multiplier
-  covariance = config.correlation.covariance(cohorts, [multiplier] * len(cohorts))
-  limits = np.broadcast_to(np.sqrt(config.prices.limit), [config.num_clients])
+  covariance = config.correlation.covariance(cohorts, [config.noise_multiplier] * len(cohorts))
+  limits = np.broadcast_to(np.sqrt(config.limit), [config.num_clients])
   ceiling = limits[np.unique(np.concatenate(cohorts))].sum()
   return float(published @ sums / math.sqrt(published @ covariance @ published) / ceiling)
 
 
 def _chosen(config, correlation, cohorts, averages, bounds, num_candidates) -> tuple[float, guarantee.Planned]:
   """J, and the best noise multiplier and average under a settled correlation."""
-  config = dataclasses.replace(config, correlation=correlation)
-  if config.weights.needs_plan and config.planned_rounds is None:
-    config = _with_plan(config, cohorts)
+  mechanism = _mechanism(config, correlation, cohorts)
   if config.noise_multiplier is not None:
     multipliers = np.array([config.noise_multiplier], np.float64)
   elif config.weights.takes_worst_case:
-    multipliers = np.array([_worst_case_multiplier(config, cohorts, bounds)])
+    multipliers = np.array([_worst_case_multiplier(mechanism, cohorts, bounds)])
   else:
-    multipliers = _candidates(config, cohorts, num_candidates)
-  sums = _weight_sums(config, multipliers, cohorts)
+    multipliers = _candidates(mechanism, cohorts, num_candidates)
+  sums = _weight_sums(mechanism, multipliers, cohorts)
   choices = []
   for average in averages:
     kept = postprocessing.kept_shares(average.shares(len(cohorts)))
-    objective = sums @ kept / (multipliers * config.correlation.published_noise(kept))
+    objective = sums @ kept / (multipliers * correlation.published_noise(kept))
     if not np.isfinite(objective).all():
-      raise ValueError(f'No signal-to-noise ratio can be computed for {config.correlation!r} and {average!r}.')
+      raise ValueError(f'No signal-to-noise ratio can be computed for {correlation!r} and {average!r}.')
     best = int(np.argmax(objective >= objective.max() * (1 - _TIE)))  # Candidates descend.
     choices.append((objective[best], best, average))
   objective, best, average = max(choices, key=lambda choice: choice[0])
   if not sums[best].any():
     raise ValueError(f"noise_multiplier={multipliers[best]:g} is so small that nobody's budget pays for a round.")
   divisor = config.divisor if config.divisor is not None else float(sums[best][sums[best] > 0].mean())
-  config = dataclasses.replace(config, noise_multiplier=float(multipliers[best]), divisor=divisor)
-  return objective, guarantee.Planned(config, average)
+  mechanism = dataclasses.replace(mechanism, noise_multiplier=float(multipliers[best]), divisor=divisor)
+  return objective, guarantee.Planned(mechanism, average)
 
 
-def _with_plan(config, cohorts):
-  """The configuration with each client's planned rounds, and what weights of 1 in them would cost, rounded up."""
-  rounds = np.bincount(np.concatenate(cohorts), minlength=config.num_clients)
+def _mechanism(config, correlation, cohorts) -> configs.Certified:
+  """The mechanism with this correlation, and with 1 as its noise multiplier or divisor if that is not given."""
+  values = {**registry.parameter_values(config), 'correlation': correlation}
+  values.update({name: 1.0 for name in ('noise_multiplier', 'divisor') if values[name] is None})
   releases = [cohort for cohort in cohorts if len(cohort)]
-  squares = config.correlation.squared_norms(releases, [np.ones(len(ids)) for ids in releases], config.num_clients)
-  costs = np.maximum(squares, rounds)
-  return dataclasses.replace(config, planned_rounds=tuple(rounds.tolist()), planned_costs=tuple(costs.tolist()))
+  if config.weights.needs_plan and releases and values.get('planned_rounds') is None:
+    # What weights of 1 in each client's planned rounds would cost is rounded up.
+    rounds = np.bincount(np.concatenate(releases), minlength=config.num_clients)
+    squares = correlation.squared_norms(releases, [np.ones(len(ids)) for ids in releases], config.num_clients)
+    values.update(planned_rounds=tuple(rounds.tolist()), planned_costs=tuple(np.maximum(squares, rounds).tolist()))
+  return configs.Certified(**values)
 
 
 def _worst_case_multiplier(config, cohorts, bounds) -> float:
@@ -141,7 +143,7 @@ def _worst_case_multiplier(config, cohorts, bounds) -> float:
   bounds say.
   """
   most, apart = bounds
-  left = config.prices.limit - most * config.prices.count_cost
+  left = config.limit - most * config.prices.count_cost
   if not left > 0:
     raise ValueError(_TOO_MANY_COUNTS.format(epsilon=config.epsilon))
   num_releases = sum(len(cohort) > 0 for cohort in cohorts)
@@ -190,7 +192,7 @@ def _candidates(config, cohorts, count) -> np.ndarray:
 
 
 def simulated(
-  config: configs.CertifiedConfig, cohorts: Sequence[Any], kept: Sequence[Optional[np.ndarray]] = ()
+  config: configs.Certified, cohorts: Sequence[Any], kept: Sequence[Optional[np.ndarray]] = ()
 ) -> list[guarantee.PlannedRound]:
   """See `guarantee.Guarantee.simulated`."""
   rounds, largest, prices = [], 0.0, config.prices
@@ -215,7 +217,7 @@ def _weight_sums(config, multipliers, cohorts) -> np.ndarray:
 
 
 def _run(
-  config: configs.CertifiedConfig,
+  config: configs.Certified,
   prices: privacy_filter.Prices,
   cohorts: Sequence[Any],
   kept: Sequence[Optional[np.ndarray]] = (),
@@ -247,7 +249,7 @@ def _run(
 
 
 def round_view(
-  config: configs.CertifiedConfig,
+  config: configs.Certified,
   prices: privacy_filter.Prices,
   participation: Any,
   accounts: privacy_filter.Accounts,
@@ -275,7 +277,7 @@ def round_view(
     )
   budget_shares = 1.0
   if config.own_epsilon is not None:
-    limits = config.prices.limit
+    limits = config.limit
     budget_shares = arrays.take(limits / limits.max(), client_ids)
   return weight_rules.RoundView(
     prices=prices,

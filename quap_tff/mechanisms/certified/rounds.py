@@ -110,7 +110,7 @@ class RoundsInIntegers(mechanism.Rounds):
 class CertifiedRounds(RoundsInIntegers):
   """The functions of a trusted server's certified mechanism for updates of known tensors."""
 
-  def __init__(self, config: configs.CertifiedConfig, specs: Sequence[Any], layers: Sequence[layers_lib.Layer]):
+  def __init__(self, config: configs.Certified, specs: Sequence[Any], layers: Sequence[layers_lib.Layer]):
     super().__init__(config, specs, layers)
     # An entry of a client has at most K steps, and nobody is in a sum twice.
     self.sum_dtype = np.int32 if self.grid.steps * config.num_clients < 2**31 else np.int64

@@ -26,6 +26,7 @@ import numpy as np
 
 from quap_tff.common import checks
 from quap_tff.common import lazy
+from quap_tff.common import registry
 from quap_tff.common.numbers import slack as slacks
 from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms.certified import guarantee
@@ -72,14 +73,11 @@ class _Plan(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class HeldConfig(guarantee.Guarantee):
-  """The certified mechanism in which clients hold the noise, and the server sees their secure sum alone.
+class HeldConfig(guarantee.GuaranteeConfig):
+  """What is asked of the certified mechanism in which clients hold the noise, and the server sees their sum alone.
 
   Attributes:
     correlation: How a client takes back its own noise; `Held(0.0)` for independent noise.
-    planned_weights: float[N] in [0, 1], the weight of each client in each of its rounds. None: to be chosen from a
-      schedule.
-    most_clients: The size of the largest cohort. None: to be taken from a schedule.
     dropout: The share of clients that are drawn and do not send, for which the plan leaves room.
     threshold: The smallest share of the announced clients with which the secure sum opens, in (0, 1]. Clients then add
       so much noise that the account holds whichever of them drop out. Only with independent noise. None: any number
@@ -89,8 +87,6 @@ class HeldConfig(guarantee.Guarantee):
   trust = 'secure_sum'
 
   correlation: correlations.Held = correlations.Held()
-  planned_weights: Optional[tuple[float, ...]] = None
-  most_clients: Optional[int] = checks.integer_field('most_clients', None, at_least=0)
   dropout: float = checks.number_field('dropout', 0.0, at_least=0, at_most=0.9)
   threshold: Optional[float] = checks.number_field('threshold', None, above=0, at_most=1)
 
@@ -111,16 +107,6 @@ class HeldConfig(guarantee.Guarantee):
         'chooses who drops out, it chooses which noise is taken back. Use correlation=Held(0.0), or leave threshold '
         'out.'
       )
-    if self.planned_weights is not None:
-      weights = np.asarray(self.planned_weights, np.float64)
-      if weights.shape != (self.num_clients,) or not ((weights >= 0) & (weights <= 1)).all():
-        raise ValueError(f'planned_weights must be float[{self.num_clients}] in [0, 1].')
-      object.__setattr__(self, 'planned_weights', tuple((weights + 0.0).tolist()))  # -0.0 is 0.0.
-
-  @property
-  def is_calibrated(self) -> bool:
-    found = self.noise_multiplier, self.divisor, self.planned_weights, self.num_rounds
-    return None not in found and self.correlation.is_settled
 
   def settled(
     self,
@@ -130,16 +116,8 @@ class HeldConfig(guarantee.Guarantee):
   ) -> guarantee.Planned:
     """The bounds of a separation play no part here."""
     cohorts = checks.schedule(cohorts, self.num_clients)
-    largest = max(map(len, cohorts), default=0)
-    if self.most_clients is not None and largest > self.most_clients:
-      raise ValueError(
-        f'A round of the schedule has {largest:,} clients, but most_clients={self.most_clients:,}, for which the '
-        'secure sum and the account of rounding are made. Leave most_clients out: it is taken from the schedule.'
-      )
     averages = averaging.candidates(len(cohorts))
-    if self.is_calibrated and len(averages) == 1:
-      return guarantee.Planned(self, averages[0])
-    limits = np.broadcast_to(self.prices.limit, [self.num_clients])
+    limits = np.broadcast_to(self.limit, [self.num_clients])
     if not any(limits[cohort].any() for cohort in cohorts):
       raise ValueError('No client that takes part has a limit above 0, so no noise can be chosen.')
     shares = [postprocessing.kept_shares(average.shares(len(cohorts))) for average in averages]
@@ -150,16 +128,16 @@ class HeldConfig(guarantee.Guarantee):
     found = self._plan_for(cohorts, limits, decay, shares, has_margin=True)
     weights = found.weights.astype(np.float32)
     weights = np.where(weights > found.weights, np.nextafter(weights, np.float32(0)), weights)
-    config = dataclasses.replace(
-      self,
+    values: dict[str, Any] = registry.parameter_values(self)
+    values.update(
       noise_multiplier=found.noise_multiplier,
       correlation=correlations.Held(float(decay)),
       divisor=found.divisor if self.divisor is None else self.divisor,
       num_rounds=len(cohorts),
       planned_weights=tuple(weights.tolist()),
-      most_clients=largest,
+      most_clients=max(map(len, cohorts)),
     )
-    return guarantee.Planned(config, averages[found.average])
+    return guarantee.Planned(Held(**values), averages[found.average])
 
   def _plan_for(self, cohorts, limits, decay, shares, has_margin) -> _Plan:
     """The best plan for one decay. `shares` are the v_t of each average, float64[T]."""
@@ -176,6 +154,43 @@ class HeldConfig(guarantee.Guarantee):
     ratio = lambda v: float(v @ sums / (multiplier * np.sqrt(v @ covariance @ v)))
     objective, average = max((ratio(v[released]), -index) for index, v in enumerate(shares))
     return _Plan(objective, -average, multiplier, weights, float(sums.mean()))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Held(guarantee.Guarantee, HeldConfig):
+  """The certified mechanism in which clients hold the noise. `HeldConfig.settled` makes it.
+
+  Attributes:
+    planned_weights: float[N] in [0, 1], the weight of each client in each of its rounds.
+    most_clients: The size of the largest cohort.
+  """
+
+  num_rounds: int = checks.integer_field('num_rounds', at_least=1)
+  planned_weights: tuple[float, ...]
+  most_clients: int = checks.integer_field('most_clients', at_least=1)
+
+  def __post_init__(self):
+    super().__post_init__()
+    weights = np.asarray(self.planned_weights, np.float64)
+    if weights.shape != (self.num_clients,) or not ((weights >= 0) & (weights <= 1)).all():
+      raise ValueError(f'planned_weights must be float[{self.num_clients}] in [0, 1].')
+    object.__setattr__(self, 'planned_weights', tuple((weights + 0.0).tolist()))  # -0.0 is 0.0.
+
+  def settled(
+    self,
+    cohorts: Sequence[Any],
+    averaging: postprocessing.Averaging = postprocessing.LastIterate(),
+    min_separation: Optional[int] = None,
+  ) -> guarantee.Planned:
+    """Only an average may be left to be chosen."""
+    largest = max(map(len, cohorts), default=0)
+    if largest > self.most_clients:
+      raise ValueError(
+        f'A round of the schedule has {largest:,} clients, but most_clients={self.most_clients:,}, for which the '
+        'secure sum and the account of rounding are made. Leave most_clients out: it is taken from the schedule.'
+      )
+    averages = averaging.candidates(len(cohorts))
+    return guarantee.Planned(self, averages[0]) if len(averages) == 1 else super().settled(cohorts, averaging)
 
   def check_colluders(self, colluders: Sequence[int], attendance_is_known: bool) -> None:
     if colluders and max(colluders) >= self.num_clients:
@@ -198,9 +213,8 @@ class HeldConfig(guarantee.Guarantee):
     self, cohorts: Sequence[Any], kept: Sequence[Optional[np.ndarray]] = ()
   ) -> list[guarantee.PlannedRound]:
     """A round that somebody's budget does not pay for is not released."""
-    assert self.noise_multiplier is not None and self.num_rounds is not None
     account = held_noise.opened(self.num_clients, self.noise_multiplier, self.correlation.chosen)
-    planned, found, limit = np.asarray(self.planned_weights, np.float32), [], self.prices.limit
+    planned, found, limit = np.asarray(self.planned_weights, np.float32), [], self.limit
     for index, cohort in enumerate(cohorts):
       ids = np.asarray(cohort, np.int64)
       sends = planned[ids] > 0
@@ -214,7 +228,7 @@ class HeldConfig(guarantee.Guarantee):
       found.append(guarantee.PlannedRound(weights, float(np.max(account.spent / limit, initial=0.0))))
     return found
 
-  def _grid(self, noise_multiplier, num_weights):
+  def _grid(self, num_weights):
     smallest = min(stddev for stddev in self.share_stddevs if stddev)
     steps = max(_SHARE_STEPS, _SHARE_STEPS_BY_DRAW * math.sqrt(num_weights * self.most_releases))
     return integers.Grid(smallest, num_weights, smallest_stddev=steps)
@@ -239,7 +253,7 @@ class HeldConfig(guarantee.Guarantee):
 
   @property
   def _most_participations(self) -> int:
-    return self.most_releases * (self.most_clients or self.num_clients)
+    return self.most_releases * self.most_clients
 
   @property
   def share_stddevs(self) -> tuple[float, float]:
@@ -249,7 +263,6 @@ class HeldConfig(guarantee.Guarantee):
   @property
   def share_scale(self) -> float:
     """s of noise that clients hold. With a threshold θ, the account has √θ of it, which is left if others drop out."""
-    assert self.noise_multiplier is not None
     return self.noise_multiplier / math.sqrt(self.threshold or 1.0)
 
   def _mu(self, weights):

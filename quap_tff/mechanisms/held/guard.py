@@ -34,6 +34,7 @@ from typing import Any, NamedTuple, Optional, Union
 import numpy as np
 
 from quap_tff.common import checks
+from quap_tff.mechanisms.held import config as configs
 from quap_tff.mechanisms.held import guard_memory
 from quap_tff.mechanisms.noise import held_noise
 
@@ -87,15 +88,15 @@ class PublicPlan:
 
   @classmethod
   def of(cls, plan: Any) -> PublicPlan:
-    """That of a `quap_tff.CertifiedPlan` of a `quap_tff.HeldConfig`, or of its settled configuration."""
+    """That of a `quap_tff.CertifiedPlan` of a `quap_tff.HeldConfig`, or of its mechanism."""
     config = getattr(plan, 'config', plan)
-    if not config.holds_noise or not config.is_calibrated:
-      raise ValueError('A guard is for a settled plan in which clients hold the noise, of a quap_tff.HeldConfig.')
+    if not isinstance(config, configs.Held):
+      raise ValueError('A guard is for a plan in which clients hold the noise: quap_tff.CertifiedPlan of a HeldConfig.')
     return cls(
       weights=np.asarray(config.planned_weights, np.float32).astype(np.float64),
-      limit=config.prices.limit,
+      limit=config.limit,
       num_rounds=config.num_rounds,
-      most_clients=config.most_clients or config.num_clients,
+      most_clients=config.most_clients,
       threshold=config.threshold,
       number=plan_number(config.fingerprint),
       opened=held_noise.opened(config.num_clients, config.noise_multiplier, config.correlation.chosen),

@@ -59,14 +59,14 @@ class HeldRounds(certified.RoundsInIntegers):
   own_fields = {'answer': "the answer of the client's guard"}
   kept_fields = ('noise_key',)
 
-  def __init__(self, config: configs.HeldConfig, specs: Sequence[Any], layers: Sequence[layers_lib.Layer]):
+  def __init__(self, config: configs.Held, specs: Sequence[Any], layers: Sequence[layers_lib.Layer]):
     super().__init__(config, specs, layers)
     fresh, taken_back = (one * self.grid.steps for one in config.share_stddevs)
     self._fresh = integer_noise.Sampler(fresh, is_rounded=False)
     self._taken_back = integer_noise.Sampler(taken_back, is_rounded=False) if taken_back else None
     reach = self.grid.steps + math.ceil(integer_noise.REACH * (fresh + 2 * taken_back)) + 3
     self.secure_bounds = [reach] * len(specs)
-    self.most_clients = config.most_clients or config.num_clients
+    self.most_clients = config.most_clients
     self._weights = np.asarray(config.planned_weights, np.float32)
     self._clip = np.float32(config.clip.initial_norm)
     self._plan = guard.plan_number(config.fingerprint)

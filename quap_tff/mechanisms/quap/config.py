@@ -134,6 +134,16 @@ class QuapConfig(mechanism.Mechanism):
         'or a smaller epsilon or more rounds.'
       )
 
+  def _waits(self):
+    if not self.weighting.is_equal:
+      return 'how much an update counts depends on all of them'
+    if not self.clip.uses_current_norms:
+      return ''
+    return (
+      "a round's norms decide on its own clipping norm (with clip rule quantile_ema:timing=previous,initial_clip=1, "
+      'fixed or private_quantile they do not)'
+    )
+
   @property
   def facts(self) -> mechanism.Facts:
     noised, rule = self.noise.placement != 'none', self.budget.rule
@@ -148,7 +158,7 @@ class QuapConfig(mechanism.Mechanism):
       exact_releases=tuple(self._exact_releases()),
       noised_layers=self.critical_layers,
       clipped_layers=layers_lib.ALL if self.clip_scope == 'all_layers' else self.critical_layers,
-      aggregates_once=not self.clip.uses_current_norms and self.weighting.is_equal,
+      waits=self._waits(),
       needs_each_update=self.aggregator.needs_each_update,
       game='quap' if self.noise.placement == 'server' else '',
       unsparse='updates are compared with the last result, of which other weights were kept'

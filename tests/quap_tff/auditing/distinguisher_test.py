@@ -47,7 +47,7 @@ def _config(noise='independent', weights='uniform', **more):
     own_epsilon=(1.0, 3.0) * (_CLIENTS // 2) if weight_rules.RULES[weights].needs_own_bounds else None,
     **more,
   )
-  return config.settled(_SCHEDULE).config
+  return config.settled(_SCHEDULE).mechanism
 
 
 def _claims(config):

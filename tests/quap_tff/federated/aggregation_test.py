@@ -207,7 +207,9 @@ class TestComputation:
       _create(_config(), weight_type=weight_type)
 
   def test_a_config_of_another_kind(self):
-    with pytest.raises(TypeError, match='config must be a mechanism such as a quap_tff.QuapConfig, found dict'):
+    with pytest.raises(
+      TypeError, match='config must be a mechanism such as a quap_tff.QuapConfig or a quap_tff.Certified, found dict'
+    ):
       aggregation.QuapAggregationFactory({})
 
   @pytest.mark.parametrize(

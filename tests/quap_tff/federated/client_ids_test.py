@@ -89,7 +89,7 @@ class TestWithClientIds:
     assert 'finite ε' in str(plan.report(ledger))
 
   def test_stock_client_work_under_certified(self, work):
-    config = quap_tff.CertifiedConfig(
+    config = quap_tff.Certified(
       num_clients=4,
       epsilon=3.0,
       delta=1e-5,
@@ -125,7 +125,7 @@ class TestStockBuilders:
     [
       quap_tff.QuapAggregationFactory(_config()),
       quap_tff.CertifiedAggregationFactory(
-        quap_tff.CertifiedConfig(num_clients=4, epsilon=3.0, delta=1e-5, noise_multiplier=4.0, divisor=2.0)
+        quap_tff.Certified(num_clients=4, epsilon=3.0, delta=1e-5, noise_multiplier=4.0, divisor=2.0)
       ),
     ],
   )

@@ -11,7 +11,7 @@ from quap_tff.federated.line_search.mechanism import LineSearchConfig
 from quap_tff.federated.stock import mechanism as stocks
 from quap_tff.mechanisms import sparsity
 from quap_tff.mechanisms.certified import weight_rules
-from quap_tff.mechanisms.certified.config import CertifiedConfig
+from quap_tff.mechanisms.certified.config import Certified
 from quap_tff.mechanisms.noise import correlation
 from quap_tff.mechanisms.parts import budgets
 from quap_tff.mechanisms.parts import clip_rules
@@ -27,7 +27,7 @@ from quap_tff.mechanisms.quap.config import QuapConfig
 _EVERY_LAYER = dict(clip_scope='all_layers', critical_layers='all')
 _LOCAL = QuapConfig(8, clip=clip_rules.Fixed(), noise=NoiseConfig('client'), **_EVERY_LAYER)
 _BUFFERED = QuapConfig(8, clip=clip_rules.Fixed(1.0), **_EVERY_LAYER)
-_CERTIFIED = CertifiedConfig(8, 3.0, 1e-5, 2.0, divisor=3.0, num_rounds=2)
+_CERTIFIED = Certified(8, 3.0, 1e-5, 2.0, divisor=3.0, num_rounds=2)
 _SCHEDULE = [[0, 1, 2], [3, 4]]
 
 
@@ -97,7 +97,7 @@ def test_the_values_are_those_of_the_fields():
 def test_a_class_can_be_renamed():
   fingerprints = lambda: (_changed().fingerprint, plans.Plan(QuapConfig(8)).fingerprint)
   before = fingerprints()
-  classes = (CertifiedConfig, QuapConfig, clip_rules.Fixed, clip_rules.QuantileEma, weight_rules.Participation)
+  classes = (Certified, QuapConfig, clip_rules.Fixed, clip_rules.QuantileEma, weight_rules.Participation)
   names = [one.__name__ for one in classes]
   try:
     for one in classes:

@@ -1,6 +1,7 @@
 """Tests of `config` and `weight_rules` in `quap_tff.mechanisms.certified`: refusals, rules by hand."""
 
 import dataclasses
+import functools
 import json
 import math
 
@@ -11,14 +12,14 @@ from quap_tff.common import registry
 from quap_tff.common.lazy import tf
 from quap_tff.mechanisms.certified import privacy_filter
 from quap_tff.mechanisms.certified import weight_rules
-from quap_tff.mechanisms.certified.config import CertifiedConfig
+from quap_tff.mechanisms.certified.config import Certified
 from quap_tff.mechanisms.certified.privacy_filter import Prices
 from quap_tff.mechanisms.certified.privacy_filter import Standing
+from quap_tff.mechanisms.held.config import Held
 from quap_tff.mechanisms.noise import correlation as correlations
 from quap_tff.mechanisms.noise import integers
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts.layers import Layer
-from tests.quap_tff import examples
 
 
 def _view(rates=None, in_warmup=False, **overrides):
@@ -27,10 +28,16 @@ def _view(rates=None, in_warmup=False, **overrides):
 
 
 def _config(**overrides):
-  return examples.guarantee(**{**dict(noise_multiplier=5.0, divisor=2.0), **overrides})
+  values = dict(num_clients=4, epsilon=3.0, delta=1e-5, noise_multiplier=5.0, divisor=2.0)
+  return Certified(**{**values, **overrides})
 
 
-class TestCertifiedConfig:
+def _held(decay, **overrides):
+  values = dict(num_clients=4, epsilon=3.0, delta=1e-5, noise_multiplier=5.0, divisor=2.0, num_rounds=7, most_clients=4)
+  return Held(**{**values, 'correlation': correlations.Held(decay), 'planned_weights': (1.0,) * 4, **overrides})
+
+
+class TestCertified:
   @pytest.mark.parametrize(
     'overrides, message',
     [
@@ -75,10 +82,12 @@ class TestCertifiedConfig:
 
   def test_numbers_of_numpy_are_kept_as_those_of_python(self):
     def config(integer, number):
-      return CertifiedConfig(
+      return Certified(
         integer(10),
         number(3.0),
         1e-5,
+        number(2.0),
+        integer(4),
         correlation=correlations.Blt((number(0.5), number(0.25)), (number(0.875), number(0.5))),
         weights=weight_rules.Participation(alpha=number(0.5)),
         clip=clip_rules.Fixed(number(0.5)),
@@ -122,14 +131,13 @@ class TestRounding:
       wide.slack(100)
 
   def test_the_draws_of_both_shares_count(self):
-    held = dict(planned_weights=(1.0,) * 4, most_clients=4, num_rounds=7, delta=3e-21)
-    _config(correlation=correlations.Held(0.5), **held).slack(100)
+    _held(0.5, delta=3e-21).slack(100)
     for decay, draws in ((0.0, 1), (0.5, 3)):  # With a memory: V, W, and the noise that replaces W.
-      config = _config(correlation=correlations.Held(decay), **held)
+      config = _held(decay, delta=3e-21)
       assert sum(count for _, count in config._draws(config.grid(100))) == draws * 100 * 7 * 4
     # W is a thousand times as wide as V here, and δ does not pay for so many values.
     with pytest.raises(ValueError, match='or a larger delta'):
-      _config(correlation=correlations.Held(0.999), **held).slack(100)
+      _held(0.999, delta=3e-21).slack(100)
 
   @pytest.mark.parametrize('epsilon', [1e-3, 0.5, 3.0, 30.0])
   def test_without_planned_rounds_a_million_are_paid_for(self, epsilon):
@@ -138,15 +146,15 @@ class TestRounding:
     assert config.slack(2570).epsilon <= config.kept_slack.epsilon
 
   @pytest.mark.parametrize(
-    'changes',
+    'make',
     [
-      {},
-      dict(correlation=correlations.Ar1(0.9)),
-      dict(correlation=correlations.Held(0.7), noise_multiplier=0.5, planned_weights=(1.0,) * 1000, most_clients=100),
+      _config,
+      functools.partial(_config, correlation=correlations.Ar1(0.9)),
+      functools.partial(_held, 0.7, noise_multiplier=0.5, planned_weights=(1.0,) * 1000, most_clients=100),
     ],
   )
-  def test_a_hundred_million_weights_over_two_thousand_rounds_are_accepted(self, changes):
-    config = _config(num_clients=1000, num_rounds=2000, **changes)
+  def test_a_hundred_million_weights_over_two_thousand_rounds_are_accepted(self, make):
+    config = make(num_clients=1000, num_rounds=2000)
     config.for_model([tf.TensorSpec([10**4, 10**4], tf.float32)], [Layer('a', (0,), True)])
     assert config.slack(10**8).epsilon < 1e-3
 
@@ -156,16 +164,14 @@ class TestRounding:
     with pytest.raises(ValueError, match='needs a number of rounds, .* Give num_rounds, or use independent noise'):
       config.for_model([tf.TensorSpec([2], tf.float32)], [Layer('a', (0,), True)])
 
-  @pytest.mark.parametrize('correlation', [correlations.Independent(), correlations.Held(0.5)])
-  def test_the_sum_of_everybody_must_fit(self, correlation, monkeypatch):
+  @pytest.mark.parametrize('config', [_config(), _held(0.5)])
+  def test_the_sum_of_everybody_must_fit(self, config, monkeypatch):
     asked = []
     monkeypatch.setattr(integers.Grid, 'check_sum', lambda self, num_clients: asked.append(num_clients))
-    _config(correlation=correlation, num_rounds=7).grid(10)
+    config.grid(10)
     assert asked == [4]
 
   def test_the_grid_is_that_of_the_noise(self):
-    with pytest.raises(ValueError, match='The grid follows from the noise'):
-      _config(noise_multiplier=None).grid(10)
     assert _config().grid(64).steps == 4096
 
 

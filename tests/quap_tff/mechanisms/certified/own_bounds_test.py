@@ -90,7 +90,7 @@ class TestFilter:
     for seed in range(3):
       cohorts = _cohorts(seed)
       # Less noise than planned, so that the filter and not the rule decides.
-      config = _config(weights=rule, correlation=noise).settled(cohorts).config
+      config = _config(weights=rule, correlation=noise).settled(cohorts).mechanism
       config = dataclasses.replace(config, noise_multiplier=config.noise_multiplier / 3)
       plan = plans.CertifiedPlan(config, cohorts, model=_MODEL)
       found = config.simulated(cohorts)
@@ -106,7 +106,7 @@ class TestFilter:
 
   def test_the_server_gives_the_planned_weights(self):
     cohorts = _cohorts(7)
-    config = _config().settled(cohorts).config
+    config = _config().settled(cohorts).mechanism
     config = dataclasses.replace(config, noise_multiplier=config.noise_multiplier / 2)
     process = rounds.Process(config, [[1]])
     state = process.initialize()
@@ -117,9 +117,9 @@ class TestFilter:
 
   def test_prices_of_some_clients(self):
     limit = lambda epsilon: privacy_filter.limit_of(epsilon * _KEPT, _DELTA * _KEPT)
-    prices = privacy_filter.prices_of(_config().prices, np.array([2, 0]))
+    prices = privacy_filter.prices_of(_config().settled([range(6)]).mechanism.prices, np.array([2, 0]))
     assert prices.limit.tolist() == [limit(2.0), limit(0.5)]
-    uniform = _config(own_epsilon=None, weights=weight_rules.Uniform())
+    uniform = _config(own_epsilon=None, weights=weight_rules.Uniform()).settled([range(6)]).mechanism
     assert privacy_filter.prices_of(uniform.prices, [0]).limit == limit(2.0)
 
   def test_equal_bounds_are_the_run_that_everyone_knows(self):

@@ -46,7 +46,7 @@ def _run(config, cohorts):
 
 
 def _calibrated(config, cohorts):
-  return config.settled(cohorts).config
+  return config.settled(cohorts).mechanism
 
 
 class TestCalibrated:
@@ -79,7 +79,7 @@ class TestCalibrated:
 
     multipliers = best.noise_multiplier * np.append(np.geomspace(0.2, 3.0, 25), 1.0)
     kept = (1 - postprocessing.PULL) ** np.arange(30)[::-1]
-    objective = planning._weight_sums(config, multipliers, cohorts) @ kept / multipliers
+    objective = planning._weight_sums(best, multipliers, cohorts) @ kept / multipliers
     assert (objective <= objective[-1] * (1 + 1e-3)).all()
     assert objective[0] < 0.9 * objective[-1]
 
@@ -132,7 +132,7 @@ class TestRoundRecord:
   def test_the_ledgers_exact_account_is_what_the_filter_has_spent(self, clip, rule):
     rng = np.random.default_rng(1)
     cohorts = [np.flatnonzero(rng.uniform(size=10) < np.linspace(0.1, 1.0, 10)) for _ in range(25)]
-    config = _config(clip=clip, weights=rule, noise_multiplier=4.0, divisor=1.0)
+    config = examples.noised(clip=clip, weights=rule, divisor=1.0, noise_seed=0)
     state, ledger = _run(config, cohorts)
     assert np.any(np.asarray(state.weights)[cohorts[-1]] == 0), 'No client has run out.'
     mu = accounting.total_mu(ledger).whole
@@ -192,7 +192,7 @@ class TestPopulation:
         num_rounds=12,
         participation=ParticipationConfig(rate=rate, warmup_rounds=2),
       )
-      planned = config.settled(schedule).config
+      planned = config.settled(schedule).mechanism
       rounds = planned.simulated(schedule)
       results.append((planned.noise_multiplier, planned.divisor, planned.correlation, rounds))
     assert results[0][:3] == results[1][:3]
@@ -208,7 +208,7 @@ class TestPopulation:
     )
     cohorts = self.schedule(10**6, rounds=20, size=50)
     config = _config(10**6, weights=weight_rules.Online(), correlation=correlations.Ar1(0.5), num_rounds=20)
-    planned = config.settled(cohorts).config
+    planned = config.settled(cohorts).mechanism
     planned.simulated(cohorts)
     assert set(opened) == {len(np.unique(np.concatenate(cohorts)))} and max(opened) <= 1000
 

@@ -77,7 +77,7 @@ def test_the_best_ratio_of_signal_to_noise_is_chosen():
   found = {decay: ratio(_planned(cohorts, averaging=averaging, decay=decay)) for decay in correlation.DECAYS}
   best = _planned(cohorts, averaging=averaging)
   assert ratio(best) == max(found.values()) > 1.1 * found[0.0]
-  assert 0 < best.config.correlation.decay < 0.97
+  assert 0 < best.mechanism.correlation.decay < 0.97
   chosen = _planned(cohorts)
   assert ratio(chosen) >= ratio(best) and chosen.averaging in postprocessing.Planned().candidates(30)
 
@@ -124,7 +124,7 @@ def test_refuses_what_makes_no_sense(cohorts, changes, words):
 def test_numbers_of_the_documentation():
   cohorts = _schedule(100, 30, 60)
   kept = 1 - integers.RESERVE  # All of (3, 1e-5) is for the noise, and nothing for what rounding costs.
-  account, _ = _run(_planned(cohorts, 100, decay=0.7, epsilon=3.0 / kept, delta=1e-5 / kept).config, cohorts)
+  account, _ = _run(_planned(cohorts, 100, decay=0.7, epsilon=3.0 / kept, delta=1e-5 / kept).mechanism, cohorts)
   frequent = np.argsort(-np.bincount(np.concatenate(cohorts)), kind='stable')
   bounds, named = {}, {}
   for k in (1, 5, 10, 20):

@@ -13,7 +13,7 @@ import pytest
 
 from quap_tff import plans
 from quap_tff.common import files
-from quap_tff.mechanisms.certified.config import CertifiedConfig
+from quap_tff.mechanisms.certified.config import Certified
 from quap_tff.mechanisms.held import guard
 from quap_tff.mechanisms.held import guard_memory
 from quap_tff.mechanisms.held import guarded_clients
@@ -99,8 +99,8 @@ class TestAnswer:
     assert float(sent) > 0.3 and guard.PublicPlan.of(config).weights[0] == sent
 
   def test_a_plan_that_holds_no_noise_has_no_guards(self):
-    with pytest.raises(ValueError, match='of a quap_tff.HeldConfig'):
-      guard.ClientGuard(CertifiedConfig(_CLIENTS, 3.0, 1e-5, 2.0, divisor=1.0), 0, _KEY)
+    with pytest.raises(ValueError, match='quap_tff.CertifiedPlan of a HeldConfig'):
+      guard.ClientGuard(Certified(_CLIENTS, 3.0, 1e-5, 2.0, divisor=1.0), 0, _KEY)
 
 
 class TestDishonestServers:

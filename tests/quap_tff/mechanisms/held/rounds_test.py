@@ -31,7 +31,7 @@ def _schedule(rounds=8, size=4, population=9, seed=5):
 
 def _config(schedule=None, decay=0.7, **changes):
   config = examples.held(**{'num_clients': 9, 'correlation': correlation.Held(decay), **changes})
-  return config.settled(_schedule() if schedule is None else schedule).config
+  return config.settled(_schedule() if schedule is None else schedule).mechanism
 
 
 def _rounds(config, specs=_SPECS):
@@ -354,12 +354,15 @@ class TestRefusals:
       (dict(correlation=correlation.Ar1(0.5)), 'clients hold the noise'),
       (dict(clip=clip_rules.PrivateQuantile(count_stddev=20.0)), 'nobody sees the norms'),
       (dict(dropout=0.95), 'dropout'),
-      (dict(planned_weights=(1.0,)), 'planned_weights'),
     ],
   )
   def test_a_configuration(self, changes, words):
     with pytest.raises(ValueError, match=words):
       _config(**changes)
+
+  def test_weights_that_are_not_those_of_all_clients(self):
+    with pytest.raises(ValueError, match='planned_weights'):
+      dataclasses.replace(_config(), planned_weights=(1.0,))
 
   @pytest.mark.parametrize(
     'changes, attendance_is_known, words',

@@ -36,6 +36,7 @@ _FAMILIES = [Independent(), Ar1(0.9), Blt((0.6, 0.3), (0.9, 0.4)), Banded(3, (0.
 
 
 _config = functools.partial(examples.noised, num_clients=6, epsilon=30.0, clip=clip_rules.Fixed(0.5))
+_open = functools.partial(examples.certified, num_clients=6, epsilon=3.0, clip=clip_rules.Fixed(0.5))
 
 
 def _rounds(config, cohorts, size=1, state=None):
@@ -204,16 +205,16 @@ class TestPlanning:
   def test_a_decay_is_chosen_where_it_pays(self):
     from quap_tff.mechanisms.parts import postprocessing
 
-    config = _config(epsilon=3.0, noise_multiplier=None, divisor=None, correlation=Ar1(), weights=weight_rules.Online())
+    config = _open(correlation=Ar1(), weights=weight_rules.Online())
     chosen, averaging = config.settled(self._COHORTS, postprocessing.Planned())
-    assert 0.5 < chosen.correlation.decay < 0.999 and chosen.is_calibrated
+    assert 0.5 < chosen.correlation.decay < 0.999
     assert averaging in postprocessing.Planned().candidates(40)
     # Everyone in every round: each participation overlaps with all the others, and independent noise is as good.
     everyone, _ = config.settled([np.arange(6)] * 10)
     assert everyone.correlation.decay < chosen.correlation.decay
 
   def test_the_published_accounting_asks_for_more_noise(self):
-    config = _config(epsilon=3.0, noise_multiplier=None, divisor=None, correlation=Ar1(0.9))
+    config = _open(correlation=Ar1(0.9))
     exact, _ = config.settled(self._COHORTS)
     worst, _ = dataclasses.replace(config, weights=weight_rules.WorstCase()).settled(self._COHORTS)
     releases = [cohort for cohort in self._COHORTS if len(cohort)]
@@ -221,20 +222,18 @@ class TestPlanning:
     rounds = [np.flatnonzero([client in cohort for cohort in releases]) for client in range(6)]
     assert most == max(map(len, rounds)) and apart == min(np.diff(own).min() for own in rounds)
     norm = Ar1(0.9).worst_case(most, apart, len(releases))
-    assert worst.noise_multiplier == pytest.approx(norm / math.sqrt(config.prices.limit), rel=1e-6)
+    assert worst.noise_multiplier == pytest.approx(norm / math.sqrt(config.limit), rel=1e-6)
     assert worst.noise_multiplier > exact.noise_multiplier
     assert all((found.weights == 1).all() for found in worst.simulated(self._COHORTS))
 
   @pytest.mark.parametrize('noise', [Ar1(0.9), Blt(), Banded(3)])
   def test_noise_for_a_promised_separation_is_known_before_a_cohort_is_drawn(self, noise):
-    config = _config(
-      num_clients=30, epsilon=3.0, noise_multiplier=None, correlation=noise, weights=weight_rules.WorstCase()
-    )
+    config = _open(num_clients=30, correlation=noise, weights=weight_rules.WorstCase())
     drawn = []
     for seed in range(3):
       model = cohorts_lib.make('separated:min_separation=3', 30, 5, seed)
       schedule = [model.cohort(t) for t in range(1, 21)]
-      planned = config.settled(schedule, min_separation=3).config
+      planned = config.settled(schedule, min_separation=3).mechanism
       drawn.append((planned.noise_multiplier, planned.correlation))
       assert all((found.weights == 1).all() for found in planned.simulated(schedule))
     assert len(set(drawn)) == 1
@@ -242,10 +241,10 @@ class TestPlanning:
     # The worst of all clients that the promise allows, by brute force: 20 rounds, at most 7 of them, 3 apart.
     matrix = scipy.linalg.toeplitz(settled.coefficients(20), np.zeros(20))
     worst = max(np.linalg.norm(matrix[:, list(rounds)].sum(axis=1)) for rounds in _separated(20, 3))
-    assert multiplier == pytest.approx(worst / math.sqrt(config.prices.limit), rel=1e-6)
+    assert multiplier == pytest.approx(worst / math.sqrt(config.limit), rel=1e-6)
 
   def test_a_schedule_that_breaks_its_promise_is_refused(self):
-    config = _config(epsilon=3.0, noise_multiplier=None, correlation=Ar1(0.9), weights=weight_rules.WorstCase())
+    config = _open(correlation=Ar1(0.9), weights=weight_rules.WorstCase())
     with pytest.raises(ValueError, match='at least 3 apart, by min_separation, .* comes again after 2'):
       config.settled([[0], [1], [0], [2]], min_separation=3)
     # Nobody comes twice.
@@ -256,7 +255,7 @@ class TestPlanning:
 
   @pytest.mark.parametrize('rounds', [[[0]] * 3, [[0], [], [1], [0]]])
   def test_more_bands_than_rounds_are_refused(self, rounds):
-    config = _config(epsilon=3.0, noise_multiplier=None, divisor=None, correlation=Banded(4))
+    config = _open(correlation=Banded(4))
     with pytest.raises(ValueError, match='bands=4 needs at least as many planned rounds .*, found 3. Use fewer'):
       config.settled(rounds)
     with pytest.raises(ValueError, match='bands=4 needs at least'):
@@ -269,22 +268,22 @@ class TestPlanning:
   def test_published_noise_with_every_account(self, noise, rule):
     """The client that spends most comes close to its budget and not over it, by ‖C·w_i‖ written out in full."""
     schedule = [np.sort(np.random.default_rng(t).choice(6, 2, replace=False)) for t in range(20)]
-    config = _config(epsilon=3.0, noise_multiplier=None, divisor=None, correlation=noise, weights=rule)
-    planned = config.settled(schedule).config
-    assert planned.is_calibrated and type(planned.correlation) is type(noise)
+    config = _open(correlation=noise, weights=rule)
+    planned = config.settled(schedule).mechanism
+    assert type(planned.correlation) is type(noise)
     weights = np.zeros([20, 6])
     for t, (cohort, found) in enumerate(zip(schedule, planned.simulated(schedule))):
       weights[t, cohort] = found.weights
     matrix = scipy.linalg.toeplitz(planned.correlation.coefficients(20), np.zeros(20))
     spent = np.square(matrix @ weights).sum(axis=0) / planned.noise_multiplier**2
-    assert spent.max() <= config.prices.limit * (1 + 1e-9)
+    assert spent.max() <= config.limit * (1 + 1e-9)
     # The worst case of the schedule's bounds is that of no client here.
-    assert spent.max() > (0.5 if rule.takes_worst_case else 0.9) * config.prices.limit
+    assert spent.max() > (0.5 if rule.takes_worst_case else 0.9) * config.limit
 
   def test_ten_thousand_clients_over_two_thousand_rounds(self):
     """That they are planned in time is measured by the benchmark; here, that memory does not hold N·T."""
     rng = np.random.default_rng(0)
-    config = _config(num_clients=10_000, correlation=Ar1(0.9), noise_multiplier=None, divisor=None)
+    config = _open(num_clients=10_000, epsilon=30.0, correlation=Ar1(0.9))
     cohorts = [rng.choice(10_000, 100, replace=False) for _ in range(50)]
     chosen, _ = config.settled(cohorts)
     assert chosen.num_rounds == 50 and chosen.noise_multiplier > 0

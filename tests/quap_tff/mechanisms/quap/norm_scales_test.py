@@ -47,7 +47,7 @@ def _of_quap(**overrides):
 
 def _of_certified(update, bound):
   """In the units of updates: steps of the grid times bound/K."""
-  config = certified_config.CertifiedConfig(num_clients=3, epsilon=3.0, delta=1e-5, noise_multiplier=4.0, divisor=2.0)
+  config = certified_config.Certified(num_clients=3, epsilon=3.0, delta=1e-5, noise_multiplier=4.0, divisor=2.0)
   announced = dict(weights=tf.ones([3]), clip=tf.constant(bound, tf.float32))
   sent = _sent(config, update, dict(client_id=tf.constant(1, tf.int64)), announced)
   steps = max(_INTEGER_STEPS * math.sqrt(sum(int(tf.size(one)) for one in update)), 2**10)

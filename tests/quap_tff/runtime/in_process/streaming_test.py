@@ -47,7 +47,7 @@ def _context():
 def _aggregator(rule):
   if rule.startswith('certified'):
     clip = _RULES[rule[len('certified_') :]]
-    config = certified_configs.CertifiedConfig(
+    config = certified_configs.Certified(
       num_clients=_CLIENTS, epsilon=3.0, delta=1e-5, noise_multiplier=4.0, divisor=2.0, noise_seed=3, clip=clip
     )
     return aggregation.CertifiedAggregationFactory(config, _LAYERS)
