@@ -162,7 +162,11 @@ class Run:
     _check_mechanism(self)
     if self.cohorts.are_secret:
       _check_secret_cohorts(self)
-    _check_runtime(self)
+    if self.runtime.config.kind == 'workers' and self.facts.waits:
+      raise ValueError(
+        f'--runtime=workers can aggregate only once a round, and with --algorithm={self.flags["algorithm"]} clients '
+        f'wait for others in mid-round: {self.facts.waits}. Use --runtime=in_process or --runtime=native.'
+      )
     asked, default = self.data.num_clients, self.data.dataset.default_num_clients
     num_clients = default if asked is None else asked
     if num_clients is not None:  # Otherwise one has to read the data to know it.
@@ -392,12 +396,4 @@ def _check_secret_cohorts(run):
     raise ValueError(
       f'{refused}: models for this dataset are tested on examples of the clients themselves, and exact figures reveal '
       f'who came. Test on others: {_OTHERS.get(written["dataset"].partition(":")[0], "choose another dataset.")}'
-    )
-
-
-def _check_runtime(run):
-  if run.runtime.config.kind == 'workers' and run.facts.waits:
-    raise ValueError(
-      f'--runtime=workers can aggregate only once a round, and with --algorithm={run.flags["algorithm"]} clients wait '
-      f'for others in mid-round: {run.facts.waits}. Use --runtime=in_process or --runtime=native.'
     )
