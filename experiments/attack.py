@@ -187,11 +187,7 @@ def _run(settings):
 
 def main(argv: list[str]) -> int:
   """Attacks as the flags in `argv[1:]` say; returns the exit status."""
-  rest = command_line.parse(_FLAGS, argv)
-  if _FLAGS.help:
-    print(command_line.help_text(__doc__, _FLAGS))
-    return 0
-  command_line.refuse_arguments(rest)
+  command_line.refuse_arguments(command_line.parse(_FLAGS, argv, __doc__))
   if not _PARTS.value:
     raise ValueError(f'--parts is empty: give some of {", ".join(PARTS)}.')
   for name in _PARTS.value:

@@ -115,10 +115,7 @@ _REFUSED = (
 
 def main(argv: list[str]) -> int:
   """Audits what `argv[1:]` says; returns the exit status."""
-  rest = command_line.parse(_FLAGS, argv, known_only=True)  # With those of flag files.
-  if _FLAGS.help:
-    print(command_line.help_text(__doc__, _FLAGS))
-    return 0
+  rest = command_line.parse(_FLAGS, argv, __doc__, known_only=True)  # With those of flag files.
   _check_own()
   folders = [argument for argument in rest if not argument.startswith('-')]
   if len(folders) > 1:

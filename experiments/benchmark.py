@@ -90,11 +90,7 @@ _CSV_COLUMNS += [f'of_{other}{end}' for other in _REFERENCES for end in ('', '_s
 
 def main(argv: list[str]) -> int:
   """Measures the sections that the flags in `argv[1:]` name; returns the exit status."""
-  rest = command_line.parse(_FLAGS, argv)
-  if _FLAGS.help:
-    print(command_line.help_text(__doc__, _FLAGS))
-    return 0
-  command_line.refuse_arguments(rest)
+  command_line.refuse_arguments(command_line.parse(_FLAGS, argv, __doc__))
   unknown = set(_SECTIONS.value) - set(_SECTION_NAMES)
   if unknown:
     raise registry.unknown_name_error('section', min(unknown), _SECTION_NAMES)

@@ -113,11 +113,7 @@ _OUTPUT_DIR = flags.DEFINE_string(
 
 def main(argv: list[str]) -> int:
   """Does what the flags in `argv[1:]` say; returns the exit status."""
-  rest = command_line.parse(_FLAGS, argv)
-  if _FLAGS.help:
-    print(command_line.help_text(__doc__, _FLAGS))
-    return 0
-  command_line.refuse_arguments(rest)
+  command_line.refuse_arguments(command_line.parse(_FLAGS, argv, __doc__))
   setting = _setting(_DATASET.value, _DATA_DIR.value)
   folder = _OUTPUT_DIR.value or os.path.join('runs', 'compare', _DATASET.value)
   interrupts.install()

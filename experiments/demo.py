@@ -31,10 +31,7 @@ _OUTPUT_DIR = flags.DEFINE_string('output_dir', 'runs/demo', 'Folder of the two 
 
 def main(argv: list[str]) -> int:
   """Shows both runs; returns the exit status."""
-  command_line.refuse_arguments(command_line.parse(_FLAGS, argv))
-  if _FLAGS.help:
-    print(command_line.help_text(__doc__, _FLAGS))
-    return 0
+  command_line.refuse_arguments(command_line.parse(_FLAGS, argv, __doc__))
   for number, preset, words in (
     (1, 'demo', 'QuAP-FL as its documents describe it'),
     (2, 'digits_certified', 'Certified QuAP-FL on the same digits'),

@@ -283,10 +283,7 @@ def _write(probabilities, path):
 
 def main(argv: list[str]) -> int:
   """Predicts as the flags in `argv[1:]` say; returns the exit status."""
-  paths = command_line.parse(_FLAGS, argv)
-  if _FLAGS.help:
-    print(command_line.help_text(__doc__, _FLAGS))
-    return 0
+  paths = command_line.parse(_FLAGS, argv, __doc__)
   if len(paths) != 1:
     raise ValueError(
       f'Give the folder of one run, found {len(paths)}. Usage: python -m experiments.predict RUN --input=FILE'

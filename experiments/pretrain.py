@@ -262,11 +262,7 @@ def _train():
 
 def main(argv: list[str]) -> int:
   """Pretrains as `argv[1:]` says, and returns the exit status."""
-  rest = command_line.parse(_FLAGS, argv)
-  if _FLAGS.help:
-    print(command_line.help_text(__doc__, _FLAGS))
-    return 0
-  command_line.refuse_arguments(rest)
+  command_line.refuse_arguments(command_line.parse(_FLAGS, argv, __doc__))
   _check_output(_OUTPUT.value)
   _check_together()
   lazy.load('tensorflow')

@@ -72,11 +72,7 @@ _ANSWER_SEED = _integer(
 
 def main(argv: list[str]) -> int:
   """Runs the survey that the flags in `argv[1:]` describe; returns the exit status."""
-  rest = command_line.parse(_FLAGS, argv)
-  if _FLAGS.help:
-    print(command_line.help_text(__doc__, _FLAGS))
-    return 0
-  command_line.refuse_arguments(rest)
+  command_line.refuse_arguments(command_line.parse(_FLAGS, argv, __doc__))
   mechanism = registry.parse_spec('mechanism', _MECHANISM.value, randomized_response.MECHANISMS)
   if _QUESTION.value not in _QUESTIONS:
     raise registry.unknown_name_error('question', _QUESTION.value, _QUESTIONS)

@@ -68,9 +68,6 @@ def main(argv: list[str], start: Callable[[plan.Run], children.Child] = _start) 
   interrupts.install()
   try:
     base = _parse(argv)
-    if _FLAGS.help:
-      print(command_line.help_text(__doc__, _FLAGS))
-      return 0
     record, runs = _prepare(base)
     if _DRY_RUN.value:
       return _list(runs)
@@ -94,10 +91,10 @@ def _parse(argv: Sequence[str]) -> list[str]:
   misplaced = set(command_line.given_names(argv[end:])) & set(_FLAGS) - set(plan.flag_names())
   if misplaced:
     raise ValueError(f'--{min(misplaced)} is a flag of the sweep: put it before the lone --.')
-  rest = command_line.parse(_FLAGS, argv[:end])
+  rest = command_line.parse(_FLAGS, argv[:end], __doc__)
   if rest:
     raise ValueError(f'Unexpected argument {rest[0]!r}. Write flags as --name=value, and flags of the runs after a --.')
-  if not _OUTPUT_DIR.value and not _FLAGS.help:
+  if not _OUTPUT_DIR.value:
     raise ValueError('--output_dir is missing: give the folder of the sweep.')
   return list(argv[end + 1 :])
 

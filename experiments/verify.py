@@ -82,10 +82,7 @@ def publish(path: str, target: str) -> None:
 def main(argv: list[str]) -> int:
   """Verifies the folder that `argv[1:]` names, and returns the exit status."""
   try:
-    paths = command_line.parse(_FLAGS, argv)
-    if _FLAGS.help:
-      print(command_line.help_text(__doc__, _FLAGS))
-      return 0
+    paths = command_line.parse(_FLAGS, argv, __doc__)
     if len(paths) != 1:
       raise ValueError(
         f'Give exactly one folder to verify, found {len(paths)}. Usage: python -m experiments.verify DIR'

@@ -36,11 +36,7 @@ _INSECURE = flags.DEFINE_bool(
 
 def main(argv: list[str]) -> int:
   """Runs a worker until it ends; returns the exit status."""
-  rest = command_line.parse(_FLAGS, argv)
-  if _FLAGS.help:
-    print(command_line.help_text(__doc__, _FLAGS))
-    return 0
-  command_line.refuse_arguments(rest)
+  command_line.refuse_arguments(command_line.parse(_FLAGS, argv, __doc__))
   if (_CREDENTIALS.value is None) != _INSECURE.value:
     raise ValueError(
       'Give either --credentials=DIR, so that only certified programs can use the worker, or --insecure. See '

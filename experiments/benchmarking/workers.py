@@ -37,11 +37,7 @@ _ROUNDS = flags.DEFINE_integer(
 
 def main(argv: list[str]) -> int:
   """Measures what the flags in `argv[1:]` say; returns the exit status."""
-  rest = command_line.parse(_FLAGS, argv)
-  if _FLAGS.help:
-    print(command_line.help_text(__doc__, _FLAGS))
-    return 0
-  command_line.refuse_arguments(rest)
+  command_line.refuse_arguments(command_line.parse(_FLAGS, argv, __doc__))
   cores = sorted(os.sched_getaffinity(0))
   counts = [int(count) if count.isdigit() else 0 for count in _WORKERS.value]
   if not counts or min(counts) < 1 or max(counts) > len(cores):

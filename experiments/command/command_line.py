@@ -59,12 +59,19 @@ def new_flags() -> flags.FlagValues:
   return values
 
 
-def parse(values: flags.FlagValues, argv: Sequence[str], known_only: bool = False) -> list[str]:
+class HelpShown(Exception):
+  """--help was given, and there is nothing more to do. `status_of` takes it for success."""
+
+
+def parse(
+  values: flags.FlagValues, argv: Sequence[str], doc: Optional[str] = None, known_only: bool = False
+) -> list[str]:
   """Sets the flags from `argv[1:]`, the others to their defaults (a second call starts anew).
 
   Args:
     values: The flags.
     argv: The program's name and its arguments.
+    doc: The program's docstring, for --help; None if the caller answers --help itself.
     known_only: Whether flags that are not among these are returned with the other arguments.
 
   Returns:
@@ -72,15 +79,20 @@ def parse(values: flags.FlagValues, argv: Sequence[str], known_only: bool = Fals
 
   Raises:
     ValueError: For an unknown flag, a value that it does not take, or a flag file that cannot be read.
+    HelpShown: If --help is given and `doc` is.
   """
   for name in values:
     values[name].unparse()
   try:
-    return values(list(argv), known_only=known_only)[1:]
+    rest = values(list(argv), known_only=known_only)[1:]
   except UnicodeDecodeError as error:
     raise ValueError(f'A flag file must be text ({error}): a flag file has one --name=value on a line.') from None
   except (flags.Error, OSError) as error:
     raise ValueError(_in_words(' '.join(str(error).split()))) from None
+  if doc is not None and values.help:
+    print(help_text(doc, values))
+    raise HelpShown
+  return rest
 
 
 def _in_words(error: str) -> str:
@@ -302,6 +314,8 @@ def status_of(main: Callable[[list[str]], int], argv: list[str]) -> int:
   """What main returns; an error of input, files, memory or packages that it lets through is said in one line."""
   try:
     return main(argv)
+  except HelpShown:
+    return 0
   except BrokenPipeError:
     return FAILED
   except KeyboardInterrupt:
