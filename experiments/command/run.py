@@ -336,9 +336,8 @@ def _check_data(run):
 
 
 def _check_mechanism(run):
-  written, method = run.flags, run.method
-  uses = method.flag_names()
-  if 'epsilon' in uses and method.adds_noise:
+  written, uses = run.flags, run.method.flag_names()
+  if 'epsilon' in uses:
     checks.number('epsilon', written['epsilon'], at_least=1e-6)
   # They are decoded for every method, so that a wrong spec is found.
   sparsity, aggregator = (methods.FLAGS[name].value(written[name]) for name in ('sparsity', 'aggregator'))
@@ -370,10 +369,10 @@ def _check_secret_cohorts(run):
       f'{refused}: a certificate rests on public cohorts, and its verification draws them again. Leave this flag out, '
       'or use --algorithm=tff_dp_fedavg.'
     )
-  if not (method.divides_by_planned_cohort and method.adds_noise):
+  if not (method.divides_by_planned_cohort and run.facts.adds_noise):
     reason = (
       'divides sums by the number of clients that came, which reveals something about who came'
-      if method.adds_noise
+      if run.facts.adds_noise
       else 'adds no noise that could hide who came'
     )
     raise ValueError(f'{refused}: --algorithm={written["algorithm"]} {reason}. Use --algorithm=tff_dp_fedavg.')

@@ -116,6 +116,11 @@ class Configuration(checks.Checked, abc.ABC):
   def facts(self) -> Facts:
     """See `Facts`."""
 
+  @property
+  def core(self) -> Any:
+    """The configuration inside all that is around it."""
+    return self
+
 
 class Mechanism(Configuration):
   """A mechanism as one value, in which nothing is left to be chosen.
@@ -125,11 +130,6 @@ class Mechanism(Configuration):
   """
 
   choices: ClassVar[Sequence[Mapping[str, Any]]] = ()
-
-  @property
-  def core(self) -> Any:
-    """The configuration inside all that is around it."""
-    return self
 
   @property
   def fingerprint(self) -> str:

@@ -104,7 +104,6 @@ class Method(abc.ABC):
     gives_certificate: Whether a run ends with a certificate. Then nothing exact about clients' data may be released,
       not even a figure on held-out examples of the clients themselves.
     divides_by_planned_cohort: Whether sums are divided by a number of clients that is planned, whatever clients come.
-    adds_noise: Whether the method adds noise, so that a budget is spent.
     client_round_share: The share of the rounds that are rounds of clients. In the others the server trains.
     auxiliary_share: How many examples of people who are not clients the server has, see `data.load`.
     interpretation: Says that a system is not specified, and that this is our own reading of it, in a sentence; '' if
@@ -123,10 +122,6 @@ class Method(abc.ABC):
     return False
 
   @property
-  def adds_noise(self) -> bool:
-    return True
-
-  @property
   def client_round_share(self) -> float:
     return 1.0
 
@@ -135,12 +130,16 @@ class Method(abc.ABC):
     return 0.0
 
   @abc.abstractmethod
-  def facts(self, setting: Setting) -> mechanisms.Facts:
-    """Facts about the mechanism, before its noise is chosen. This is cheap, and also done before data are read.
+  def configure(self, setting: Setting) -> mechanisms.Configuration:
+    """What is known before a noise is chosen. This is cheap, and also done before data are read.
 
     Raises:
       ValueError: If the method cannot run in this setting.
     """
+
+  def facts(self, setting: Setting) -> mechanisms.Facts:
+    """Facts about the mechanism. Raises what `configure` raises."""
+    return self.configure(setting).facts
 
   @abc.abstractmethod
   def plan(self, setting: Setting) -> plans.Plan:
@@ -160,9 +159,6 @@ class SimpleMethod(Method):
   @abc.abstractmethod
   def configure(self, setting: Setting) -> mechanisms.Mechanism:
     """The mechanism. Raises `ValueError` if the method cannot run in this setting."""
-
-  def facts(self, setting: Setting) -> mechanisms.Facts:
-    return self.configure(setting).facts
 
   def plan(self, setting: Setting) -> plans.Plan:
     plan = plans.Plan(self.configure(setting), setting.participation.sampler, **setting.options)

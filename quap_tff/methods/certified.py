@@ -13,7 +13,6 @@ from quap_tff import plans
 from quap_tff.common import checks
 from quap_tff.common import flag_fields
 from quap_tff.common import registry
-from quap_tff.mechanisms import mechanism as mechanisms
 from quap_tff.mechanisms.certified import config as certified_configs
 from quap_tff.mechanisms.certified import guarantee
 from quap_tff.mechanisms.certified import weight_rules
@@ -195,10 +194,7 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
     stddev = _COUNT_STDDEV if self.count_stddev is None else self.count_stddev
     return clip_rules.PrivateQuantile(self.quantile, initial_clip=self.clip, count_stddev=stddev)
 
-  def facts(self, setting: base.Setting) -> mechanisms.Facts:
-    return self._config(setting).facts
-
-  def _config(self, setting) -> guarantee.GuaranteeConfig:
+  def configure(self, setting: base.Setting) -> guarantee.GuaranteeConfig:
     if self.certificate and (self.noise_seed is not None or setting.asks_client_metrics):
       name = '--noise_seed' if self.noise_seed is not None else '--client_metrics'
       raise ValueError(
@@ -240,4 +236,6 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
     if self.holds_noise:
       more = dict(attendance=setting.schedule, colluders=self.colluders)
     schedule = setting.drawn_schedule if self.holds_noise else setting.schedule
-    return plans.CertifiedPlan(self._config(setting), schedule, averaging=setting.averaging, **more, **setting.options)
+    return plans.CertifiedPlan(
+      self.configure(setting), schedule, averaging=setting.averaging, **more, **setting.options
+    )

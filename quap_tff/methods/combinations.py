@@ -75,8 +75,6 @@ class AdaptiveBudgetClip(parts.AdaptiveBudgets, parts.Clip, _Combination):
 class FedAvg(parts.Sparse, parts.Robust, parts.ServerOptimizer, base.SimpleMethod):
   """Federated averaging without clipping and noise. Each client counts the same. This is the documents' upper bound."""
 
-  adds_noise = False
-
   def configure(self, setting: base.Setting) -> configs.QuapConfig:
     return configs.QuapConfig(
       num_clients=setting.num_clients,

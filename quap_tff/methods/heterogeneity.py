@@ -60,7 +60,6 @@ class _Extended(checks.Checked, base_lib.Method):
 
   base: base_lib.Method = flag_fields.parameter('base', BASES, 'fedavg')
 
-  adds_noise = _of_base('adds_noise')
   gives_certificate = _of_base('gives_certificate')
   server_optimizer = _of_base('server_optimizer')
 
@@ -88,8 +87,8 @@ class _Extended(checks.Checked, base_lib.Method):
       mean_epochs: The public mean of the clients' epochs, None if it is the same for all of them.
     """
 
-  def facts(self, setting: base_lib.Setting) -> mechanisms.Facts:
-    facts = self.base.facts(setting)
+  def configure(self, setting: base_lib.Setting) -> mechanisms.Configuration:
+    config = self.base.configure(setting)
     optimizer = setting.client_optimizer
     if self.needs_plain_sgd and (not isinstance(optimizer, optimizers.Sgd) or optimizer.momentum):
       raise ValueError(
@@ -97,13 +96,13 @@ class _Extended(checks.Checked, base_lib.Method):
         f'gradients. Found {optimizer!r}. Use --client_optimizer=sgd:learning_rate=….'
       )
     self._extension(setting.mean_epochs)  # It is refused before data are read.
-    return facts
+    return config
 
   def check_cohorts(self, setting: base_lib.Setting) -> None:
     self.base.check_cohorts(setting)
 
   def plan(self, setting: base_lib.Setting) -> plans.Plan:
-    self.facts(setting)  # Its refusals.
+    self.configure(setting)  # Its refusals.
     extension = self._extension(setting.mean_epochs)
     num_weights = sum(setting.options['model'].sizes)
     needed = extension.memory_bytes(setting.num_clients, num_weights)
@@ -215,12 +214,15 @@ class FlFdms(_Extended):
       )
     return heterogeneity.FriendSubstitution()
 
-  def facts(self, setting: base_lib.Setting) -> mechanisms.Facts:
+  def configure(self, setting: base_lib.Setting) -> mechanisms.Configuration:
     if not setting.has_dropout:
       raise ValueError(
         '--algorithm=fl_fdms: friends substitute for clients that drop out, and with --dropout=none no client does. '
         'Give a --dropout, such as bernoulli:rate=0.1.'
       )
+    return super().configure(setting)
+
+  def facts(self, setting: base_lib.Setting) -> mechanisms.Facts:
     return super().facts(setting)._replace(waits='how much an update counts depends on all of them')
 
 

@@ -66,10 +66,6 @@ class Noise(Calibrated):
     'classic', kind='gaussian calibration', names=tuple(gaussian.CALIBRATIONS)
   )
 
-  @property
-  def adds_noise(self) -> bool:
-    return self.noise != 'none'
-
   def noise_config(self) -> configs.NoiseConfig:
     """The noise of each round."""
     return configs.NoiseConfig(self.noise, self.delta, self.gaussian_calibration, seed=self.noise_seed)

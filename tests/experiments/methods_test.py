@@ -64,8 +64,12 @@ class TestInterpretations:
 class TestNoise:
   @pytest.mark.parametrize('spec', ['quap', 'adaptive_clip', 'd2dp', 'fedbuff', 'scaffold:base=quap'])
   def test_the_flag_decides_whether_a_method_adds_noise(self, spec):
-    assert methods.parse(spec).adds_noise and methods.parse(spec, {'noise': 'client'}).adds_noise
-    assert not methods.parse(spec, {'noise': 'none'}).adds_noise
+    def adds_noise(placement):
+      flags = ('--clip=fixed', '--critical_layers=all', '--clip_scope=all_layers', '--gaussian_calibration=analytic')
+      return harness.run(f'--algorithm={spec}', f'--noise={placement}', *flags).facts.adds_noise
+
+    assert adds_noise('server') and not adds_noise('none')
+    assert spec == 'fedbuff' or adds_noise('client')
 
 
 class TestCombinations:
