@@ -57,6 +57,8 @@ class TestCertified:
       (dict(clip=clip_rules.PrivateQuantile(count_stddev=0.1)), 'too small to pay for one noised count'),
       (dict(weights=weight_rules.SpendEvenly()), 'SpendEvenly needs a public schedule. Give planned_rounds'),
       (dict(num_rounds=0), 'num_rounds must be an integer at least 1'),
+      (dict(correlation=correlations.Ar1()), 'needs its noise in numbers'),
+      (dict(noise_multiplier=None), 'noise_multiplier must be a finite number'),
       (dict(planned_rounds=[1, 2, 3, 4], planned_costs=[1, 2, 3, 3.9]), 'planned_costs must be'),
       (dict(planned_rounds=[1, 2]), r'planned_rounds must be int\[4\]'),
       (dict(planned_rounds=[1, 2, 3, -1]), r'planned_rounds must be int\[4\]'),
