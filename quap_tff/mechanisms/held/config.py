@@ -156,7 +156,7 @@ class HeldConfig(guarantee.GuaranteeConfig):
     return _Plan(objective, -average, multiplier, weights, float(sums.mean()))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Held(guarantee.Guarantee, HeldConfig):
   """The certified mechanism in which clients hold the noise. `HeldConfig.settled` makes it.
 
@@ -166,8 +166,9 @@ class Held(guarantee.Guarantee, HeldConfig):
   """
 
   num_rounds: int = checks.integer_field('num_rounds', at_least=1)
-  planned_weights: tuple[float, ...]
-  most_clients: int = checks.integer_field('most_clients', at_least=1)
+  # Their defaults are refused: fields of the configuration have defaults, and none can follow without one.
+  planned_weights: tuple[float, ...] = ()
+  most_clients: int = checks.integer_field('most_clients', 0, at_least=1)
 
   def __post_init__(self):
     super().__post_init__()
