@@ -53,6 +53,11 @@ def pytest_collection_finish():
   gc.set_threshold(20_000, 20, 10)
 
 
+def pytest_sessionfinish():
+  """Spares some seconds: pytest and Python look for garbage several times as they end."""
+  gc.freeze()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
   """Under --dist=loadfile, starts with `_FIRST`; pytest-xdist would start with the files that have the most tests."""
