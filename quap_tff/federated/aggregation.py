@@ -69,7 +69,7 @@ class AggregationFactory(tff.aggregators.WeightedAggregationFactory):
     if not isinstance(mechanism, mechanisms.Mechanism):
       raise TypeError(
         'config must be a mechanism such as a quap_tff.QuapConfig or a quap_tff.Certified, found '
-        f'{type(mechanism).__name__}.'
+        f'{type(mechanism).__name__}. CertifiedConfig.settled(cohorts).mechanism makes one.'
       )
     if inner_sum is not None and not isinstance(inner_sum, tff.aggregators.UnweightedAggregationFactory):
       raise TypeError(
