@@ -56,10 +56,9 @@ BAD_FLAGS = [
   (['--seed=-1'], ['seed', 'at least 0', '-1']),
   (['--runtime=inprocess'], ["Unknown runtime 'inprocess'", "'in_process'"]),
   (['--runtime=workers'], ['--runtime=workers', 'timing=previous']),
-  (
-    ['--runtime=workers', '--algorithm=fl_fdms', '--dropout=bernoulli:rate=0.1'],
-    ['how much an update counts depends on all of them'],
-  ),
+  (['--runtime=workers', '--algorithm=fl_fdms', '--dropout=bernoulli:rate=0.1'], ['counts depends on all of them']),
+  (['--runtime=workers', '--algorithm=fedapca', '--clip=fixed'], ['counts depends on all of them']),
+  (['--runtime=workers', '--algorithm=lee_kifer'], ['each tests the steps']),
   (['--runtime=native', '--device=gpu'], ['native', 'GPU']),
   (['--num_threads=0'], ['num_threads', 'at least 1']),
   (['--num_threads=100000'], ['num_threads', '1024']),
