@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+import scipy.linalg
 
 from quap_tff import accounting
 from quap_tff import plans
@@ -101,6 +102,21 @@ class TestCalibrated:
     clip = clip_rules.PrivateQuantile(count_stddev=10.0)
     config = _calibrated(_config(clip=clip), [np.arange(10)] * 20)
     assert config.noise_multiplier == pytest.approx(math.sqrt(20 / (_MU**2 - 20 / 400)), rel=1e-8)
+
+  def test_a_given_divisor_gets_its_noise(self):
+    cohorts = [np.arange(10)] * 7
+    free, given = _calibrated(_config(), cohorts), _calibrated(_config(divisor=3.0), cohorts)
+    assert (given.noise_multiplier, given.divisor) == (free.noise_multiplier, 3.0)
+
+  def test_even_spending_plans_what_correlated_noise_costs(self):
+    cohorts = [[0, 1], [0], [0], [2]]
+    config = _config(num_clients=3, weights=weight_rules.SpendEvenly(), correlation=correlations.Ar1(0.5))
+    mechanism = _calibrated(config, cohorts)
+    weights = np.array([[1, 1, 0], [1, 0, 0], [1, 0, 0], [0, 0, 1]])
+    matrix = scipy.linalg.toeplitz(correlations.Ar1(0.5).coefficients(4), np.zeros(4))
+    assert mechanism.planned_rounds == (3, 1, 1)
+    np.testing.assert_allclose(mechanism.planned_costs, np.square(matrix @ weights).sum(axis=0), rtol=1e-9)
+    assert _calibrated(mechanism, [[0, 1, 2]] * 4) == mechanism
 
   def test_a_given_noise_multiplier_gets_its_divisor(self):
     # z = 2/μ pays for 4 of 8 rounds; the mean is over rounds in which something is added.

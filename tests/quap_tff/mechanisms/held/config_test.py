@@ -1,5 +1,7 @@
 """Tests of `quap_tff.mechanisms.held.config`: plans spend limits and do not exceed them, and dropout has room."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -98,6 +100,11 @@ def test_without_room_for_dropout_many_rounds_are_refused():
   runs = [_run(config, cohorts, 0.1, seed) for seed in range(5)]
   assert np.mean([refused for _, refused in runs]) > 0.05
   assert all((account.spent <= config.prices.limit).all() for account, _ in runs)
+
+
+def test_a_given_divisor_is_kept():
+  (free, _), (given, _) = _planned(_schedule()), _planned(_schedule(), divisor=3.0)
+  assert given == dataclasses.replace(free, divisor=3.0) != free
 
 
 def test_one_client_alone():
