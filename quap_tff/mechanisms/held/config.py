@@ -188,7 +188,7 @@ class Held(guarantee.Guarantee, HeldConfig):
     if largest > self.most_clients:
       raise ValueError(
         f'A round of the schedule has {largest:,} clients, but most_clients={self.most_clients:,}, for which the '
-        'secure sum and the account of rounding are made. Leave most_clients out: it is taken from the schedule.'
+        'secure sum and the account of rounding are made. Plan anew from this schedule, with a quap_tff.HeldConfig.'
       )
     averages = averaging.candidates(len(cohorts))
     return guarantee.Planned(self, averages[0]) if len(averages) == 1 else super().settled(cohorts, averaging)
