@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 import copy
+import functools
 import hashlib
 import hmac
 import io
@@ -37,17 +38,18 @@ import numpy as np
 from quap_tff.common import checks
 from quap_tff.common import files
 from quap_tff.common import lazy
-from quap_tff.common import registry
 from quap_tff.common.numbers import tradeoff
+from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms.certified import config as certified_config
 from quap_tff.mechanisms.certified import privacy_filter
+from quap_tff.mechanisms.certified import spending as spendings
 from quap_tff.mechanisms.certified import weight_rules
 from quap_tff.mechanisms.noise import correlation as correlations
 
 ciphers = lazy.module('cryptography.hazmat.primitives.ciphers')
 special = lazy.module('scipy.special')
 
-_KEY_BYTES = 32
+_KEY_BYTES, _DIGEST_BYTES = 32, 16
 
 
 class Gate:
@@ -55,8 +57,8 @@ class Gate:
 
   Attributes:
     config: The parameters, checked.
-    rounds: How many rounds were committed.
-    releases: How many of them had a client with a weight. The others release nothing.
+    digests: For each committed round, 16 bytes that follow from the gate's parameters, the round's number, who came
+      with which weight, and whether the round released anything.
   """
 
   def __init__(
@@ -101,12 +103,11 @@ class Gate:
       own_epsilon=None if own_epsilon is None else tuple(own_epsilon),
     )
     self._prices = self.config.prices
-    self._accounts = privacy_filter.opened(num_clients, correlation.num_buffers)
-    self.rounds = self.releases = 0
+    self._spending = spendings.Spending(correlation, num_clients)
+    self.digests: list[bytes] = []
     self._asked = np.zeros(num_clients, bool)
     self._noised = 0  # The release whose noise was drawn last, counted from 1.
     self._buffers: list[np.ndarray] = []
-    self._round_digest = b''
 
   @classmethod
   def calibrated(
@@ -142,6 +143,16 @@ class Gate:
     """N."""
     return self.config.num_clients
 
+  @property
+  def rounds(self) -> int:
+    """How many rounds were committed."""
+    return self._spending.num_rounds
+
+  @property
+  def releases(self) -> int:
+    """How many of them have released something."""
+    return self._spending.num_releases
+
   def ask(self, cohort: Any, whole: bool = False) -> np.ndarray:
     """The weights that these clients may have in the next round; 0 for those that must stay out. It charges nobody.
 
@@ -156,18 +167,21 @@ class Gate:
       ValueError: If an id is out of range or there twice.
     """
     ids = checks.cohort(cohort, self.num_clients)
-    weights = self._spend(ids, np.ones(len(ids)))[0]
+    weights = self._allowed(ids, np.ones(len(ids)))
     self._asked[ids] = True
     return np.float32(weights >= 1) if whole else weights
 
-  def commit(self, cohort: Any, weights: Any = 1.0) -> None:
+  def commit(self, cohort: Any, weights: Any = 1.0, released: Optional[bool] = None) -> np.ndarray:
     """Charges the clients that came in a round. Call it before their sum leaves the program.
 
-    A round in which nobody has a weight counts as a planned one, and must release nothing.
-
     Args:
-      cohort: int[M] distinct ids, all of them asked for since the last commit.
+      cohort: int[M] distinct ids, all of them asked for since the last commit; empty if nobody came.
       weights: float or float[M] in [0, 1], at most those that `ask` gives.
+      released: Whether the round releases anything, if only noise. By default it does if somebody has a weight, and a
+        round in which nobody has one must release nothing. It counts as a planned round all the same.
+
+    Returns:
+      float32[M], the weights that were charged, for the log: those that were given, rounded up.
 
     Raises:
       ValueError: If anything is wrong, or a budget does not pay for its client's weight. Then nothing is charged.
@@ -185,35 +199,50 @@ class Gate:
         f'Client {strangers[0]} was not asked for before round {number}. Call ask(cohort) with everyone who may come, '
         'and then commit those who came. Nothing was charged.'
       )
-    given = _given(ids, weights)
-    allowed, own = self._spend(ids, given)
-    over = np.flatnonzero(allowed < given)
-    if len(over):
-      client, most = ids[over[0]], self._spend(ids[over[:1]], np.ones(1))[0][0]
+    charged = _rounded_up(ids, weights)
+    record = self._record(ids, charged, released)
+    if released is False and record._replace(released=None).releases:
       raise ValueError(
-        f'Client {client} may have a weight of at most {most:.9g} in round {number}, found {given[over[0]]:.9g}: its '
+        f'Round {number} has clients with a weight, so it cannot be committed with released=False. Give them weight 0, '
+        'or leave released out: then they are charged. Nothing was charged.'
+      )
+    over = np.flatnonzero(self._allowed(ids, charged) < charged)
+    if len(over):
+      client, most = ids[over[0]], self._allowed(ids[over[:1]], np.ones(1))[0]
+      raise ValueError(
+        f'Client {client} may have a weight of at most {most:.9g} in round {number}, found {charged[over[0]]:.9g}: its '
         f'budget pays for no more. {len(over)} of {len(ids)} clients are over. Commit the weights that ask gives, and '
         'leave out clients of weight 0. Nothing was charged.'
       )
-    privacy_filter.put(self._accounts, ids, own)
-    self.rounds += 1
-    self.releases += int((given > 0).any())
+    self._spending.add(record, self.config.rounds_left(number))
+    self.digests.append(self.digest_of(number, record))
     self._asked[:] = False
-    self._round_digest = hashlib.sha256(b'%d ' % self.rounds + ids.tobytes() + given.tobytes()).digest()
+    return charged
 
-  def _spend(self, ids, proposed):
-    own = privacy_filter.accounts_of(self._accounts, ids)
-    left = self.config.rounds_left(self.rounds + 1)
-    return privacy_filter.spend(
-      privacy_filter.prices_of(self._prices, ids), own, np.int64(self.releases), left, proposed
-    )
+  def _record(self, ids, weights, released):
+    return mechanism.RoundRecord(ids, None, weights, self.config.noise_multiplier, released=released)
+
+  def digest_of(self, number: int, record: mechanism.RoundRecord) -> bytes:
+    """The 16 bytes that `digests` has for a round, whatever the order of its clients.
+
+    Args:
+      number: The round's number, from 1.
+      record: The round, with float32 weights.
+    """
+    order = np.argsort(record.cohort)
+    ids, weights = np.asarray(record.cohort, np.int64)[order], np.asarray(record.weights, np.float32)[order]
+    parts = self._parameters_text.encode(), b'%d %d' % (number, record.releases), ids.tobytes(), weights.tobytes()
+    return hashlib.sha256(b''.join(hashlib.sha256(part).digest() for part in parts)).digest()[:_DIGEST_BYTES]
+
+  def _allowed(self, ids, proposed):
+    """float32[M], the weights up to `proposed` that budgets pay for in the next round."""
+    accounts, left = self._spending.accounts_of(ids), self.config.rounds_left(self.rounds + 1)
+    prices = privacy_filter.prices_of(self._prices, ids)
+    return privacy_filter.spend(prices, accounts, np.int64(self.releases), left, proposed)[0]
 
   def epsilon(self) -> np.ndarray:
-    """float64[N], what each client has spent at `delta`, rounded up.
-
-    Under correlated noise this includes what later releases will still show of its earlier rounds.
-    """
-    return tradeoff.epsilon_of(np.sqrt(self._accounts.spent), self.config.delta)
+    """float64[N], what each client has spent at `delta`, with what later releases will still show of it, rounded up."""
+    return tradeoff.epsilon_of(np.sqrt(self._spending.mu_squared), self.config.delta)
 
   def planned(self, schedule: Iterable[Any], whole: bool = False) -> np.ndarray:
     """When each client's budget ends, if these cohorts come next. It charges nobody.
@@ -230,8 +259,7 @@ class Gate:
       ValueError: If a cohort does not consist of distinct ids in [0, N).
     """
     trial, ends = copy.copy(self), np.zeros(self.num_clients, np.int64)
-    trial._asked = np.zeros_like(self._asked)
-    trial._accounts = privacy_filter.accounts_of(self._accounts, np.arange(self.num_clients))  # A copy.
+    trial._asked, trial._spending, trial.digests = np.zeros_like(self._asked), copy.deepcopy(self._spending), []
     left = self.config.rounds_left(self.rounds)
     for index, ids in enumerate(checks.schedule(schedule, self.num_clients)):
       weights = trial.ask(ids, whole)
@@ -286,7 +314,7 @@ class Gate:
         f'source must be a numpy.random.Generator or {_KEY_BYTES} secret bytes, such as os.urandom({_KEY_BYTES}), '
         f'found {type(source).__name__}.'
       )
-    key = hmac.digest(source, self._round_digest, 'sha256')
+    key = hmac.digest(source, self.digests[-1], 'sha256')
     stream = ciphers.Cipher(ciphers.algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
     bits = np.frombuffer(stream.update(bytes(8 * int(np.prod(shape)))), np.uint64)
     # 52 random bits in the middle of (0, 1): neither end is reached.
@@ -298,8 +326,11 @@ class Gate:
     names = 'num_clients', 'noise_multiplier', 'epsilon', 'delta', 'num_rounds', 'own_epsilon'
     values = {name: getattr(self.config, name) for name in names}
     own, correlation = values['own_epsilon'], self.config.correlation
-    spec = registry.format_spec(registry.name_of(correlation, correlations.FAMILIES), correlation)
-    return {**values, 'own_epsilon': own and list(own), 'correlation': spec}
+    return {**values, 'own_epsilon': own and list(own), 'correlation': correlations.spec_of(correlation)}
+
+  @functools.cached_property
+  def _parameters_text(self) -> str:
+    return json.dumps(self.parameters)
 
   def save(self, path: str) -> None:
     """Writes all of the gate's state, whole or not at all. Save it after each commit.
@@ -307,14 +338,11 @@ class Gate:
     A program that goes on from an older file charges nobody for what was released since. Under correlated noise the
     file also holds noise: keep it as secret as clients' data.
     """
-    counters = [self.rounds, self.releases, self._noised]
-    arrays = {
-      'parameters': np.frombuffer(json.dumps(self.parameters).encode(), np.uint8),
-      'counters': np.array(counters, np.int64),
-      'round_digest': np.frombuffer(self._round_digest, np.uint8),
-      'spent': self._accounts.spent,
-      'latest': self._accounts.latest,
-      **{f'sums{j}': one for j, one in enumerate(self._accounts.sums)},
+    arrays: dict[str, np.ndarray] = {
+      'parameters': np.frombuffer(self._parameters_text.encode(), np.uint8),
+      'digests': np.frombuffer(b''.join(self.digests), np.uint8),
+      'noised': np.array(self._noised, np.int64),
+      **self._spending.state_dict(),
       **{f'buffer{j}': one for j, one in enumerate(self._buffers)},
     }
     files.write_sealed(path, files.npz(arrays))
@@ -335,8 +363,11 @@ class Gate:
       with np.load(io.BytesIO(files.read_sealed(path)), allow_pickle=False) as kept:
         arrays = dict(kept)
       found = json.loads(arrays['parameters'].tobytes())
-      correlation = registry.parse_spec('noise correlation', found['correlation'], correlations.FAMILIES)
+      correlation = correlations.from_spec(found['correlation'])
       gate = cls(**{**found, 'correlation': correlation})
+      gate._spending = spendings.Spending.restored(correlation, arrays)
+      gate.digests = [one.tobytes() for one in arrays['digests'].reshape(gate.rounds, _DIGEST_BYTES)]
+      gate._noised = int(arrays['noised'])
     except (ValueError, KeyError, TypeError) as error:
       raise ValueError(
         f'{path} is not a whole file of a gate ({error}). Go on from a copy, or charge the clients for all rounds that '
@@ -349,23 +380,19 @@ class Gate:
           f'{path} is of a gate with {name}={_short(found[name])}, expected {_short(value)}. Give the parameters of '
           'the gate that was saved. Other parameters need a new gate, and new clients.'
         )
-    gate.rounds, gate.releases, gate._noised = arrays['counters'].tolist()
-    gate._round_digest = arrays['round_digest'].tobytes()
     gate._buffers = [arrays[f'buffer{j}'] for j in range(len(arrays)) if f'buffer{j}' in arrays]
-    sums = [arrays[f'sums{j}'] for j in range(gate.config.correlation.num_buffers)]
-    gate._accounts = privacy_filter.Accounts(arrays['spent'], sums, arrays['latest'])
     return gate
 
 
-def _given(ids: np.ndarray, weights: Any) -> np.ndarray:
-  """float32[M], the weights rounded up; raises `ValueError` if they are none."""
-  try:
-    exact = np.broadcast_to(np.asarray(weights, np.float64), ids.shape)
-  except (ValueError, TypeError):
+def _rounded_up(ids: np.ndarray, weights: Any) -> np.ndarray:
+  """float32[M], the weights rounded up; raises `ValueError` unless they are numbers in [0, 1], one for each client."""
+  values = np.asarray(weights)
+  if values.dtype.kind not in 'fiu' or values.shape not in ((), ids.shape):
     raise ValueError(
-      f'weights must be a number, or one for each of the {len(ids)} clients, found {np.shape(weights)} values. Nothing '
-      'was charged.'
-    ) from None
+      f'weights must be a number, or one for each of the {len(ids)} clients, found {values.dtype}{list(values.shape)}. '
+      'Nothing was charged.'
+    )
+  exact = np.broadcast_to(values.astype(np.float64), ids.shape)
   bad = np.flatnonzero(~((exact == 0) | ((exact >= privacy_filter.SMALLEST_WEIGHT) & (exact <= 1))))
   if len(bad):
     raise ValueError(

@@ -174,10 +174,10 @@ def claim_of(plan: plans.Plan, ledger: accounting.RunLedger, planned: Sequence[n
 
 def _canary_clients(plan, schedule, count) -> tuple[int, ...]:
   """The clients that are planned to spend most; who takes part when is public."""
-  weights = [np.ones(len(cohort)) for cohort in schedule]
   if plan.mechanism.facts.is_certified:
-    weights = [planned.weights for planned in plan.planned[: len(schedule)]]
-  spent = plan.correlation.squared_norms(schedule, weights, plan.num_clients)
+    spent = accounting.total_mu(plan.planned_ledger(schedule)).updates
+  else:
+    spent = np.bincount(np.concatenate(schedule), minlength=plan.num_clients)
   takers = int((spent > 0).sum())
   if count > takers:
     raise ValueError(

@@ -52,9 +52,8 @@ def of_plan(plan: plans.Plan, schedule: Sequence[np.ndarray], draws: int, seed: 
 
 
 def _of_certified(plan, schedule, draws, seed) -> Game:
-  weights = [planned.weights for planned in plan.planned[: len(schedule)]]
-  mu = np.sqrt(plan.correlation.squared_norms(schedule, weights, plan.num_clients)) / plan.config.noise_multiplier
   # A private quantile's noised counts are a second mechanism, which this game leaves alone.
+  mu = accounting.total_mu(plan.planned_ledger(schedule)).updates
   simulate: Any = distinguisher.held if plan.holds_noise else distinguisher.certified
   return Game(float(mu.max()), simulate(plan.config, schedule, int(mu.argmax()), seed))
 

@@ -246,16 +246,13 @@ def no_amplification(
 def _unamplified(ledger, delta, notes) -> dict[str, np.ndarray]:
   """float64[N] by accountant. The reasons of accountants without a figure go to the notes."""
   mu = histories_lib.total_mu(ledger).whole
-  # Histories of a large population may be rounded up. This figure is exact, and comes first as it needs most memory.
-  exact = tradeoff.epsilon_of(mu, delta) if len(mu) > run_ledger.LARGE_POPULATION else None
+  # Histories may be rounded up. This figure is the account's own, and comes first as it needs most memory.
+  exact = tradeoff.epsilon_of(mu, delta)
   merged = histories_lib.merged_histories(mu)
   whole = merged if ledger.correlation.num_buffers else histories_lib.histories(ledger)
-  found = _by_accountant(
-    {name: merged if accountant.merges else whole for name, accountant in accountants.ACCOUNTANTS.items()}, delta, notes
-  )
-  if exact is not None:
-    found['gaussian_exact'] = exact
-  return found
+  populations = {name: merged if accountant.merges else whole for name, accountant in accountants.ACCOUNTANTS.items()}
+  del populations['gaussian_exact']
+  return {'gaussian_exact': exact, **_by_accountant(populations, delta, notes)}
 
 
 def _amplified(ledger, delta, sampler, notes) -> tuple[str, str, dict[str, np.ndarray]]:

@@ -13,7 +13,7 @@ import collections
 from collections.abc import Iterable, Sequence
 import dataclasses
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from quap_tff.accounting import run_ledger
 from quap_tff.common import checks
 from quap_tff.common import lazy
 from quap_tff.common.numbers import tradeoff
+from quap_tff.mechanisms.certified import spending
 
 sparse = lazy.module('scipy.sparse')
 
@@ -218,54 +219,40 @@ class TotalMu(NamedTuple):
   """√Σμ² of each client, rounded up by a share of less than 1e-9: the μ of one Gaussian that reveals as much.
 
   Attributes:
-    updates: float64[N], from the sums of updates.
-    counts: float64[N], from the noised counts.
+    whole: float64[N], from everything that was released.
+    updates: float64[N], from the sums of updates alone.
+    counts: float64[N], from the noised counts alone.
   """
 
+  whole: np.ndarray
   updates: np.ndarray
   counts: np.ndarray
 
-  @property
-  def whole(self) -> np.ndarray:
-    """float64[N], from both together."""
-    return np.hypot(self.updates, self.counts) * (1 + 1e-15)
 
-
-def total_mu(ledger: run_ledger.RunLedger) -> TotalMu:
+def total_mu(ledger: run_ledger.RunLedger, num_rounds: Optional[float] = None) -> TotalMu:
   """The total μ of each client over the ledger's rounds; +inf for one that was in a round without noise.
 
+  Args:
+    ledger: The rounds.
+    num_rounds: The planned rounds; None: the ledger has all of them. See `spending.spending`.
+
   Raises:
-    ValueError: If a μ is NaN, which is not a bound.
+    ValueError: If a μ is NaN, which is not a bound; or if noise multipliers differ under correlated noise.
   """
-  state = ledger.state_dict()
-  clients, sizes = state['clients'], np.diff(state['offsets'])
-  count_mu = _over(state['weights'] > 0, np.repeat(state['count_noise_multipliers'], sizes))
-  if ledger.correlation.num_buffers:
-    updates = _correlated_mu(ledger)
-  else:
-    mu = _over(state['weights'], np.repeat(state['noise_multipliers'], sizes))
-    updates = _root_of_squares(clients, mu, ledger.num_clients)
-  found = TotalMu(updates, _root_of_squares(clients, count_mu, ledger.num_clients))
-  if np.isnan(found.whole).any():
+  spent = lambda history: spending.spending(history, ledger.correlation, ledger.num_clients, num_rounds).mu_squared
+  whole = np.sqrt(spent(ledger.history))
+  if np.isnan(whole).any():
     raise ValueError(
-      f'The account of client {np.flatnonzero(np.isnan(found.whole))[0]} is not a number: its rounds and '
+      f'The account of client {np.flatnonzero(np.isnan(whole))[0]} is not a number: its rounds and '
       f'{ledger.correlation!r} give no μ that a float can hold. Nothing can be said about this run.'
     )
-  return found
-
-
-def _correlated_mu(ledger: run_ledger.RunLedger) -> np.ndarray:
-  """‖C·w_i‖/z over the rounds that released something, z the smallest of them."""
   state = ledger.state_dict()
-  cuts = state['offsets'][1:-1]
-  cohorts, weights = np.split(state['clients'], cuts), np.split(state['weights'], cuts)
-  releases = [index for index, own in enumerate(weights) if (own > 0).any()]
-  squares = ledger.correlation.squared_norms(
-    [cohorts[index] for index in releases], [weights[index] for index in releases], ledger.num_clients
-  )
-  smallest = state['noise_multipliers'][releases].min(initial=np.inf)
-  # The sums of exponentials are rounded at most some thousand times each before they are forgotten.
-  return _over(np.sqrt(squares) * (1 + 2.0**-37), np.full(ledger.num_clients, smallest))
+  if np.isinf(state['count_noise_multipliers']).all():
+    return TotalMu(whole, whole, np.zeros_like(whole))
+  updates = [record._replace(count_noise_multiplier=np.inf) for record in ledger.history]
+  count_mu = _over(state['weights'] > 0, np.repeat(state['count_noise_multipliers'], np.diff(state['offsets'])))
+  counts = _root_of_squares(state['clients'], count_mu, ledger.num_clients)
+  return TotalMu(whole, np.sqrt(spent(updates)), counts)
 
 
 def epsilon_by_client(ledger: run_ledger.RunLedger, delta: float) -> np.ndarray:

@@ -6,31 +6,35 @@ quantile of the clients' norms. They hold only for noise by the documents' formu
 released model. Guarantees come from `quap_tff.accounting.formal`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 import hashlib
 import math
 import os
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, Union
 import zipfile
 import zlib
 
 import numpy as np
 
 from quap_tff.common import checks
+from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms.noise import correlation as correlations
 
 # One value for each entry (a client in a round), for each round, and for the whole ledger, as in `state_dict`.
 ENTRIES = {'clients': np.int32, 'budgets': np.float64, 'weights': np.float64}
-ROUNDS = {'noise_multipliers': np.float64, 'count_noise_multipliers': np.float64, 'clipping_norms': np.float64}
+ROUNDS = {
+  'noise_multipliers': np.float64,
+  'count_noise_multipliers': np.float64,
+  'clipping_norms': np.float64,
+  'released': np.bool_,
+}
 ARRAYS = {'offsets': np.int64, **ENTRIES, **ROUNDS}
-# Shapes, None for one dimension of any length, and types. Gains and decays are the noise's correlation: none under
-# independent noise. Banded noise has decays of 0.
+# Shapes, None for one dimension of any length, and types. `correlation` is a spec (`correlations.spec_of`) in UTF-8.
 IDENTITY = {
   'num_clients': ((), np.int64),
   'delta': ((), np.float64),
   'fingerprint': ((32,), np.uint8),
-  'gains': (None, np.float64),
-  'decays': (None, np.float64),
+  'correlation': (None, np.uint8),
 }
 # Files list the clients of a larger population only if they took part.
 LARGE_POPULATION = 10_000
@@ -40,30 +44,6 @@ _SAME = 1e-5
 
 class NoBoundError(ValueError):
   """There is no bound for a run that has ended early. The message is a clause that says why."""
-
-
-class RoundRecord(NamedTuple):
-  """One round.
-
-  Attributes:
-    cohort: int[M], distinct ids in [0, N).
-    budgets: float[M], the clients' nominal ε_i(t) > 0 in nats; +inf in a round without noise.
-    weights: float[M] in [0, 1]: client i's part of the sum has norm at most weights[i]·C_t.
-    noise_multiplier: Standard deviation of the noise on the sum, over C_t; 0: no noise.
-    count_noise_multiplier: For the noised count that a private quantile releases: its standard deviation over the most
-      that one client adds to the count. Clients of weight 0 add nothing. +inf: no such release.
-    clipping_norm: C_t; +inf without clipping.
-    counts: int[M], the rounds that each of the cohort has been in by the aggregator's own count, this one included.
-      None: unknown.
-  """
-
-  cohort: Any
-  budgets: Any
-  weights: Any
-  noise_multiplier: float
-  count_noise_multiplier: float
-  clipping_norm: float
-  counts: Optional[Any] = None
 
 
 class _Growing:
@@ -90,6 +70,20 @@ class _Growing:
     return view
 
 
+class _Records:
+  """The rounds of a ledger as a sequence of records without their `counts`."""
+
+  def __init__(self, arrays: Mapping[str, np.ndarray]):
+    self._arrays = arrays
+
+  def __iter__(self) -> Iterator[mechanism.RoundRecord]:
+    cuts = self._arrays['offsets'][1:-1]
+    entries = (np.split(self._arrays[name], cuts) for name in ENTRIES)
+    rounds = (self._arrays[name].tolist() for name in ROUNDS)
+    for cohort, budgets, weights, noise, count_noise, clip, released in zip(*entries, *rounds):
+      yield mechanism.RoundRecord(cohort, budgets, weights, noise, count_noise, clip, released=released)
+
+
 class RunLedger:
   """The rounds of a run with a fixed population, δ, configuration and correlation of the noise.
 
@@ -98,6 +92,9 @@ class RunLedger:
     delta: Nominal δ of one round, in (0, 1).
     fingerprint: Text that identifies the run; the ledger of another run is refused.
     correlation: How the noise of a round is correlated with that of earlier ones.
+
+  Raises:
+    ValueError: If a value is out of range, or the correlation's family is not registered: a file could not name it.
   """
 
   def __init__(
@@ -111,6 +108,7 @@ class RunLedger:
     self._delta = checks.number('delta', delta, above=0, below=1)
     self._digest = hashlib.sha256(fingerprint.encode()).digest()
     self._correlation = correlation
+    self._spec = correlations.spec_of(correlation)
     self._take({name: np.zeros(int(name == 'offsets'), dtype) for name, dtype in ARRAYS.items()})
 
   def _take(self, arrays: Mapping[str, np.ndarray]):
@@ -131,6 +129,11 @@ class RunLedger:
     Rounds in which nobody adds anything do not count as steps of it.
     """
     return self._correlation
+
+  @property
+  def history(self) -> Iterable[mechanism.RoundRecord]:
+    """The rounds as records, for the account."""
+    return _Records({name: self._arrays[name].values for name in ARRAYS})
 
   @property
   def num_rounds(self) -> int:
@@ -163,7 +166,7 @@ class RunLedger:
     """float64[N], nominal k_i·δ, at most 1."""
     return np.minimum(self._rounds * self._delta, 1.0)
 
-  def append(self, record: RoundRecord) -> None:
+  def append(self, record: mechanism.RoundRecord) -> None:
     """Adds a round, in time and memory in proportion to its cohort. `truncated` can leave it out again.
 
     Raises:
@@ -180,6 +183,7 @@ class RunLedger:
       'noise_multipliers': np.array([record.noise_multiplier], np.float64),
       'count_noise_multipliers': np.array([record.count_noise_multiplier], np.float64),
       'clipping_norms': np.array([record.clipping_norm], np.float64),
+      'released': np.array([record.releases]),
     }
     for name in ('budgets', 'weights'):
       if new[name].shape != cohort.shape:
@@ -212,8 +216,8 @@ class RunLedger:
 
     Returns:
       offsets int64[T+1]; clients int32[K], budgets and weights float64[K]; noise_multipliers, count_noise_multipliers
-      and clipping_norms float64[T]; num_clients int64[], delta float64[], fingerprint uint8[32] (SHA-256 of the text);
-      gains and decays float64[d], see `quap_tff.mechanisms.noise.correlation.of_terms`.
+      and clipping_norms float64[T]; released bool[T]; num_clients int64[], delta float64[], fingerprint uint8[32]
+      (SHA-256 of the text); correlation uint8[L], the spec of the noise's correlation in UTF-8.
       The arrays are read-only and not copied; later rounds leave them as they are.
     """
     return {
@@ -221,8 +225,7 @@ class RunLedger:
       'num_clients': np.array(self._num_clients, np.int64),
       'delta': np.array(self._delta, np.float64),
       'fingerprint': np.frombuffer(self._digest, np.uint8),
-      'gains': self._correlation.gains,
-      'decays': self._correlation.decays,
+      'correlation': np.frombuffer(self._spec.encode(), np.uint8),
     }
 
   def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
@@ -246,7 +249,7 @@ class RunLedger:
   def from_state_dict(cls, state: Mapping[str, np.ndarray]) -> 'RunLedger':
     """The ledger of a saved state of any run; raises `ValueError` if it is damaged."""
     arrays = _checked_state(state)
-    correlation = correlations.of_terms(arrays['gains'].tolist(), arrays['decays'].tolist())
+    correlation = correlations.from_spec(_text(arrays['correlation']))
     ledger = cls(int(arrays['num_clients']), float(arrays['delta']), '', correlation)
     ledger._digest = arrays['fingerprint'].tobytes()
     ledger._take(arrays)
@@ -284,6 +287,8 @@ def completed(ledger: RunLedger, planned: RunLedger) -> RunLedger:
   if not (np.array_equal(of_rounds, expected_rounds) and np.array_equal(clients, expected_clients)):
     raise NoBoundError('the rounds that ran had other clients than the schedule')
   pairs = [(found[name], expected[name]) for name in ('noise_multipliers', 'count_noise_multipliers')]
+  if not np.array_equal(found['released'], expected['released']):
+    raise NoBoundError('other rounds have released something than were planned to')
   if not all(np.allclose(one, other, rtol=_SAME, atol=0) for one, other in [*pairs, (weights, expected_weights)]):
     raise NoBoundError('the rounds that ran had other noise or other weights than were planned')
   rest = planned.state_dict()
@@ -297,7 +302,9 @@ def of_limits(mu: np.ndarray, delta: float) -> RunLedger:
   """A ledger of one round that costs each client all that it may spend: float64[N] μ, 0 for nothing."""
   clients, largest = np.flatnonzero(mu), float(mu.max()) or 1.0
   ledger = RunLedger(len(mu), delta, 'limits')
-  ledger.append(RoundRecord(clients, np.ones(len(clients)), mu[clients] / largest, 1 / largest, math.inf, 1.0))
+  ledger.append(
+    mechanism.RoundRecord(clients, np.ones(len(clients)), mu[clients] / largest, 1 / largest, math.inf, 1.0)
+  )
   return ledger
 
 
@@ -317,9 +324,13 @@ def _sorted(state):
   return rounds, state['clients'][order], state['weights'][order]
 
 
+def _text(encoded: np.ndarray) -> str:
+  return encoded.tobytes().decode()
+
+
 def _shown(name: str, value: np.ndarray) -> str:
-  if value.ndim and name != 'fingerprint':
-    return str(value.tolist())
+  if name == 'correlation':
+    return repr(_text(value))
   return f'{value.tobytes().hex()[:12]}…' if name == 'fingerprint' else f'{value.item():g}'
 
 
@@ -347,7 +358,7 @@ def _checked_state(state: Mapping[str, Any]) -> dict[str, np.ndarray]:
     num_clients = checks.integer('num_clients', int(arrays['num_clients']), at_least=1, at_most=2**31 - 1)
     checks.number('delta', float(arrays['delta']), above=0, below=1)
     _check_values(arrays, num_clients)
-    correlations.of_terms(arrays['gains'].tolist(), arrays['decays'].tolist())
+    correlations.from_spec(_text(arrays['correlation']))
   except ValueError as error:
     raise ValueError(f'The saved ledger is damaged: {error}') from None
   return arrays
@@ -373,3 +384,7 @@ def _check_values(arrays: Mapping[str, np.ndarray], num_clients: int):
     bad = arrays[name][~holds(arrays[name])]
     if len(bad):
       raise ValueError(f'{name} must be {words}, found {bad[0]:g}.')
+  takers = np.bincount(of_round, arrays['weights'] > 0, len(arrays['released']))
+  silent = np.flatnonzero((takers > 0) & ~arrays['released'])
+  if len(silent):
+    raise ValueError('A round that released nothing has clients with a weight. Give them weight 0.')

@@ -20,6 +20,7 @@ from quap_tff.certificates.folders import folder as folders
 from quap_tff.certificates.folders import folder_files
 from quap_tff.common import files
 from quap_tff.common.numbers import rounding
+from quap_tff.mechanisms.noise import correlation as correlations
 
 # A relative tolerance: sums over rounds are rounded, here and in the filter that limits what clients spend.
 TOLERANCE = 1e-9
@@ -119,7 +120,7 @@ def make(content: folders.Content) -> dict[str, Any]:
         'slack': {name: up(value) for name, value in plan.slack._asdict().items()},
         'noise_multiplier': config.noise_multiplier,
         'divisor': config.divisor,
-        'correlation': {'gains': plan.correlation.gains.tolist(), 'decays': plan.correlation.decays.tolist()},
+        'correlation': correlations.spec_of(plan.correlation),
       },
       'issuer': about.as_dict(),
       'provenance': {'made_by': content.made_by, 'code': dict(content.code), 'files_sha256': folders.digests(content)},

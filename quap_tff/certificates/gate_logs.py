@@ -4,19 +4,19 @@
     quap_tff.certificates.verify(folder)
 
     gate.json                           the gate's parameters, and what the issuer states of the other program
-    log.csv                             who took part in which round, see `quap_tff.accounting.logs`
+    log.csv                             who took part in which round, see `quap_tff.accounting.logs`, in one form
     clients.csv                         the ε that each client has spent
     certificate.json, certificate.sig   made of these files alone; and a signature of it, if a key was given
 
-Every figure is computed again from log.csv. Nothing in the folder shows what the other program did.
+The log is written anew from the one that the program kept, and each of its rounds must be the one that the gate
+committed. Every figure is computed again from log.csv. Nothing in the folder shows what the other program did.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 import dataclasses
 import datetime
 import math
 import os
-import shutil
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -34,8 +34,10 @@ from quap_tff.common import files
 from quap_tff.common import registry
 from quap_tff.common.numbers import rounding
 from quap_tff.common.numbers import tradeoff
+from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms.certified import config as certified_config
 from quap_tff.mechanisms.certified import guarantee
+from quap_tff.mechanisms.noise import correlation as correlations
 
 GATE, LOG = 'gate.json', 'log.csv'
 _FILES = {GATE, LOG, folders.CLIENTS, folders.CERTIFICATE, folders.SIGNATURE}
@@ -98,7 +100,7 @@ def write(path: str, gate: Any, log: str, statements: Statements, signing_key: O
   Args:
     path: The folder, which must not exist.
     gate: The `quap_tff.Gate`.
-    log: A CSV file of the committed rounds, whose clients are the gate's ids.
+    log: A CSV file of all committed rounds, whose clients are the gate's ids.
     statements: About the other program.
     signing_key: File with an Ed25519 private key (PEM).
 
@@ -106,13 +108,14 @@ def write(path: str, gate: Any, log: str, statements: Statements, signing_key: O
     The certificate.
 
   Raises:
-    ValueError: If the folder exists, the log cannot be read, or it does not keep to the gate's bounds.
+    ValueError: If the folder exists, the log cannot be read, or its rounds are not those that the gate committed.
   """
   if os.path.lexists(path):
     raise ValueError(f'{path} already exists: give a new folder.')
   key = signatures.read_private_key(signing_key) if signing_key is not None else None
   with files.new_folder(path) as unfinished:
-    shutil.copyfile(log, os.path.join(unfinished, LOG))
+    with open(os.path.join(unfinished, LOG), 'w', encoding='utf-8', newline='') as f:
+      f.writelines(_lines(_committed(gate, log)))
     files.write(os.path.join(unfinished, GATE), _text(gate.config, statements, abouts.this_code()))
     content = read(unfinished)
     files.write(os.path.join(unfinished, folders.CLIENTS), content.clients_text)
@@ -120,6 +123,60 @@ def write(path: str, gate: Any, log: str, statements: Statements, signing_key: O
     files.write_json(os.path.join(unfinished, folders.CERTIFICATE), certificate)
     signatures.sign(unfinished, folders.CERTIFICATE, key)
   return certificate
+
+
+def _committed(gate: Any, path: str) -> Iterator[mechanism.RoundRecord]:
+  """The rounds of a log, with the float32 weights that the gate charged.
+
+  A program writes a weight with as many digits as it likes: it may stand for the nearest float32, or for the one above.
+  """
+  number = 0
+  for number, record in enumerate(_rounds(path, gate.num_clients), 1):
+    nearest = np.asarray(record.weights, np.float32)
+    above = np.where(nearest < record.weights, np.nextafter(nearest, np.float32(2)), nearest)
+    expected = gate.digests[number - 1] if number <= gate.rounds else None
+    candidates = [record._replace(weights=one) for one in (nearest, above)]
+    same = [one for one in candidates if gate.digest_of(number, one) == expected]
+    if not same:
+      raise ValueError(
+        f'{path} is not the log of this gate: its round {number} is not the one that the gate committed '
+        f'({len(record.cohort)} clients{"" if expected else f"; the gate committed {gate.rounds} rounds"}). Give the log '
+        'of all committed rounds, with the clients and the weights that `commit` returned.'
+      )
+    yield same[0]
+  if number != gate.rounds:
+    raise ValueError(
+      f'{path} is not the log of this gate: it has {number} rounds, and the gate committed {gate.rounds}. Log every '
+      'committed round; one to which nobody came has a row with an empty client.'
+    )
+
+
+def _rounds(path: str, num_clients: int) -> Iterator[mechanism.RoundRecord]:
+  """The rounds of a log whose clients are ids; raises `ValueError` for other names."""
+  log, ids = logs.Log(path), np.zeros(0, np.int64)
+  for one in log.rounds():
+    if log.num_clients > len(ids):
+      names = log.names[len(ids) :]
+      strangers = [name for name in names if not _is_id(name, num_clients)]
+      if strangers:
+        raise ValueError(f'Clients must be ids in [0, {num_clients}), found {strangers[0]!r}.')
+      ids = np.append(ids, np.array(names, np.int64))
+    yield mechanism.RoundRecord(ids[one.ids], None, one.weights, math.nan, released=one.released)
+
+
+def _lines(rounds: Iterable[mechanism.RoundRecord]) -> Iterator[str]:
+  """log.csv, round by round: clients in the order of their ids, and weights with all their digits."""
+  yield 'round,client,weight,released\n'
+  for number, record in enumerate(rounds, 1):
+    says, order = 'yes' if record.releases else 'no', np.argsort(record.cohort)
+    rows = zip(record.cohort[order].tolist(), np.asarray(record.weights, np.float64)[order].tolist())
+    yield ''.join([f'{number},{client},{weight!r},{says}\n' for client, weight in rows] or [f'{number},,,{says}\n'])
+
+
+def _has_one_form(path: str, num_clients: int) -> bool:
+  """Whether a log is as `write` writes it, to the last byte."""
+  with open(path, encoding='utf-8', newline='') as f:
+    return all(f.read(len(part)) == part for part in _lines(_rounds(path, num_clients))) and not f.read(1)
 
 
 def _text(config, statements, code) -> str:
@@ -153,11 +210,10 @@ def read(path: str) -> _Content:
       raise ValueError('it holds a key that is not defined, or a value that is written in another way')
   with folder_files.damage(LOG):
     planned = math.inf if config.num_rounds is None else config.num_rounds
-    log = logs.Log(folder_files.check_regular(path, LOG, _MOST_BYTES))
-    account = logs.account(log, config.noise_multiplier, config.correlation, planned)
-    strangers = [name for name in account.names if not _is_id(name, config.num_clients)]
-    if strangers:
-      raise ValueError(f'clients must be ids in [0, {config.num_clients}), found {strangers[0]!r}')
+    log = folder_files.check_regular(path, LOG, _MOST_BYTES)
+    if not _has_one_form(log, config.num_clients):
+      raise ValueError('it is not written in the one form of a log in a certificate')
+    account = logs.account(logs.Log(log), config.noise_multiplier, config.correlation, planned)
   epsilon = tradeoff.epsilon_of(np.sqrt(account.mu_squared), config.delta)
   return _Content(config, statements, value['code'], account, epsilon)
 
@@ -223,7 +279,7 @@ def make(path: str, content: _Content) -> dict[str, Any]:
         'epsilon_quantiles': {f'{q:g}': up(float(np.quantile(everyone, q, method='higher'))) for q in _QUANTILES},
       },
       'noise_multiplier': config.noise_multiplier,
-      'correlation': {'gains': config.correlation.gains.tolist(), 'decays': config.correlation.decays.tolist()},
+      'correlation': correlations.spec_of(config.correlation),
       'not_covered': list(_NOT_COVERED),
       'issuer': dataclasses.asdict(content.statements),
       'provenance': {

@@ -17,6 +17,7 @@ from quap_tff.certificates.folders import about as abouts
 from quap_tff.common.numbers import rounding
 from quap_tff.common.numbers import slack as slacks
 from quap_tff.common.numbers import tradeoff
+from quap_tff.mechanisms.noise import correlation as correlations
 from quap_tff.mechanisms.noise import held_noise
 from quap_tff.mechanisms.noise import integer_noise
 
@@ -229,6 +230,12 @@ def own_bounds(figures: Figures) -> list[tuple[float, int]]:
 
 def accountant(ledger: accounting.RunLedger) -> str:
   """How μ is added up."""
+  if isinstance(ledger.correlation, correlations.Held):
+    return (
+      f'{accounting.ACCOUNTANTS["gaussian_exact"].method}, over all rounds: μ² = wᵀ·Σ⁻¹·w/s². Here w holds the '
+      "client's weight in each round, s is the noise multiplier, and s²·Σ is the covariance of the clients' noise in "
+      f'the sums, with λ = {ledger.correlation.chosen:g}.'
+    )
   sums, noise = 'Σ w²/z²', ''
   if ledger.correlation.num_buffers:
     sums = 'Σ_s (Σ_{t≤s} c_{s-t}·w_t)²/z²'

@@ -23,6 +23,7 @@ import abc
 import collections
 from collections.abc import Callable, Mapping, Sequence
 import json
+import math
 from typing import Any, ClassVar, NamedTuple, Optional, TYPE_CHECKING
 
 import numpy as np
@@ -87,16 +88,37 @@ class Round(NamedTuple):
   metrics: Struct
 
 
-class Spent(NamedTuple):
-  """The cost of a round. The fields are those of `quap_tff.accounting.RoundRecord`, with the same meanings."""
+class RoundRecord(NamedTuple):
+  """One round of a history: what it cost, and what the ledger keeps of it.
 
-  cohort: np.ndarray
-  budgets: np.ndarray
-  weights: np.ndarray
+  Attributes:
+    cohort: int[M], distinct ids in [0, N).
+    budgets: float[M], the clients' nominal ε_i(t) > 0 in nats; +inf in a round without noise. None in the history of
+      another program, which has no such budgets.
+    weights: float[M] in [0, 1]: client i's part of the sum has norm at most weights[i]·C_t.
+    noise_multiplier: Standard deviation of the noise on the sum, over C_t; 0: no noise.
+    count_noise_multiplier: For the noised count that a private quantile releases: its standard deviation over the most
+      that one client adds to the count. Clients of weight 0 add nothing. +inf: no such release.
+    clipping_norm: C_t; +inf without clipping. None as for `budgets`.
+    counts: int[M], the rounds that each of the cohort has been in by the aggregator's own count, this one included.
+      None: unknown.
+    released: Whether the round released anything. None: if and only if somebody has a weight above 0. A round in which
+      nobody has one may still have released noise.
+  """
+
+  cohort: Any
+  budgets: Any
+  weights: Any
   noise_multiplier: float
-  count_noise_multiplier: float
-  clipping_norm: float
-  counts: Optional[np.ndarray] = None
+  count_noise_multiplier: float = math.inf
+  clipping_norm: Optional[float] = None
+  counts: Optional[Any] = None
+  released: Optional[bool] = None
+
+  @property
+  def releases(self) -> bool:
+    """Whether the round released anything, as `released` says it."""
+    return bool((np.asarray(self.weights) > 0).any()) if self.released is None else self.released
 
 
 class Configuration(checks.Checked, abc.ABC):
@@ -194,7 +216,7 @@ class Mechanism(Configuration):
     """The state's evidence of who was in the round: `counts` or `weights` of `quap_tff.plans.checked_cohort`."""
 
   @abc.abstractmethod
-  def spent(self, state: Any, metrics: Any, cohort: np.ndarray) -> Spent:
+  def spent(self, state: Any, metrics: Any, cohort: np.ndarray) -> RoundRecord:
     """The cost of a finished round.
 
     Args:
@@ -203,7 +225,7 @@ class Mechanism(Configuration):
       cohort: int64[M], the checked ids of who was there.
     """
 
-  def planned(self, cohorts: Sequence[np.ndarray]) -> list[Spent]:
+  def planned(self, cohorts: Sequence[np.ndarray]) -> list[RoundRecord]:
     """The cost of each round if these cohorts come, int64[M_t] for each. Not for an `unplannable` mechanism."""
     raise NotImplementedError
 

@@ -214,10 +214,10 @@ class Sparse(mechanism.Mechanism):
   def seen(self, state: Any) -> dict[str, Any]:
     return self.inner.seen(state.mechanism)
 
-  def spent(self, state: Any, metrics: Any, cohort: np.ndarray) -> mechanism.Spent:
+  def spent(self, state: Any, metrics: Any, cohort: np.ndarray) -> mechanism.RoundRecord:
     return self.inner.spent(state.mechanism, metrics, cohort)
 
-  def planned(self, cohorts: Sequence[np.ndarray]) -> list[mechanism.Spent]:
+  def planned(self, cohorts: Sequence[np.ndarray]) -> list[mechanism.RoundRecord]:
     return self.inner.planned(cohorts)
 
 

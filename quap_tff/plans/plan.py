@@ -323,7 +323,7 @@ class Plan:
   def recorded(self, state: Any, measurements: Any, cohort: Any) -> accounting.RoundRecord:
     """As `record`, from the state and the measurements of the aggregation process itself."""
     cohort = reports.checked_cohort(cohort, self.num_clients, measurements, **self.mechanism.seen(state))
-    return accounting.RoundRecord(*self.mechanism.spent(state, measurements, cohort))
+    return self.mechanism.spent(state, measurements, cohort)
 
   def new_ledger(self) -> accounting.RunLedger:
     """An empty ledger for a run of this plan."""
@@ -354,7 +354,7 @@ class Plan:
             f'{found[1]}. Give those of each round, in order.'
           )
         spent = spent._replace(clipping_norm=float(released[index]['clipping_norm']))
-      ledger.append(accounting.RoundRecord(*spent))
+      ledger.append(spent)
     return ledger
 
   def calibrated(self, cohorts: Sequence[Any], epsilon: float) -> Plan:

@@ -76,7 +76,7 @@ class TestIsTheFilterOfCertifiedRuns:
         assert allowed.tobytes() == weights.tobytes()
         lowered += np.count_nonzero((allowed > 0) & (allowed < 1))
       gate.commit(cohort, weights)
-      assert _bits(state.accounts) == _bits(gate._accounts)
+      assert _bits(state.accounts) == _bits(gate._spending._accounts)
       assert (state.round, state.noise.counter) == (gate.rounds, gate.releases)
     assert (gate.ask(range(NUM_CLIENTS)) == 0).all()  # After the last planned round.
     assert not isinstance(rule, weight_rules.Uniform) or lowered
@@ -119,7 +119,7 @@ class TestAccount:
       assert gate.ask(cohort).tobytes() == weights.tobytes()
       gate.commit(cohort, weights)
       twin.commit(cohort, weights)
-    assert _bits(gate._accounts) == _bits(twin._accounts)
+    assert _bits(gate._spending._accounts) == _bits(twin._spending._accounts)
 
   def test_whole_weights_are_0_or_1(self):
     gate, seen = _gate(), set()
@@ -134,7 +134,7 @@ class TestAccount:
     gate = quap_tff.Gate(1, 2.0, 3.0, 1e-5)
     gate.ask([0])
     gate.commit([0], 0.7)
-    assert float(np.float32(0.7)) < 0.7 and gate._accounts.spent[0] >= (0.7 / 2.0) ** 2
+    assert float(np.float32(0.7)) < 0.7 and gate._spending._accounts.spent[0] >= (0.7 / 2.0) ** 2
 
   def test_nobody_passes_the_bound_whatever_is_committed(self):
     gate, refused = quap_tff.Gate(3, 2.0, 1.0, 1e-5), 0
@@ -155,9 +155,9 @@ class TestAccount:
     gate, schedule = _gate(name, num_rounds=NUM_ROUNDS), _schedule()
     weights = gate.ask(schedule[0], whole)
     gate.commit(schedule[0], weights)
-    before = _bits(gate._accounts)
+    before = _bits(gate._spending._accounts)
     ends = gate.planned(schedule[1:], whole)
-    assert _bits(gate._accounts) == before and gate.rounds == 1
+    assert _bits(gate._spending._accounts) == before and gate.rounds == 1
     first = np.zeros(NUM_CLIENTS, np.int64)
     for number, cohort in enumerate(schedule[1:], 2):
       weights = gate.ask(cohort, whole)
@@ -186,10 +186,10 @@ class TestAccount:
 
 class TestRefusals:
   def _refused(self, words, call, gate):
-    before = _bits(gate._accounts), gate.rounds, gate.releases
+    before = _bits(gate._spending._accounts), gate.rounds, gate.releases
     with pytest.raises(ValueError, match=words) as caught:
       call(gate)
-    assert (_bits(gate._accounts), gate.rounds, gate.releases) == before
+    assert (_bits(gate._spending._accounts), gate.rounds, gate.releases) == before
     return str(caught.value)
 
   @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ class TestSave:
         gate.noise(np.random.default_rng(number), [2, 3])
       gate.save(path)
       again = quap_tff.Gate.load(path)
-      assert _bits(again._accounts) == _bits(gate._accounts) and again.parameters == gate.parameters
+      assert _bits(again._spending._accounts) == _bits(gate._spending._accounts) and again.parameters == gate.parameters
       if number == 20:
         gate = again
     assert [one.tobytes() for one in again._buffers] == [one.tobytes() for one in gate._buffers]

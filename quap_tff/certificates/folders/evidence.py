@@ -116,7 +116,7 @@ def ledger_problems(plan: plans.Plan, ledger: accounting.RunLedger) -> list[str]
   config, state, expected = plan.config, ledger.state_dict(), plan.new_ledger().state_dict()
   found = [
     f'{name} in {folders.LEDGER} is not that of the mechanism.'
-    for name in ('num_clients', 'delta', 'fingerprint', 'gains', 'decays')
+    for name in ('num_clients', 'delta', 'fingerprint', 'correlation')
     if not np.array_equal(state[name], expected[name])
   ]
   if ledger.num_rounds > len(plan.schedule):

@@ -123,12 +123,12 @@ class LineSearchConfig(mechanism.Mechanism):
   def seen(self, state: Any) -> dict[str, Any]:
     return {'weights': state.weights}
 
-  def spent(self, state: Any, metrics: Any, cohort: np.ndarray) -> mechanism.Spent:
+  def spent(self, state: Any, metrics: Any, cohort: np.ndarray) -> mechanism.RoundRecord:
     weights = np.asarray(state.weights)[cohort].astype(np.float64)
     multiplier, counts = float(metrics['noise_multiplier']), self.loss_multiplier
     cost = (1 / multiplier**2 if multiplier else np.inf) + 1 / counts**2
     mu = np.sqrt(np.where(weights == 0, 0.0, cost))
-    return mechanism.Spent(
+    return mechanism.RoundRecord(
       cohort=cohort,
       budgets=tradeoff.budgets_of(mu, self.delta),
       weights=weights,

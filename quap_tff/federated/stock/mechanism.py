@@ -212,15 +212,15 @@ class Stock(mechanism.Configured):
   def seen(self, state: Any) -> dict[str, Any]:
     return {}
 
-  def spent(self, state: Any, metrics: Any, cohort: np.ndarray) -> mechanism.Spent:
+  def spent(self, state: Any, metrics: Any, cohort: np.ndarray) -> mechanism.RoundRecord:
     return self._cost(int(metrics['round']), cohort, float(np.linalg.norm(metrics['clipping_norms'])))
 
-  def planned(self, cohorts: Sequence[np.ndarray]) -> list[mechanism.Spent]:
+  def planned(self, cohorts: Sequence[np.ndarray]) -> list[mechanism.RoundRecord]:
     return [self._cost(round_num, cohort, 1.0) for round_num, cohort in enumerate(cohorts, 1)]
 
   def _cost(self, round_num, cohort, clipping_norm):
     is_noised = self.stock.noises_empty_rounds or len(cohort)
-    return mechanism.Spent(
+    return mechanism.RoundRecord(
       cohort=cohort,
       budgets=np.full(len(cohort), self.config.budget.epsilon_base),
       weights=self.exposure.weights(round_num, cohort),

@@ -297,21 +297,21 @@ class Guarantee(GuaranteeConfig, mechanism.Mechanism):
   def seen(self, state: Any) -> dict[str, Any]:
     return {'weights': state.weights}
 
-  def spent(self, state: Any, metrics: Any, cohort: np.ndarray) -> mechanism.Spent:
+  def spent(self, state: Any, metrics: Any, cohort: np.ndarray) -> mechanism.RoundRecord:
     return self.cost(cohort, np.asarray(state.weights)[cohort].astype(np.float64), float(metrics['clipping_norm']))
 
-  def planned(self, cohorts: Sequence[np.ndarray]) -> list[mechanism.Spent]:
+  def planned(self, cohorts: Sequence[np.ndarray]) -> list[mechanism.RoundRecord]:
     clip = float(np.float32(self.clip.initial_norm))  # As the rounds measure it.
     rounds = zip(cohorts, self.simulated(cohorts))
     return [self.cost(cohort, one.weights.astype(np.float64), clip) for cohort, one in rounds]
 
-  def cost(self, cohort: np.ndarray, weights: np.ndarray, clipping_norm: float) -> mechanism.Spent:
+  def cost(self, cohort: np.ndarray, weights: np.ndarray, clipping_norm: float) -> mechanism.RoundRecord:
     """The cost of a round with these weights w_i(t), float64[M].
 
     Its budgets are the ε that the round, taken alone, costs each client at the total δ. So the ledger's Σε at k·δ is
     proven but loose, by basic composition.
     """
-    return mechanism.Spent(
+    return mechanism.RoundRecord(
       cohort=cohort,
       budgets=tradeoff.budgets_of(self._mu(weights), self.delta),
       weights=weights,

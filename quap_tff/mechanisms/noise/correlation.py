@@ -7,7 +7,7 @@ earlier rounds added does not. Let Z_s be independent Gaussian vectors. Release 
 
 A family says what the coefficients c_k are, and how the server and the accounts compute with them step by step
 (`quap_tff.mechanisms.noise.recursions`). docs/privacy.md derives a client's privacy loss under it. A new family is a
-class here and a line in `FAMILIES`.
+class here and a line in `FAMILIES`. Files keep the name of the family and its parameters.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any, Callable, Optional
 import numpy as np
 
 from quap_tff.common import checks
+from quap_tff.common import registry
 from quap_tff.common.numbers import arrays
 from quap_tff.mechanisms.noise import held_noise
 from quap_tff.mechanisms.noise import published_noise
@@ -33,8 +34,7 @@ SMALLEST_DECAY = 1e-6
 # The values from which an open decay is chosen.
 DECAYS = (0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.97)
 _NOT_CHOSEN = 'The {} is not chosen yet. Give it, or let `CertifiedConfig.settled` choose it from a schedule.'
-# In place of a gain, in a ledger: the noise was held by clients.
-_OF_HELD = -1.0
+_KIND = 'noise correlation'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -276,37 +276,45 @@ class Held(_OfOneDecay):
 
   @property
   def terms(self) -> tuple[tuple[float, float], ...]:
-    return ((_OF_HELD, self.chosen),)
+    raise ValueError('Noise that clients hold has no terms that are the same for all clients.')
+
+  @property
+  def num_buffers(self) -> int:
+    """1: each client's own last W."""
+    return 1
 
   def coefficients(self, count: int) -> np.ndarray:
     raise ValueError('Noise that clients hold has no coefficients that are the same for all clients.')
 
   def covariance(self, cohorts: Sequence[Any], noise_multipliers: Sequence[float]) -> np.ndarray:
-    return held_noise.covariance(cohorts, self.terms[0][1]) * min(noise_multipliers) ** 2
-
-  def squared_norms(self, cohorts: Sequence[Any], weights: Sequence[Any], num_clients: int) -> np.ndarray:
-    account = held_noise.opened(num_clients, 1.0, self.terms[0][1])
-    for ids, own in zip(cohorts, weights):
-      sends = np.asarray(own) > 0  # A client of weight 0 sends nothing, not even noise.
-      account = account.after(np.asarray(ids, np.int64)[sends], np.asarray(own, np.float64)[sends])
-    return account.spent
+    return held_noise.covariance(cohorts, self.chosen) * min(noise_multipliers) ** 2
 
 
 def _checked_decay(name, value) -> float:
   return checks.number(name, value, at_least=SMALLEST_DECAY, at_most=LARGEST_DECAY)
 
 
-def of_terms(gains: Sequence[float], decays: Sequence[float]) -> Correlation:
-  """The correlation with these gains and decays, as a ledger keeps them.
-
-  Without any, the noise is independent. If all decays are 0, buffers hold a release each, and the noise is banded.
-  """
-  if list(gains) == [_OF_HELD]:
-    (decay,) = decays
-    return Held(float(decay))
-  if len(decays) and not any(decays):
-    return Banded(len(gains) + 1, tuple(map(float, gains)))
-  return Blt(tuple(map(float, gains)), tuple(map(float, decays))) if len(gains) else Independent()
-
-
 FAMILIES = {'independent': Independent, 'ar1': Ar1, 'banded': Banded, 'blt': Blt, 'held': Held}
+
+
+def spec_of(correlation: Correlation) -> str:
+  """The registered name of a correlation with its parameters, as in `ar1:decay=0.9`, which `from_spec` reads back.
+
+  Raises:
+    ValueError: If its class is not in `FAMILIES`, or its parameters do not say all that it is.
+  """
+  spec = registry.format_spec(registry.name_of(correlation, FAMILIES), correlation)
+  if registry.parse_spec(_KIND, spec, FAMILIES) != correlation:
+    raise ValueError(
+      f'{spec} is not all that {correlation!r} is, so files could not keep it. Make it a frozen dataclass whose fields '
+      'are numbers, or tuples of numbers.'
+    )
+  return spec
+
+
+def from_spec(spec: str) -> Correlation:
+  """The correlation of a spec that `spec_of` wrote. Raises `ValueError` for any other text."""
+  correlation = registry.parse_spec(_KIND, spec, FAMILIES)
+  if spec_of(correlation) != spec:
+    raise ValueError(f'{spec!r} is not how a file writes {spec_of(correlation)}.')
+  return correlation

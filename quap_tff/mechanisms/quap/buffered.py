@@ -137,14 +137,14 @@ class Buffered(mechanism.Configured):
   def seen(self, state: Any) -> dict[str, Any]:
     return self.config.seen(state.mechanism)  # Of those who arrived.
 
-  def spent(self, state: Any, metrics: Any, cohort: np.ndarray) -> mechanism.Spent:
+  def spent(self, state: Any, metrics: Any, cohort: np.ndarray) -> mechanism.RoundRecord:
     """The state has those who were released, whom the ledger charges."""
     del cohort
     release = _release_of(np.asarray(state.released, np.float64))
     epsilons = self.config.client_budgets(state.mechanism, release.clients)
     return self._cost(release, epsilons, float(metrics['noise_multiplier']), float(metrics['clipping_norm']))
 
-  def planned(self, cohorts: Sequence[np.ndarray]) -> list[mechanism.Spent]:
+  def planned(self, cohorts: Sequence[np.ndarray]) -> list[mechanism.RoundRecord]:
     config, found = self.config, []
     for state, release in zip(config.planned_states(cohorts), self.planned_releases(cohorts)):
       clients = release.clients

@@ -233,7 +233,7 @@ class QuapConfig(mechanism.Mechanism):
     counts_all = self.participation.count_during_warmup or not self.participation.warmup_rounds
     return {'counts': np.asarray(state.participation['counts'])} if counts_all else {}
 
-  def spent(self, state: Any, metrics: Any, cohort: np.ndarray) -> mechanism.Spent:
+  def spent(self, state: Any, metrics: Any, cohort: np.ndarray) -> mechanism.RoundRecord:
     counts = self.seen(state).get('counts')
     return self.cost(
       cohort,
@@ -243,7 +243,7 @@ class QuapConfig(mechanism.Mechanism):
       counts[cohort] if counts is not None else None,
     )
 
-  def planned(self, cohorts: Sequence[np.ndarray]) -> list[mechanism.Spent]:
+  def planned(self, cohorts: Sequence[np.ndarray]) -> list[mechanism.RoundRecord]:
     # Budgets and noise follow from who takes part. C = 1 in all planned rounds.
     found = []
     for state, cohort in zip(self.planned_states(cohorts), cohorts):
@@ -258,12 +258,12 @@ class QuapConfig(mechanism.Mechanism):
     noise_multiplier: float,
     clipping_norm: float,
     counts: Optional[np.ndarray] = None,
-  ) -> mechanism.Spent:
+  ) -> mechanism.RoundRecord:
     """The cost of a round with these budgets ε_i(t), float64[M], and this noise."""
     # A client's part of the sum has norm at most its share of C. The ledger's unit is the largest share.
     shares = np.ones(len(cohort)) if self.weighting.is_equal else self.shares(epsilons)
     largest = shares.max(initial=1.0)
-    return mechanism.Spent(
+    return mechanism.RoundRecord(
       cohort=cohort,
       budgets=epsilons if self.noise.placement != 'none' else np.full(len(cohort), np.inf),
       weights=shares / largest,

@@ -90,10 +90,10 @@ class Local(mechanism.Configured):
   def seen(self, state: Any) -> dict[str, Any]:
     return self.config.seen(state)
 
-  def spent(self, state: Any, metrics: Any, cohort: np.ndarray) -> mechanism.Spent:
+  def spent(self, state: Any, metrics: Any, cohort: np.ndarray) -> mechanism.RoundRecord:
     return self._by_message(self.config.spent(state, metrics, cohort))
 
-  def planned(self, cohorts: Sequence[np.ndarray]) -> list[mechanism.Spent]:
+  def planned(self, cohorts: Sequence[np.ndarray]) -> list[mechanism.RoundRecord]:
     return [self._by_message(spent) for spent in self.config.planned(cohorts)]
 
   def _by_message(self, spent):

@@ -1,5 +1,6 @@
 """NaN, infinite, subnormal or empty inputs give no small ε: they are errors, or they cost at least as much."""
 
+import dataclasses
 from fractions import Fraction
 import functools
 import math
@@ -38,6 +39,7 @@ _numbers = st.one_of(st.sampled_from(_STRANGE), st.floats(1e-3, 1e3))
 _property = settings(derandomize=True, deadline=None, max_examples=150)
 
 
+@dataclasses.dataclass(frozen=True)
 class _Broken(recursions.Exponentials):
   """A correlation whose price is NaN, as that of a tiny decay once was."""
 
@@ -189,7 +191,8 @@ class TestLedger:
     epsilon = accounting.epsilon_by_client(ledger, _DELTA)
     assert (epsilon >= 0).all() and (epsilon[mu == np.inf] == np.inf).all()
 
-  def test_an_account_that_is_no_number_is_an_error_everywhere(self):
+  def test_an_account_that_is_no_number_is_an_error_everywhere(self, monkeypatch):
+    monkeypatch.setitem(correlations.FAMILIES, 'broken', _Broken)
     ledger = _ledger(_Broken())
     protection = protections.Protection(protections.RELEASED_MODEL, 'all', 'all')
     for use in (

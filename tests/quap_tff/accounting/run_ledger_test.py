@@ -86,8 +86,8 @@ class TestRecord:
       clipping_norms=np.array([1.5, 1.0, 1.0]),
       num_clients=np.array(N),
       delta=np.array(1e-3),
-      gains=np.zeros(0),
-      decays=np.zeros(0),
+      released=np.array([True, False, True]),
+      correlation=np.frombuffer(b'independent', np.uint8),
     )
     fingerprint = found.pop('fingerprint')
     assert fingerprint.dtype == np.uint8 and fingerprint.shape == (32,)
@@ -221,7 +221,10 @@ class TestKeptState:
       (lambda s: s.update(clipping_norms=s['clipping_norms'][:-1]), 'clipping_norms must have 12 values, found 11'),
       (lambda s: s['clients'].fill(0), 'client 0 twice'),
       (lambda s: s['clients'].__setitem__(0, N), 'clients must be ids'),
-      (lambda s: s['weights'].__setitem__(0, 2.0), 'weights must be'),
+      (lambda s: s['weights'].fill(2.0), 'weights must be'),
+      (lambda s: s['released'].fill(False), 'A round that released nothing has clients with a weight'),
+      (lambda s: s.update(correlation=np.frombuffer(b'tree:depth=3', np.uint8)), "Unknown noise correlation 'tree'"),
+      (lambda s: s.update(correlation=np.frombuffer(b'ar1:decay=0.50', np.uint8)), 'is not how a file writes ar1'),
       (lambda s: s['budgets'].__setitem__(0, -1.0), 'budgets must be'),
       (lambda s: s['noise_multipliers'].__setitem__(0, math.nan), 'noise_multipliers must be'),
       (lambda s: s.update(delta=np.array(0.0)), 'delta must be'),

@@ -388,6 +388,10 @@ def _arrays(**changes):
   return change
 
 
+def _text(spec):
+  return np.frombuffer(spec.encode(), np.uint8)
+
+
 _SCHEDULES = {
   'an array more': (lambda arrays: {**arrays, 'labels': np.arange(9)}, 'it must hold the arrays'),
   'who comes to a trusted server': (lambda a: {**a, 'comes': np.ones(9, bool)}, 'only where clients hold the noise'),
@@ -417,7 +421,7 @@ _SCHEDULES_OF_HELD = {
 }
 _LEDGERS = {
   'an array more': (lambda arrays: {**arrays, 'labels': np.arange(9)}, 'it must hold the arrays'),
-  'an array less': (lambda arrays: {k: v for k, v in arrays.items() if k != 'gains'}, 'it must hold the arrays'),
+  'an array less': (lambda arrays: {k: v for k, v in arrays.items() if k != 'released'}, 'it must hold the arrays'),
   'halved weights': (_arrays(weights=lambda w: w / 2), 'other weights than follow from the cohorts'),
   'slightly smaller weights': (_arrays(weights=lambda w: w * (1 - 2e-6)), 'other weights than follow'),
   'a weight of nothing': (_arrays(weights=lambda w: w * np.nan), 'weights must be at least 0'),
@@ -437,7 +441,10 @@ _LEDGERS = {
   ),
   'a round more': (
     lambda a: {
-      **{k: np.append(v, v[-1]) if k.endswith('multipliers') or k.endswith('norms') else v for k, v in a.items()},
+      **{
+        k: np.append(v, v[-1]) if k.endswith('multipliers') or k.endswith('norms') or k == 'released' else v
+        for k, v in a.items()
+      },
       'offsets': np.append(a['offsets'], 9),
     },
     'has 5 rounds, and 4 are planned',
@@ -447,9 +454,11 @@ _LEDGERS = {
   'another run': (_arrays(fingerprint=lambda f: f[::-1]), 'fingerprint in ledger.npz'),
   'a larger population': (_arrays(num_clients=lambda n: np.array(2**31 - 1)), 'it must be of 6 clients'),
   'a population in a list': (_arrays(num_clients=lambda n: n[np.newaxis]), 'it must be of 6 clients'),
-  'other correlation': (_arrays(gains=lambda g: np.array([0.5]), decays=lambda d: np.array([0.5])), 'gains in ledger'),
-  'half of a correlation': (_arrays(gains=lambda g: np.array([0.5])), 'as many gains as decays'),
-  'noise of clients': (_arrays(gains=lambda g: np.array([-1.0])), 'ledger.npz is damaged'),
+  'other correlation': (_arrays(correlation=lambda c: _text('ar1:decay=0.5')), 'correlation in ledger'),
+  'half of a correlation': (_arrays(correlation=lambda c: _text('blt:gain=0.5')), 'as many gains as decays'),
+  'noise of clients': (_arrays(correlation=lambda c: _text('held:decay=0.5')), 'correlation in ledger'),
+  'a family that nobody knows': (_arrays(correlation=lambda c: _text('tree')), "Unknown noise correlation 'tree'"),
+  'rounds that released nothing': (_arrays(released=np.logical_not), 'ledger.npz is damaged'),
   'objects': (_arrays(weights=lambda w: w.astype(object)), 'Object arrays cannot be loaded'),
   'small floats': (_arrays(weights=lambda w: w.astype(np.float32)), 'weights must be float64[n]'),
   'a matrix': (_arrays(weights=lambda w: w[np.newaxis]), 'weights must be float64[n]'),
@@ -515,7 +524,7 @@ _ARRAYS = {
   ('certified', _SCHEDULE): _SCHEDULES,
   ('held', _SCHEDULE): _SCHEDULES_OF_HELD,
   ('certified', _LEDGER): _LEDGERS,
-  ('held', _LEDGER): {'no decay': (_arrays(decays=lambda d: d[:0]), 'ledger.npz is damaged')},
+  ('held', _LEDGER): {'no decay': (_arrays(correlation=lambda c: _text('held')), 'ledger.npz is damaged')},
 }
 
 

@@ -17,7 +17,6 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 import h5py
 import numpy as np
 
-from quap_tff import accounting
 from quap_tff import certificates
 from quap_tff import plans
 from quap_tff import verify
@@ -66,7 +65,7 @@ def ledger(of, rounds=None):
   found, clip = of.new_ledger(), float(np.float32(of.config.clip.initial_norm))
   planned = of.config.simulated(of.expected)
   for cohort, one in list(zip(of.expected, planned))[:rounds]:
-    found.append(accounting.RoundRecord(*of.config.cost(cohort, one.weights.astype(np.float64), clip)))
+    found.append(of.config.cost(cohort, one.weights.astype(np.float64), clip))
   return found
 
 

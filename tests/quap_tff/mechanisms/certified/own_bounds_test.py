@@ -6,7 +6,6 @@ import math
 import numpy as np
 import pytest
 
-from quap_tff import accounting
 from quap_tff import plans
 from quap_tff.certificates import certificate
 from quap_tff.certificates.folders import about as abouts
@@ -96,7 +95,7 @@ class TestFilter:
       found = config.simulated(cohorts)
       ledger = plan.new_ledger()
       for cohort, one in zip(cohorts, found):
-        ledger.append(accounting.RoundRecord(*config.cost(cohort, one.weights.astype(np.float64), 1.0)))
+        ledger.append(config.cost(cohort, one.weights.astype(np.float64), 1.0))
       assert not _excesses(plan, ledger)
       assert found[-1].spent_max <= 1 + 1e-9
       # Much smaller bounds would be passed: budgets are used.

@@ -1,5 +1,6 @@
 """Tests of `mechanisms.noise.correlation`: coefficients, prices and noise against matrices written out in full."""
 
+import dataclasses
 from fractions import Fraction
 import itertools
 import math
@@ -49,13 +50,24 @@ class TestCoefficients:
     for count in (1, 2, 9):
       np.testing.assert_allclose(Ar1(0.8).coefficients(count), Blt((0.8,), (0.8,)).coefficients(count))
 
-  def test_a_ledger_finds_its_terms_again(self):
-    for choice in _ALL:
-      again = correlation.of_terms(choice.gains, choice.decays)
-      np.testing.assert_array_equal(again.coefficients(20), choice.coefficients(20))
-      # A certificate tells banded noise from exponentials.
-      is_banded = bool(isinstance(choice, Banded) and choice.gain)
-      assert isinstance(again, Banded) == is_banded == again.formula.endswith('and 0 after that')
+  def test_a_file_keeps_the_family_and_its_parameters(self):
+    for choice in (*_ALL, correlation.Held(0.7)):
+      assert correlation.from_spec(correlation.spec_of(choice)) == choice
+    assert correlation.spec_of(Ar1(0.9)) == 'ar1:decay=0.9'
+
+  def test_a_family_that_a_file_cannot_name_is_refused(self, monkeypatch):
+    @dataclasses.dataclass(frozen=True)
+    class Secretive(Ar1):
+      other: float = dataclasses.field(default=0.0, metadata={registry.NOT_IN_SPECS: True})
+
+    with pytest.raises(ValueError, match='Secretive has no name. Register it'):
+      correlation.spec_of(Secretive(0.5))
+    monkeypatch.setitem(correlation.FAMILIES, 'secretive', Secretive)
+    assert correlation.from_spec('secretive:decay=0.5') == Secretive(0.5)
+    with pytest.raises(ValueError, match='is not all that'):
+      correlation.spec_of(Secretive(0.5, 1.0))
+    with pytest.raises(ValueError, match='is not how a file writes ar1:decay=0.5'):
+      correlation.from_spec('ar1:decay=0.50')
 
   @pytest.mark.parametrize(
     'make, message',
