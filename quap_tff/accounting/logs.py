@@ -1,12 +1,15 @@
 """A log of who took part in which round, and what each client has spent. It needs memory for the clients, not the rows.
 
-    round,client,weight
-    1,alice,1
-    1,bob,0.5
-    2,alice,1
+    round,client,weight,released
+    1,alice,1,yes
+    1,bob,0.5,yes
+    2,,,yes
+    3,alice,1,yes
 
-A client is any text. `weight` may be left out, and other columns are not read. Rounds are numbered from 0 or 1, without
-a gap, in their order: they are the rounds that released a noised sum. A round that released nothing has no number.
+A client is any text. A row without a client stands for nobody, and is the only row of its round. `weight` and
+`released` may be left out, and other columns are not read. Without `weight` each client has the weight 1. `released`
+is yes or no, and the same in all rows of a round. Without it, a round has released something if somebody has a weight.
+Rounds are numbered from 0 or 1, without a gap, in their order: every round that released noise has a number.
 """
 
 import collections
@@ -18,6 +21,7 @@ from typing import Any, NamedTuple, NoReturn, Optional
 
 import numpy as np
 
+from quap_tff.accounting import client_names
 from quap_tff.common import checks
 from quap_tff.mechanisms.certified import privacy_filter
 from quap_tff.mechanisms.noise import correlation as correlations
@@ -27,6 +31,8 @@ _CHUNK = 2**10
 # A budget that limits nobody.
 _NO_LIMIT = 1e30
 _DIGITS = 18
+# Texts of the column `released`; '' if there is no such column.
+_RELEASED = {'yes': 1, 'no': 0, '': -1}
 
 
 class LogError(ValueError):
@@ -39,10 +45,20 @@ class Round(NamedTuple):
   Attributes:
     ids: int64[M], the places of its clients in `Log.names`.
     weights: float64[M] in [0, 1].
+    released: Whether the round released anything: noise alone counts.
   """
 
   ids: np.ndarray
   weights: np.ndarray
+  released: bool
+
+
+class _Rows(NamedTuple):
+  """Rows of one round: int64[M] places of clients, -1 for nobody; float64[M] weights; int8[M], see `_RELEASED`."""
+
+  ids: np.ndarray
+  weights: np.ndarray
+  released: np.ndarray
 
 
 class Log:
@@ -55,73 +71,123 @@ class Log:
 
   def __init__(self, path: str):
     self.path = path
-    self._index: dict[str, int] = {}
+    self._places = client_names.Places()
 
   @property
   def names(self) -> Sequence[str]:
-    return list(self._index)
+    return list(self._places.names)
 
   @property
   def num_clients(self) -> int:
     """How many clients were read so far."""
-    return len(self._index)
+    return len(self._places.names)
 
   def rounds(self) -> Iterator[Round]:
     """The rounds, from the first line on; each call reads the file anew.
 
     Raises:
-      LogError: For a row that is none, a gap between rounds, a client twice in a round, or a file without rows.
+      LogError: For a row that is none, a gap between rounds, a client twice in a round or under two spellings, a round
+        that contradicts itself, or a file without rows.
       OSError: If the file cannot be read.
     """
-    self._index = collections.defaultdict(itertools.count().__next__)
+    self._places = client_names.Places()
     number: Optional[int] = None
-    parts: list[Round] = []
+    parts: list[_Rows] = []
     row = 0
-    for texts, clients, weights in self._blocks():
+    for texts, rows in self._blocks():
       starts = np.flatnonzero(texts[1:] != texts[:-1]) + 1
       for begin, end in zip([0, *starts.tolist()], [*starts.tolist(), len(texts)]):
-        own = self._number(texts[begin], row + begin)
-        if own != number:
+        current = self._number(texts[begin], row + begin)
+        if current != number:
           if number is not None:
             yield self._round(parts, row + begin)
-          self._check_follows(number, own, row + begin)
-          number, parts = own, []
-        parts.append(Round(clients[begin:end], weights[begin:end]))
+          self._check_follows(number, current, row + begin)
+          number, parts = current, []
+        parts.append(_Rows(*(column[begin:end] for column in rows)))
       row += len(texts)
     if number is None:
       raise LogError(f'{self.path} has no rows. It must have one row for each client in each round.')
     yield self._round(parts, row)
 
-  def _blocks(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Blocks of rows: the texts of rounds, the places of clients, and weights."""
+  def _blocks(self) -> Iterator[tuple[np.ndarray, _Rows]]:
+    """Blocks of rows: the texts of rounds, and the rest."""
     with self._opened() as (_, rows):
       header, row = next(rows, []), 0
-      columns = {name.strip().lower(): place for place, name in enumerate(header)}
-      if not {'round', 'client'} <= columns.keys():
-        raise LogError(
-          f'{self.path}, line 1: the header must name the columns round and client, and weight if there are weights, '
-          f'found {",".join(header)[:200]!r}.'
-        )
+      columns = self._columns(header)
       while block := list(itertools.islice(rows, _CHUNK)):
         if set(map(len, block)) != {len(header)}:
           wrong = next(index for index, one in enumerate(block) if len(one) != len(header))
           self._fail(row + wrong, f'it must have {len(header)} cells as the header has, found {len(block[wrong])}.')
         cells = list(zip(*block))
-        numbers, names, weights = cells[columns['round']], cells[columns['client']], np.ones(len(block))
+        numbers = cells[columns['round']]
         if max(map(len, numbers)) > _DIGITS:
           longest = max(numbers, key=len)
           self._number(longest, row + numbers.index(longest))
-        clients = np.fromiter(map(self._index.__getitem__, names), np.int64, len(block))
-        if '' in self._index:
-          self._fail(row + names.index(''), 'it names no client. Leave out rounds to which nobody came.')
-        if 'weight' in columns:
-          weights = np.array(list(map(_weight, cells[columns['weight']])))
-          if not (weights >= 0).all():  # NaN is not.
-            wrong = int(np.argmin(weights >= 0))
-            found = cells[columns['weight']][wrong]
-            self._fail(row + wrong, f'a weight must be a number from 0 to 1, found {found!r}.')
-        yield np.array(numbers), clients, weights
+        places = self._placed(cells[columns['client']], row)
+        weights = self._weights(cells[columns['weight']] if 'weight' in columns else None, places, row)
+        released = np.full(len(block), _RELEASED[''], np.int8)
+        if 'released' in columns:
+          released = self._released(cells[columns['released']], row)
+        yield np.array(numbers), _Rows(places, weights, released)
         row += len(block)
+
+  def _columns(self, header: Sequence[str]) -> dict[str, int]:
+    """The place of each column by its name."""
+    names = list(map(client_names.key, header))
+    for place, name in enumerate(names):
+      if name and name in names[:place]:
+        raise LogError(
+          f'{self.path}, line 1: the header names a column twice, {header[names.index(name)]!a} and '
+          f'{header[place]!a}. Remove one of them, or give it another name.'
+        )
+    if not {'round', 'client'} <= set(names):
+      raise LogError(
+        f'{self.path}, line 1: the header must name the columns round and client, and weight if there are weights, '
+        f'found {",".join(header)[:200]!r}.'
+      )
+    return {name: place for place, name in enumerate(names)}
+
+  def _placed(self, names: Sequence[str], row: int) -> np.ndarray:
+    try:
+      return np.fromiter(map(self._places.__getitem__, names), np.int64, len(names))
+    except client_names.AmbiguousNameError as error:
+      text, other = error.args
+    wrong = row + names.index(text)
+    if other is None:
+      self._fail(wrong, f'its client {text!a} has no visible character. Leave the cell empty if nobody came.')
+    self._fail(
+      wrong,
+      f'its client {text.strip()!a} and the client {other!a} of line {self._line_of(other)} differ only by case, '
+      'spaces, invisible characters or a form of Unicode. If they are one client, write it in one way; if not, give '
+      'them names that differ by more.',
+    )
+
+  def _weights(self, texts: Optional[Sequence[str]], places: np.ndarray, row: int) -> np.ndarray:
+    nobody = places < 0
+    if texts is None:
+      return np.where(nobody, 0.0, 1.0)
+    weights = np.array(list(map(_weight, texts)))
+    if '_' in (together := ''.join(texts)) or not together.isascii():  # Python would read 0_1 as a number.
+      weights[['_' in text or not text.isascii() for text in texts]] = np.nan
+    if nobody.any():
+      weights[nobody & [not text.strip() for text in texts]] = 0.0
+      if (weights[nobody] > 0).any():
+        wrong = int(np.flatnonzero(nobody & (weights > 0))[0])
+        self._fail(
+          row + wrong,
+          f'it has a weight of {texts[wrong].strip()}, but no client. Name the client, or leave both empty.',
+        )
+    if not (weights >= 0).all():  # NaN is not.
+      wrong = int(np.argmin(weights >= 0))
+      self._fail(row + wrong, f'a weight must be a number from 0 to 1, found {texts[wrong][:100]!r}.')
+    return weights
+
+  def _released(self, texts: Sequence[str], row: int) -> np.ndarray:
+    known = {text: _RELEASED.get(text.strip().lower()) for text in set(texts)}
+    for text, value in known.items():
+      if value is None or value == _RELEASED['']:
+        self._fail(row + texts.index(text), f'released must be yes or no, found {text[:100]!r}.')
+    return np.fromiter(map(known.__getitem__, texts), np.int8, len(texts))
 
   def _number(self, text: Any, row: int) -> int:
     try:
@@ -135,20 +201,49 @@ class Log:
     if before is not None and number != before + 1:
       self._fail(
         row,
-        f'round {before + 1} must follow round {before}, found round {number}. Sort the rows by round, and number the '
-        'rounds that released a sum without a gap.',
+        f'round {before + 1} must follow round {before}, found round {number}. Sort the rows by round, and number all '
+        'rounds without a gap. A round to which nobody came has a row with an empty client.',
       )
 
-  def _round(self, parts: Sequence[Round], end: int) -> Round:
-    ids, weights = (np.concatenate(one) for one in zip(*parts)) if len(parts) > 1 else parts[0]
+  def _round(self, parts: Sequence[_Rows], end: int) -> Round:
+    rows = _Rows(*map(np.concatenate, zip(*parts))) if len(parts) > 1 else parts[0]
+    ids, weights, released = rows
+    begin = end - len(ids)
     ordered = np.sort(ids)
+    if ordered[0] < 0 and len(ids) > 1:
+      self._fail(
+        begin + int(np.argmin(ids)),
+        'it names no client, but its round has other rows. A row without a client stands for nobody, and must be the '
+        'only row of its round. Name the client, or leave the row out.',
+      )
     twice = ordered[1:][ordered[1:] == ordered[:-1]]
     if len(twice):
       self._fail(
-        end - len(ids) + int(np.flatnonzero(ids == twice[0])[1]),
-        f'client {self.names[twice[0]]!r} is in this round already. A client can be in a round only once.',
+        begin + int(np.flatnonzero(ids == twice[0])[1]),
+        f'client {self._places.names[twice[0]]!r} is in this round already. A client can be in a round only once.',
       )
-    return Round(ids, weights)
+    if (released != released[0]).any():
+      self._fail(
+        begin + int(np.argmax(released != released[0])),
+        'its cell released is not that of the first row of its round. A round has released something, or has not: '
+        'write the same in all of its rows.',
+      )
+    somebody = weights > 0
+    if released[0] == _RELEASED['no'] and somebody.any():
+      self._fail(
+        begin + int(np.argmax(somebody)),
+        'its client has a weight in a round that released nothing. Write yes if anything was released. Otherwise write '
+        'a weight of 0 for each client of the round.',
+      )
+    is_released = bool(released[0]) if released[0] >= 0 else bool(somebody.any())
+    return Round(ids[:0], weights[:0], is_released) if ids[0] < 0 else Round(ids, weights, is_released)
+
+  def _line_of(self, name: str) -> int:
+    """The line of a client's first row. The file is read again."""
+    with self._opened() as (reader, rows):
+      place = self._columns(next(rows))['client']
+      next(cells for cells in rows if cells[place].strip() == name)
+      return reader.line_num
 
   def _fail(self, row: int, problem: str) -> NoReturn:
     """Raises the error of a row, counted from 0. Its line is found by reading the file again."""
@@ -163,8 +258,19 @@ class Log:
       reader = csv.reader(f, strict=True)
       try:
         yield reader, filter(None, reader)
-      except (csv.Error, UnicodeDecodeError) as error:
-        raise LogError(f'{self.path}, line {reader.line_num}: it is not a CSV file in UTF-8 ({error}).') from None
+      except UnicodeDecodeError as error:
+        raise LogError(f'{self.path}, line {self._undecodable()}: it is not text in UTF-8 ({error.reason}).') from None
+      except csv.Error as error:
+        raise LogError(f'{self.path}, line {reader.line_num}: it is not a row of a CSV file ({error}).') from None
+
+  def _undecodable(self) -> int:
+    """The first line that is not UTF-8. The decoder reads ahead of the lines."""
+    with open(self.path, newline='', encoding='utf-8', errors='surrogateescape') as f:
+      return next(number for number, line in enumerate(f, 1) if not line.isascii() and _has_surrogates(line))
+
+
+def _has_surrogates(text: str) -> bool:
+  return any('\ud800' <= c <= '\udfff' for c in text)
 
 
 def _weight(text: str) -> float:
@@ -218,8 +324,8 @@ def account(
     planned = sum(1 for _ in log.rounds())
   prices = privacy_filter.Prices(_NO_LIMIT, float(noise_multiplier), 0.0, correlation)
   accounts, counts = privacy_filter.opened(0, correlation.num_buffers), np.zeros(0, np.int64)
-  number, is_whole = 0, True
-  for number, (ids, weights) in enumerate(log.rounds(), 1):
+  number, releases, is_whole = 0, 0, True
+  for number, (ids, weights, released) in enumerate(log.rounds(), 1):
     if planned is not None and number > planned:
       raise LogError(f'{log.path} has more than {planned} rounds, which are planned. Plan as many as there are.')
     if log.num_clients > len(counts):
@@ -228,7 +334,8 @@ def account(
       accounts, counts = grown, np.pad(counts, (0, len(grown.latest) - len(counts)))
     own = privacy_filter.accounts_of(accounts, ids)
     left = np.inf if planned is None else planned - number
-    privacy_filter.put(accounts, ids, privacy_filter.charged(prices, own, np.int64(number - 1), left, weights))
+    privacy_filter.put(accounts, ids, privacy_filter.charged(prices, own, np.int64(releases), left, weights))
+    releases += released
     counts[ids] += weights > 0
     is_whole = is_whole and bool((weights == 1).all())
   clients = slice(log.num_clients)

@@ -291,7 +291,7 @@ class TestLog:
       (['1,a,1', '1,b,1.5'], 'round,client,weight', "line 3: a weight must be a number from 0 to 1, found '1.5'"),
       (['1,a,1', '1,b,nan'], 'round,client,weight', "line 3: a weight must be a number from 0 to 1, found 'nan'"),
       (['1,a,1', '1,b,much'], 'round,client,weight', "line 3: a weight must be a number from 0 to 1, found 'much'"),
-      (['1,a', '1,"b'], 'round,client', 'it is not a CSV file in UTF-8'),
+      (['1,a', '1,"b'], 'round,client', 'line 3: it is not a row of a CSV file'),
     ],
   )
   @pytest.mark.parametrize('chunk', [1, 1000])
