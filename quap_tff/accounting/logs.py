@@ -23,13 +23,12 @@ import numpy as np
 
 from quap_tff.accounting import client_names
 from quap_tff.common import checks
-from quap_tff.mechanisms.certified import privacy_filter
+from quap_tff.mechanisms import mechanism
+from quap_tff.mechanisms.certified import spending as spendings
 from quap_tff.mechanisms.noise import correlation as correlations
 
 # Rows that are read at once. More take longer, because memory is slower than a processor's caches.
 _CHUNK = 2**10
-# A budget that limits nobody.
-_NO_LIMIT = 1e30
 _DIGITS = 18
 # Texts of the column `released`; '' if there is no such column.
 _RELEASED = {'yes': 1, 'no': 0, '': -1}
@@ -72,6 +71,12 @@ class Log:
   def __init__(self, path: str):
     self.path = path
     self._places = client_names.Places()
+
+  @property
+  def has_released(self) -> bool:
+    """Whether there is a column `released`."""
+    with self._opened() as (_, rows):
+      return 'released' in self._columns(next(rows, []))
 
   @property
   def names(self) -> Sequence[str]:
@@ -306,37 +311,41 @@ def account(
   correlation: correlations.Correlation = correlations.Independent(),
   num_rounds: Optional[float] = None,
 ) -> LogAccount:
-  """The account of each client, by the filter of certified runs; no bound is enforced.
+  """The account of each client (`quap_tff.mechanisms.certified.spending`); no bound is enforced.
 
   Args:
     log: The log.
     noise_multiplier: z of each round.
     correlation: Of the noise, with all its numbers.
-    num_rounds: The planned rounds, +inf for any number. Under correlated noise a client is charged for what they still
-      show of it. None: those of the log.
+    num_rounds: The planned rounds, +inf for any number. Under correlated noise a client is charged for what they may
+      still show of it. None: the log has all rounds.
 
   Raises:
     LogError: If the log cannot be read, or has more rounds than are planned.
   """
-  checks.number('noise_multiplier', noise_multiplier, above=0)
-  planned = num_rounds
-  if correlation.num_buffers and planned is None:
-    planned = sum(1 for _ in log.rounds())
-  prices = privacy_filter.Prices(_NO_LIMIT, float(noise_multiplier), 0.0, correlation)
-  accounts, counts = privacy_filter.opened(0, correlation.num_buffers), np.zeros(0, np.int64)
-  number, releases, is_whole = 0, 0, True
-  for number, (ids, weights, released) in enumerate(log.rounds(), 1):
-    if planned is not None and number > planned:
-      raise LogError(f'{log.path} has more than {planned} rounds, which are planned. Plan as many as there are.')
-    if log.num_clients > len(counts):
-      grown = privacy_filter.opened(max(2 * len(counts), log.num_clients, 1024), correlation.num_buffers)
-      privacy_filter.put(grown, slice(len(counts)), accounts)
-      accounts, counts = grown, np.pad(counts, (0, len(grown.latest) - len(counts)))
-    own = privacy_filter.accounts_of(accounts, ids)
-    left = np.inf if planned is None else planned - number
-    privacy_filter.put(accounts, ids, privacy_filter.charged(prices, own, np.int64(releases), left, weights))
-    releases += released
-    counts[ids] += weights > 0
-    is_whole = is_whole and bool((weights == 1).all())
-  clients = slice(log.num_clients)
-  return LogAccount(log.names, accounts.spent[clients], counts[clients], number, is_whole)
+  if correlation.num_buffers and num_rounds is None and not log.has_released:
+    # A round in which nobody had a weight may have released noise: it counts among those that show earlier ones.
+    num_rounds = sum(1 for _ in log.rounds())
+  history = _History(log, checks.number('noise_multiplier', noise_multiplier, above=0))
+  try:
+    found = spendings.spending(history, correlation, num_rounds=num_rounds)
+  except LogError:
+    raise
+  except ValueError as error:
+    raise LogError(f'{log.path}: {error}') from None
+  squares, counts = np.zeros(log.num_clients), np.zeros(log.num_clients, np.int64)
+  known = slice(len(found.counts))  # Clients that never had a weight may be missing.
+  squares[known], counts[known] = found.mu_squared[: len(squares)], found.counts[: len(counts)]
+  return LogAccount(log.names, squares, counts, found.num_rounds, history.is_whole)
+
+
+class _History:
+  """The rounds of a log as records, read anew by each iteration. `is_whole`: whether all weights were 1."""
+
+  def __init__(self, log: Log, noise_multiplier: float):
+    self._log, self._noise_multiplier, self.is_whole = log, noise_multiplier, True
+
+  def __iter__(self) -> Iterator[mechanism.RoundRecord]:
+    for ids, weights, released in self._log.rounds():
+      self.is_whole = self.is_whole and bool((weights == 1).all())
+      yield mechanism.RoundRecord(ids, None, weights, self._noise_multiplier, released=released)

@@ -140,8 +140,8 @@ def _committed(gate: Any, path: str) -> Iterator[mechanism.RoundRecord]:
     if not same:
       raise ValueError(
         f'{path} is not the log of this gate: its round {number} is not the one that the gate committed '
-        f'({len(record.cohort)} clients{"" if expected else f"; the gate committed {gate.rounds} rounds"}). Give the log '
-        'of all committed rounds, with the clients and the weights that `commit` returned.'
+        f'({len(record.cohort)} clients{"" if expected else f"; the gate committed {gate.rounds} rounds"}). Give the '
+        'log of all committed rounds, with the clients and the weights that `commit` returned.'
       )
     yield same[0]
   if number != gate.rounds:

@@ -39,16 +39,21 @@ class TestReleased:
 
   @pytest.mark.parametrize('released', ['yes', 'no'])
   def test_the_account_counts_releases(self, tmp_path, released):
-    """A round that releases nothing does not fade what is seen of earlier ones, and is counted for the tail."""
+    """A round that releases nothing does not fade what is seen of earlier ones, and shows nothing of them."""
     log = _log(tmp_path, f'round,client,weight,released\n1,a,1,yes\n2,,,{released}\n3,,,{released}\n4,a,1,yes\n')
     found = logs.account(log, 2.0, correlations.Ar1(0.9))
     column = correlations.Ar1(0.9).coefficients(4)
     second = 3 if released == 'yes' else 1
-    # The last round is the last planned one. The first is charged for all four.
     moved = [column[s] + (column[s - second] if s >= second else 0.0) for s in range(second + 1)]
-    tail = sum(one * one for one in column[second + 1 :])
+    assert found.mu_squared[0] == pytest.approx(sum(one * one for one in moved) / 4)
     assert sum(one * one for one in moved) / 4 <= found.mu_squared[0]
-    assert found.mu_squared[0] == pytest.approx((sum(one * one for one in moved) + tail) / 4)
+
+  def test_a_log_that_does_not_say_what_was_released_is_charged_for_both(self, tmp_path):
+    """Round 2 may have released noise that shows round 1, or nothing, and then rounds 1 and 3 follow each other."""
+    log = _log(tmp_path, 'round,client,weight\n1,a,1\n2,a,0\n3,a,1\n4,a,0\n')
+    found = logs.account(log, 2.0, correlations.Ar1(0.9))
+    released = 1 + 0.9**2 + (1 + 0.81) ** 2 + 0.9**2 * (1 + 0.81) ** 2
+    assert found.mu_squared[0] >= max(released, 1 + 1.9**2) / 4
     assert found.num_rounds == 4
 
   @pytest.mark.parametrize(

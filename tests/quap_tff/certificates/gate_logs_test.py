@@ -76,16 +76,41 @@ class TestWrite:
     assert made.answer(path, capsys)[0] == 0
     assert 'bound of its own' in made.read(path, 'certificate.json')['statement']
 
-  def test_a_log_that_is_over_is_refused(self, tmp_path):
+  def test_the_log_of_rounds_that_another_gate_committed_is_refused(self, tmp_path):
+    """Another gate may have other bounds, have been asked for nothing, or have committed more rounds or fewer."""
     gate, log = _committed(tmp_path)
-    with pytest.raises(ValueError, match=r'cannot be certified: \d of 6 clients .* bound is 0.5'):
-      gate_logs.write(str(tmp_path / 'folder'), quap_tff.Gate(8, 4.0, 0.5, 1e-5), log, STATEMENTS)
+    with pytest.raises(ValueError, match='is not the log of this gate: its round 1 is not the one .* 0 rounds'):
+      gate_logs.write(str(tmp_path / 'folder'), quap_tff.Gate(7, 4.0, 3.0, 1e-5), log, STATEMENTS)
+    (tmp_path / 'other').mkdir()
+    other, _ = _committed(tmp_path / 'other', epsilon=2.9)
+    with pytest.raises(ValueError, match='its round 1 is not the one that the gate committed'):
+      gate_logs.write(str(tmp_path / 'folder'), other, log, STATEMENTS)
+    lines = (tmp_path / 'kept.csv').read_text().splitlines(keepends=True)
+    (tmp_path / 'short.csv').write_text(''.join(line for line in lines if line.partition(',')[0] not in ('10', '11')))
+    with pytest.raises(ValueError, match='it has 10 rounds, and the gate committed 12'):
+      gate_logs.write(str(tmp_path / 'folder'), gate, str(tmp_path / 'short.csv'), STATEMENTS)
+    gate.ask([0])
+    gate.commit([0])
+    with pytest.raises(ValueError, match='it has 12 rounds, and the gate committed 13'):
+      gate_logs.write(str(tmp_path / 'folder'), gate, log, STATEMENTS)
     assert not (tmp_path / 'folder').exists()
+
+  def test_the_log_is_written_in_one_form(self, tmp_path):
+    """Other columns, another order and other digits are the program's own affair."""
+    gate, log = _committed(tmp_path)
+    gate_logs.write(str(tmp_path / 'one'), gate, log, STATEMENTS)
+    header, *rows = (tmp_path / 'kept.csv').read_text().splitlines()
+    rows.sort(key=lambda row: (int(row.split(',')[0]), -int(row.split(',')[1])))
+    short = [','.join([*row.split(',')[:2], str(np.float32(row.split(',')[2])), 'seen']) for row in rows]
+    (tmp_path / 'other.csv').write_text('\n'.join([f'{header},remark', *short]) + '\n')
+    gate_logs.write(str(tmp_path / 'two'), gate, str(tmp_path / 'other.csv'), STATEMENTS)
+    assert (tmp_path / 'one' / 'log.csv').read_bytes() == (tmp_path / 'two' / 'log.csv').read_bytes()
+    assert b'seen' not in (tmp_path / 'two' / 'log.csv').read_bytes()
 
   @pytest.mark.parametrize('name', ['8', '07', 'ann', '-1', '٣'])
   def test_clients_must_be_ids_of_the_gate(self, name, tmp_path):
     (tmp_path / 'log.csv').write_text(f'round,client\n1,{name}\n', encoding='utf-8')
-    with pytest.raises(ValueError, match=r'log.csv is damaged: clients must be ids in \[0, 7\)'):
+    with pytest.raises(ValueError, match=r'Clients must be ids in \[0, 7\)'):
       gate_logs.write(str(tmp_path / 'folder'), quap_tff.Gate(7, 4.0, 3.0, 1e-5), str(tmp_path / 'log.csv'), STATEMENTS)
 
   def test_a_folder_that_exists_is_refused(self, tmp_path):
@@ -103,8 +128,10 @@ class TestVerify:
   @pytest.mark.parametrize(
     'name, old, new, words',
     [
-      ('log.csv', '\n3,0,', '\n3,6,', 'clients.csv does not say what log.csv gives'),
+      ('log.csv', '\n3,0,1.0,yes', '', 'clients.csv does not say what log.csv gives'),
       ('log.csv', '\n3,0,1.0', '\n3,0,0.5', 'achieved.epsilon_mean: it says'),
+      ('log.csv', '\n3,0,1.0', '\n3,0,1', 'log.csv is damaged: it is not written in the one form'),
+      ('log.csv', 'released\n', 'released\n\n', 'log.csv is damaged: it is not written in the one form'),
       ('clients.csv', '0,9,', '0,8,', 'clients.csv does not say what log.csv gives'),
       ('gate.json', '"epsilon": 3.0', '"epsilon": 2.999', 'guarantee.epsilon: it says 3.0, but the files give 2.999'),
       ('gate.json', '"epsilon": 3.0', '"epsilon": 3', 'written in another way'),
@@ -126,7 +153,7 @@ class TestVerify:
   def test_a_log_that_is_over_cannot_be_resealed(self, tmp_path):
     _, path = _folder(tmp_path)
     with open(path / 'log.csv', 'a') as f:
-      f.writelines(f'{number},0,1\n' for number in range(12, 40))
+      f.writelines(f'{number},0,1.0,yes\n' for number in range(13, 40))
     with pytest.raises(ValueError, match='have spent more than their bound'):
       _reseal(path)
 
