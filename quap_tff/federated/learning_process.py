@@ -152,9 +152,11 @@ def compose(
       examples=D*>`, with one answer of the client's guard (`quap_tff.ClientGuard.answer`).
 
   Raises:
+    TypeError: If an optimizer is not one of TFF's.
     ValueError: If the extension or the decay needs a learning rate, and the local optimizer has none; or if training
       changes a variable of the model that is not trainable, as a BatchNormalization does.
   """
+  model_functions.check_optimizer('server_optimizer', server_optimizer)
   model_fn = model_functions.of(model)
   if not client_metrics:
     model_fn = model_functions.without_metrics(model_fn)

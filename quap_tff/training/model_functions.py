@@ -62,6 +62,16 @@ def check_non_trainable(model_fn: ModelFn) -> None:
     )
 
 
+def check_optimizer(name: str, optimizer: Any) -> None:
+  """Raises `TypeError` unless this is one of TFF's optimizers."""
+  if not isinstance(optimizer, tff.learning.optimizers.Optimizer):
+    raise TypeError(
+      f'{name} must be one of tff.learning.optimizers, such as tff.learning.optimizers.build_sgdm(0.05) or '
+      f'build_adam(0.001), found {type(optimizer).__name__}. Optimizers of Keras keep their state to themselves, but '
+      'here it must begin anew for each client, and be part of the state at the server.'
+    )
+
+
 def needs_autograph(model: tff.learning.models.VariableModel, *optimizers: tff.learning.optimizers.Optimizer) -> bool:
   """Whether the model or an optimizer may need AutoGraph. A model that does not need it has `needs_autograph = False`.
 

@@ -72,11 +72,20 @@ class TestVariablesThatAreNotTrainable:
     process = quap_tff.build_quap_fed_avg(_normalized(layer), _config(critical_layers='all'), _sgd(0.1))
     state = process.initialize()
     before = process.get_model_weights(state)
-    batch = collections.OrderedDict(x=np.eye(4, dtype=np.float32), y=np.arange(4, dtype=np.int32) % 2)
+    batch = collections.OrderedDict(x=np.eye(4, dtype=np.float32), y=np.ones(4, np.int32))
     output = process.next(state, [collections.OrderedDict(client_id=[np.int64(0)], examples=[batch])])
     after = process.get_model_weights(output.state)
     assert not np.array_equal(after.trainable[-1], before.trainable[-1])
     tf.nest.map_structure(np.testing.assert_array_equal, after.non_trainable, before.non_trainable)
+
+
+class TestOptimizers:
+  @pytest.mark.parametrize('name', ['client_optimizer', 'server_optimizer'])
+  @pytest.mark.parametrize('optimizer', [tf.keras.optimizers.SGD(0.1), lambda: tf.keras.optimizers.SGD(0.1)])
+  def test_those_of_keras_are_refused_with_the_remedy(self, name, optimizer):
+    message = rf'{name} must be one of tff.learning.optimizers, such as .*build_sgdm\(0.05\) .*, found (SGD|function)\.'
+    with pytest.raises(TypeError, match=message):
+      plans.Plan(_config()).build_process(linear_model.Linear, **{name: optimizer})
 
 
 class TestQuap:
