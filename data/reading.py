@@ -87,7 +87,8 @@ def read_npz(path: str, keys: Sequence[str], holds: str, optional: Sequence[str]
   except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as e:
     if 'Object arrays' in str(e):
       raise DataFileError(
-        f'{path} holds Python objects, which are never read: {expected}. Save arrays of numbers.'
+        f'{path} holds Python objects, which are never read: {expected}. Save arrays of numbers; names as text, by '
+        'array.astype(str).'
       ) from e
     raise DataFileError(f'{path} is damaged: {expected}, found {type(e).__name__}: {e}') from e
 

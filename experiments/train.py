@@ -78,7 +78,7 @@ def main(argv: list[str], callbacks: Sequence[Callable[[int, Any, Any], None]] =
   except (Exception, KeyboardInterrupt) as error:  # pylint: disable=broad-except
     if not interrupts.is_interrupt(error):
       raise
-    print('\nInterrupted before a round was run.', file=sys.stderr)
+    print('\nInterrupted before a round was run. The same command starts the run again.', file=sys.stderr)
     return command_line.INTERRUPTED
   finally:
     gc.unfreeze()
@@ -166,7 +166,8 @@ def _print_summary(outcome, summary):
   result, experiment = outcome.result, outcome.experiment
   covered, _ = _sentences(outcome.report.protection)
   other_epsilon = final_summary.other_epsilon(experiment.run, experiment.plan, summary)
-  print(f'\n{final_summary.text(summary, covered, result.rounds_run, result.seconds, other_epsilon)}')
+  notes = [final_summary.non_finite(*result.non_finite)]
+  print(f'\n{final_summary.text(summary, covered, result.rounds_run, result.seconds, other_epsilon, notes)}')
   print(final_summary.line(summary), flush=True)
 
 

@@ -178,8 +178,8 @@ class Pool:
 
     Args:
       request: Chooses among the owners.
-      owners: int[n], the owner of each training example.
-      prefix: Before a client's number in its id.
+      owners: int[n] or str[n], the owner of each training example. Owners are in the order of their sorted ids.
+      prefix: Before an owner's number in its id. A name is an id as it is.
       test_share: The share of the owners that only test. If it is not 0, their examples replace the test set.
       **facts: Other fields of the federation.
     """
@@ -192,7 +192,8 @@ class Pool:
       tested = together(testers)
       pool = dataclasses.replace(self, test_x=self.train_x[tested], test_y=self.train_y[tested])
       facts['test_set'] = f'{len(tested):,} examples of {len(testers):,} other clients, who take part in no round.'
-    ids = tuple(f'{prefix}_{names[i]:04d}' for i in chosen)
+    has_names = names.dtype.kind == 'U'
+    ids = tuple(str(names[i]) if has_names else f'{prefix}_{names[i]:04d}' for i in chosen)
     return pool._federation(request, [rows[i] for i in chosen], ids, together(helpers), **facts)
 
 

@@ -5,7 +5,8 @@
 | `x`                | images [n, height, width] or [n, height, width, channels], uint8, or floats in [0, 1];         |
 |                    | or vectors of floats [n, d], of at most 1,000,000 in size                                      |
 | `y`                | n integers, the labels, from 0; all of them, unless `classes` says how many there are          |
-| `client`           | optional: n integers, the client of each example. Without it, --partition deals examples out   |
+| `client`           | optional: n integers or names, the client of each example. The clients are numbered in the     |
+|                    | order of their sorted ids. Without it, --partition deals examples out                          |
 | `x_test`, `y_test` | optional: the test set, as `x` and `y`                                                         |
 """
 
@@ -30,6 +31,8 @@ _REQUIRED, _OPTIONAL = ('x', 'y'), ('client', 'x_test', 'y_test')
 _HOLDS = 'a dataset of your own'
 # Larger numbers are not scaled: a step of training on them leaves any sensible range.
 _LARGEST = 1e6
+# The usual numbers of channels of an image: grey, RGB, and RGB with transparency.
+_CHANNELS = (1, 3, 4)
 # That an error lists.
 _MOST_LABELS = 10
 
@@ -93,7 +96,7 @@ class Npz(base.Dataset):
     arrays = reading.read_npz(path, _REQUIRED, _HOLDS, _OPTIONAL)
     self._check_names(path, arrays)
     x, y, white = _examples(path, arrays, 'x', 'y')
-    owners = _integers(path, 'client', arrays['client'], len(y), lowest=None) if 'client' in arrays else None
+    owners = _owners(path, arrays['client'], len(y)) if 'client' in arrays else None
     labels = y
     facts: dict[str, Any] = {'name': f'npz:{os.path.splitext(os.path.basename(path))[0]}'}
     if 'x_test' in arrays:
@@ -171,6 +174,14 @@ def _examples(path: str, arrays: dict[str, Any], x_name: str, y_name: str) -> tu
       'images [n, height, width] or [n, height, width, channels], uint8 or floats in [0, 1], or float vectors [n, d]'
     )
     raise reading.wrong(path, f'{x_name} to be {kinds}', reading.described(x))
+  if x.ndim == 4 and _looks_channels_first(*x.shape[1:]):
+    channels, height, width = x.shape[1:]
+    raise reading.wrong(
+      path,
+      f'{x_name} to be images [n, height, width, channels]',
+      f'{reading.described(x)}, which looks like {channels} channels before {height}x{width} pixels. Save '
+      f'np.moveaxis({x_name}, 1, -1); if images really are {channels} high, save np.swapaxes({x_name}, 1, 2)',
+    )
   lowest, highest = x.min(), x.max()
   # NaN fails the comparisons, too.
   if not (lowest >= -_LARGEST and highest <= _LARGEST):
@@ -186,9 +197,33 @@ def _examples(path: str, arrays: dict[str, Any], x_name: str, y_name: str) -> tu
   return x[..., None] if x.ndim == 3 else x, _integers(path, y_name, y, len(x)), 255.0 if is_uint8 else 1.0
 
 
-def _integers(path: str, name: str, values: np.ndarray, count: int, lowest: Optional[int] = 0) -> np.ndarray:
+def _looks_channels_first(first: int, second: int, last: int) -> bool:
+  """Whether the first of an image's axes is a usual number of channels, and the last one is not."""
+  is_square_map = first == second != last  # Such as features [n, 4, 4, 64].
+  return first in _CHANNELS and last not in _CHANNELS and first < last and not is_square_map
+
+
+def _owners(path: str, values: np.ndarray, count: int) -> np.ndarray:
+  """The client of each example: int[n] as in the file, or str[n]."""
+  if values.dtype.kind not in 'US':
+    return _integers(path, 'client', values, count, lowest=None, kinds='integers or names')
+  if values.shape not in ((count,), (count, 1)):
+    raise reading.wrong(path, f'client to be {count} names, one for each example', reading.described(values))
+  try:
+    names = np.char.decode(values, 'utf-8') if values.dtype.kind == 'S' else values
+    np.char.encode(np.unique(names), 'utf-8')
+  except UnicodeError as error:
+    raise reading.wrong(path, 'the names in client to be UTF-8', f'another encoding ({error})') from None
+  if (nameless := np.flatnonzero(names.reshape(-1) == '')).size:
+    raise reading.wrong(path, 'a name in client for each example', f'an empty one at example {nameless[0]}')
+  return names.reshape(-1)
+
+
+def _integers(
+  path: str, name: str, values: np.ndarray, count: int, lowest: Optional[int] = 0, kinds: str = 'integers'
+) -> np.ndarray:
   if values.dtype.kind not in 'iu' or values.shape not in ((count,), (count, 1)):
-    raise reading.wrong(path, f'{name} to be {count} integers, one for each example', reading.described(values))
+    raise reading.wrong(path, f'{name} to be {count} {kinds}, one for each example', reading.described(values))
   if lowest is not None and (values.min() < lowest or values.max() >= np.iinfo(np.int32).max):
     raise reading.wrong(path, f'labels of {name} from 0', f'{values.min()} to {values.max()}')
   return values.reshape(-1)

@@ -127,6 +127,7 @@ def text(
   rounds_run: Optional[int] = None,
   seconds: Optional[float] = None,
   other_epsilon: str = '',
+  notes: Sequence[str] = (),
 ) -> str:
   """The lines for people.
 
@@ -137,6 +138,7 @@ def text(
     rounds_run: The rounds of this process; None if there was nothing to run.
     seconds: That these rounds took; None where this is withheld.
     other_epsilon: From `other_epsilon`.
+    notes: Sentences on the training and its result, such as `non_finite`.
   """
   paragraphs = []
   if rounds_run is not None:
@@ -151,6 +153,7 @@ def text(
   paragraphs += filter(None, [other_epsilon])
   if summary.get('malicious'):
     paragraphs.append(malicious(summary['malicious']))
+  paragraphs += filter(None, notes)
   paragraphs += _what_is_kept(summary)
   if summary.get('diverged'):  # Earlier versions do not say it.
     paragraphs.append(_DIVERGED)
@@ -191,6 +194,17 @@ def other_epsilon(run: run_lib.Run, plan: plans.Plan, summary: Mapping[str, Any]
 def malicious(found: Mapping[str, Any]) -> str:
   """How many clients attack, and how, by what summary.json says of it."""
   return f'Malicious: {found["clients"]} of the clients attack in every round that they are in ({found["attack"]}).'
+
+
+def non_finite(updates: int, rounds: int, first_round: int) -> str:
+  """Says how many updates of clients had NaN or infinity, in how many rounds; '' if there was none."""
+  if not updates:
+    return ''
+  where = f'round {first_round}' if rounds == 1 else f'{rounds} rounds, the first of them round {first_round}'
+  return (
+    f"{updates} of the clients' updates had NaN or infinity and counted as zero, in {where}. A smaller learning rate "
+    'in --client_optimizer may help.'
+  )
 
 
 def guarantee(summary: Mapping[str, Any]) -> str:

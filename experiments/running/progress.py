@@ -124,7 +124,9 @@ class _Shown(Progress):
       found['test'] = f'{self._accuracy:.1%}{at}'
     if self._epsilon is not None:
       found['ε'] = rounding.up_fixed(self._epsilon.of(row), 4)
-    found.update({symbol: f'{row[name]:.3g}' for symbol, name in _NOISE.items() if name in row})
+    # Without clipping, or while no update has been finite, there is no clipping norm.
+    number = lambda value: f'{value:.3g}' if math.isfinite(value) else '-'
+    found.update({symbol: number(row[name]) for symbol, name in _NOISE.items() if name in row})
     return found
 
 

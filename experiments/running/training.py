@@ -6,6 +6,7 @@ import datetime
 import hashlib
 import json
 import secrets
+import sys
 import time
 from typing import Any, Callable, NamedTuple, Optional
 
@@ -30,6 +31,20 @@ from quap_tff.mechanisms.parts import postprocessing
 Callback = Callable[[int, dict[str, Any], Any], None]
 
 
+class NonFinite(NamedTuple):
+  """Clients' updates with NaN or infinity, which count as zero; none in a run that withholds client metrics.
+
+  Attributes:
+    updates: How many there were.
+    rounds: In how many rounds.
+    first_round: The first of these rounds; 0 if there was none.
+  """
+
+  updates: int
+  rounds: int
+  first_round: int
+
+
 class Result(NamedTuple):
   """How far a run has come.
 
@@ -42,6 +57,7 @@ class Result(NamedTuple):
     date: The day on which this process began.
     seconds: Of this process, from the first round on; None where client metrics are withheld.
     interrupted: Whether the run was cut off by the user.
+    non_finite: Updates that were left out.
   """
 
   round_num: int
@@ -52,6 +68,7 @@ class Result(NamedTuple):
   date: datetime.date
   seconds: Optional[float]
   interrupted: bool
+  non_finite: NonFinite
 
 
 def client_data(
@@ -128,6 +145,8 @@ def train(
     if not interrupts.is_interrupt(error):
       raise
     interrupts.caught()
+    display.close()
+    _say_interrupted(rounds.done, directory)
   finally:
     display.close()
   # A run takes as long as its clients' data are large.
@@ -136,8 +155,25 @@ def train(
   weights = tf.nest.map_structure(np.asarray, rounds.published())
   test = dict(rounds.current_test())
   return Result(
-    rounds.done, rounds.done + 1 - first_round, weights, test, rounds.ledger, date, seconds, not rounds.is_finished()
+    rounds.done,
+    rounds.done + 1 - first_round,
+    weights,
+    test,
+    rounds.ledger,
+    date,
+    seconds,
+    not rounds.is_finished(),
+    NonFinite(*rounds.non_finite.tolist()),
   )
+
+
+def _say_interrupted(done, directory):
+  """Answers at once, whatever progress is shown: what is kept takes a while to write."""
+  when = f'after round {done}' if done else 'before a round was run'
+  where = 'without --output_dir nothing is kept'
+  if directory is not None:
+    where = f'saving the run in {directory.path}, and the same command continues it'
+  print(f'\nInterrupted {when}: {where}.', file=sys.stderr, flush=True)
 
 
 class _Rounds:
@@ -148,6 +184,7 @@ class _Rounds:
     state: The server's state after them.
     ledger: The record of each round's cost.
     row: The metrics of the last one.
+    non_finite: int64[3], a `NonFinite`.
     began: When the row of the next round began to be made, on the monotonic clock.
   """
 
@@ -157,6 +194,7 @@ class _Rounds:
     evaluate, test = experiment.build_evaluation(), experiment.federation.test
     self._tested = lambda weights: evaluate(weights, test.x, test.y)
     self.done, self.row, self.ledger, self.began = 0, {}, experiment.plan.new_ledger(), 0.0
+    self.non_finite = np.zeros(len(NonFinite._fields), np.int64)
     self.state = process.initialize()
     self._average = experiment.averaging.initial(process.get_model_weights(self.state).trainable)
     self._test, self._tested_round = None, None
@@ -178,6 +216,7 @@ class _Rounds:
       self.ledger.load_state_dict(of('ledger/'))
       self._average = postprocessing.restored(self._average, of('average/'))
       self.row = json.loads(np.asarray(records['row/json'], np.uint8).tobytes())
+      self.non_finite = np.asarray(records['row/non_finite'], np.int64)
     except ValueError as error:
       path = self._directory.path
       raise run_folder.RunDirectoryError(f'The checkpoint in {path} does not fit: {error}') from error
@@ -188,7 +227,8 @@ class _Rounds:
   def _records(self):
     # The round's row, too: of a run that was cut off between checkpoint and log it would be lost.
     row = np.frombuffer(json.dumps(self.row).encode(), np.uint8)
-    groups = {'ledger': self.ledger.state_dict(), 'average': self._average, 'row': {'json': row}}
+    rows = {'json': row, 'non_finite': self.non_finite}
+    groups = {'ledger': self.ledger.state_dict(), 'average': self._average, 'row': rows}
     return {f'{group}/{name}': value for group, values in groups.items() for name, value in values.items()}
 
   def save(self):
@@ -241,6 +281,8 @@ class _Rounds:
       self.ledger.append(record)
       self.state, self._average, self.done = output.state, average, round_num
       self.row = _row(experiment, output, cohort, absent, measured.traffic)
+      if updates := self.row.get('non_finite_updates', 0):
+        self.non_finite = np.where(self.non_finite, self.non_finite, [0, 0, round_num]) + [updates, 1, 0]
       if self._guarded is not None:
         self.row['spent_max'] = self._guarded.spent_max
       if is_tested:

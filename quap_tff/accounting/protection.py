@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple, Optional
 
+from quap_tff.common.numbers import rounding
 from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms.parts import layers as layers_lib
 
@@ -34,6 +35,16 @@ class Protection(NamedTuple):
 TRAINING_METRICS = 'training metrics of clients, which --noclient_metrics withholds'
 EXACT_LOGS = 'Training loss, training accuracy, update norms and signal norms in the logs are exact and not protected.'
 CLIENTS_TESTS = 'figures on test examples of the clients themselves'
+
+
+def large_delta(facts: mechanism.Facts, num_clients: int) -> str:
+  """A warning if δ is above 1/N; '' otherwise, and where there is no noise."""
+  if not facts.adds_noise or facts.delta * num_clients <= 1:
+    return ''
+  return (
+    f'Warning: δ = {rounding.up(facts.delta)} is above 1/{num_clients}, one over the number of clients. A mechanism '
+    'that publishes all data of a client drawn at random would satisfy as much. Choose a δ far below that.'
+  )
 
 
 def describe_protection(

@@ -1,6 +1,6 @@
 """Validation of configuration values: every error says what was wrong, what was expected, and what was found."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 import dataclasses
 import functools
 import math
@@ -100,6 +100,24 @@ def seed_field(name: str) -> Any:
   return dataclasses.field(default=None, metadata={**found.metadata, NOT_IN_KEYS: True})
 
 
+def numbers_of_clients(name: str, values: Any, num_clients: int) -> np.ndarray:
+  """`values` as float64[N]; raises `ValueError` unless they are one number for each client, in the order of the ids.
+
+  Text is not a number, nor is what is true or false. A dictionary or a set is refused: it has no order of its own.
+  """
+  expected = f'{name} must be float[{num_clients}], one number for each client in the order of the ids'
+  if isinstance(values, (str, bytes)) or not isinstance(values, (np.ndarray, Sequence)):
+    raise ValueError(f'{expected}, found the {type(values).__name__} {values!r}.')
+  try:
+    found = np.asarray(values)
+  except ValueError:  # Rows of different lengths.
+    raise ValueError(f'{expected}, found {values!r}.') from None
+  if found.shape != (num_clients,) or found.dtype.kind not in 'iuf':
+    kind = {'U': 'text', 'S': 'text', 'b': 'true or false'}.get(found.dtype.kind, str(found.dtype))
+    raise ValueError(f'{expected}, found {kind} of shape {list(found.shape)}.')
+  return found.astype(np.float64)
+
+
 def ids(name: str, values: np.ndarray, num_clients: int) -> None:
   """Raises `ValueError` unless all of `values` are in [0, num_clients)."""
   bad = values[(values < 0) | (values >= num_clients)]
@@ -122,6 +140,8 @@ def cohort(value: Any, num_clients: int) -> np.ndarray:
 
 def schedule(cohorts: Iterable[Any], num_clients: int) -> list[np.ndarray]:
   """The cohorts of planned rounds as int64[M_t]; raises `ValueError` as `cohort` does, and names the round."""
+  if not isinstance(cohorts, Iterable):
+    raise ValueError(f'A schedule must be a sequence with int[clients] for each planned round, found {cohorts!r}.')
   found = []
   for round_num, one in enumerate(cohorts, 1):
     try:

@@ -84,9 +84,11 @@ def build_client_work(
       holds `answer`, too.
 
   Raises:
+    TypeError: If the optimizer is not one of TFF's.
     ValueError: For an input_spec that `client_data_type` refuses, or if a decay or the extension needs a learning rate
       that the optimizer does not have.
   """
+  model_functions.check_optimizer('client_optimizer', optimizer)
   is_extended = extension is not None
   extension = extensions.Nothing() if extension is None else extension
   config = extension.client_work(config)

@@ -152,14 +152,19 @@ def compose(
       examples=D*>`, with one answer of the client's guard (`quap_tff.ClientGuard.answer`).
 
   Raises:
-    ValueError: If the extension or the decay needs a learning rate, and the local optimizer has none.
+    TypeError: If an optimizer is not one of TFF's.
+    ValueError: If the extension or the decay needs a learning rate, and the local optimizer has none; or if training
+      changes a variable of the model that is not trainable, as a BatchNormalization does.
   """
+  model_functions.check_optimizer('server_optimizer', server_optimizer)
   model_fn = model_functions.of(model)
   if not client_metrics:
     model_fn = model_functions.without_metrics(model_fn)
   client_work = client_work if client_work is not None else client_works.ClientWorkConfig()
   initial_weights = model_functions.initial_weights(model_fn)
   weights_type = initial_weights.type_signature.result
+  if len(weights_type.non_trainable):
+    model_functions.check_non_trainable(model_fn)
   work = client_works.build_client_work(model_fn, client_optimizer, client_work, extension, num_clients, with_answers)
   distributor = tff.learning.templates.build_broadcast_process(weights_type)
   if staleness is not None:

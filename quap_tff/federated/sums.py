@@ -70,11 +70,15 @@ def collected_by_id(reports: tff.Value) -> tff.Value:
 def summed_by_id(reports: tff.Value, num_clients: int) -> tff.Value:
   """As `collected_by_id`, for reports of scalars, by a sum if the population is small.
 
-  An id outside [0, num_clients) becomes -1, and one that several clients have appears as often, so that both are found.
+  An id that several clients have appears as often, and so does -1, which stands for no id.
 
   Args:
     reports: A struct of scalars at the clients, with `client_id`.
     num_clients: N.
+
+  Raises:
+    tf.errors.InvalidArgumentError: When run, if another id is outside [0, num_clients): where reports are summed, the
+      server cannot see it. The in-process runtime raises a `runtime.ClientError`.
   """
   report_type = reports.type_signature.member
   if num_clients > _LARGEST_SUMMED:
@@ -83,9 +87,14 @@ def summed_by_id(reports: tff.Value, num_clients: int) -> tff.Value:
   @tff.tensorflow.computation(report_type)
   def at_own_place(report):
     client_id = report['client_id']
-    is_known = tf.logical_and(client_id >= 0, client_id < num_clients)
-    # The last place is that of ids that nobody has.
-    place = tf.reshape(tf.where(is_known, client_id, num_clients), [1, 1])
+    message = f'Client ids must lie in [0, {num_clients}), the configured population; found'
+    in_range = [
+      tf.debugging.assert_greater_equal(client_id, np.int64(-1), message),
+      tf.debugging.assert_less(client_id, np.int64(num_clients), message),
+    ]
+    with tf.control_dependencies(in_range):
+      # The last place is for those without an id.
+      place = tf.reshape(tf.where(client_id >= 0, client_id, num_clients), [1, 1])
     spread = lambda value: tf.scatter_nd(place, tf.reshape(value, [1]), [tf.constant(num_clients + 1, tf.int64)])
     one = tf.constant(1, tf.int32)
     return collections.OrderedDict((name, spread(one if name == 'client_id' else report[name])) for name in report)

@@ -94,8 +94,11 @@ class Plan:
       sparsity_seed: The public seed of that choice.
 
     Raises:
+      TypeError: If `draw` is of another type.
       ValueError: If the options do not go together, or not with the mechanism.
     """
+    if not isinstance(draw, samplers.Sampler):
+      raise TypeError(f'draw must be a Sampler, found {type(draw).__name__}. A schedule is for quap_tff.CertifiedPlan.')
     facts = mechanism.facts
     if facts.is_certified and schedule is None:
       raise ValueError('The noise of a certified run is chosen from a schedule: use quap_tff.CertifiedPlan.')
@@ -223,7 +226,7 @@ class Plan:
   @property
   def protection(self) -> accounting.Protection:
     """What may be said about the released model."""
-    lines = [self.mechanism.facts.note]
+    lines = [self.mechanism.facts.note, protections.large_delta(self.mechanism.facts, self.num_clients)]
     exact_uses = self.extension.exact_releases if self.extension is not None else ()
     found = accounting.describe_protection(self.mechanism.facts, self.model, self.exact_logs, exact_uses)
     if self.mechanism.facts.trust == 'client' and found.covers == protections.RELEASED_MODEL:
@@ -390,7 +393,7 @@ class Plan:
     """What may be said about a run, given its ledger.
 
     Args:
-      ledger: The cost of each round.
+      ledger: The cost of each round; a `ValueError` is raised for the ledger of another plan.
       cohorts: int[M_t] for each planned round, the public schedule. If the run has ended before the last of them, the
         formal figures are the bound of the plan, which is what all planned rounds cost, and the ledger gives only a
         reading. Without a schedule, the figures are those of the rounds in the ledger: a guarantee if their number was

@@ -58,9 +58,20 @@ def CertifiedPlan(
       released only if they are asked for.
 
   Raises:
+    TypeError: If `config` or `averaging` is of another type.
     ValueError: If a planned cohort is none, nobody takes part, nobody's budget pays for a round, or an extension uses
       more of clients than the noised sums.
   """
+  if not isinstance(config, guarantee.GuaranteeConfig):
+    raise TypeError(
+      'A certified plan begins with its configuration, a quap_tff.CertifiedConfig or quap_tff.HeldConfig, found '
+      f'{type(config).__name__}: CertifiedPlan(config, schedule).'
+    )
+  if not isinstance(averaging, postprocessing.Averaging):
+    raise TypeError(
+      f'averaging must be a value such as quap_tff.postprocessing.Planned(), found {averaging!r}. The names in '
+      'postprocessing.AVERAGINGS are those of the flag --averaging.'
+    )
   cohorts = checks.schedule(schedule, config.num_clients)
   mechanism, averaging = config.settled(cohorts, averaging, min_separation)
   colluders = tuple(checks.integer('colluders', k, at_least=1) for k in colluders)

@@ -11,6 +11,7 @@ import inspect
 from typing import Any, Callable, Optional, Union
 
 import tensorflow as tf
+from tensorflow.python.framework import auto_control_deps_utils
 import tensorflow_federated as tff
 
 # The label of a place after which nothing follows.
@@ -35,6 +36,40 @@ def of(model: Model) -> ModelFn:
 def initial_weights(model_fn: ModelFn) -> tff.Computation:
   """A computation without arguments that gives the model's first weights, a `tff.learning.models.ModelWeights`."""
   return tff.tensorflow.computation(lambda: tff.learning.models.ModelWeights.from_model(model_fn()))
+
+
+def check_non_trainable(model_fn: ModelFn) -> None:
+  """Raises `ValueError` if a step of training changes a variable of the model that is not trainable.
+
+  Clients send updates of trainable weights alone. So the moving statistics of a BatchNormalization would stay 0 and 1
+  at the server, and the model would be tested with them.
+  """
+  with tf.Graph().as_default():
+    model = model_fn()
+    names = {id(v.handle): v.name.partition(':')[0] for v in model.non_trainable_variables if hasattr(v, 'handle')}
+    if not names:
+      return
+    step = tf.function(lambda batch: model.forward_pass(batch, True), autograph=needs_autograph(model))
+    graph = step.get_concrete_function(model.input_spec).graph
+    read_only = set(auto_control_deps_utils.get_read_only_resource_input_indices_graph(graph))
+    written = {id(tensor) for index, tensor in enumerate(graph.inputs) if index not in read_only}
+    changed = [names[id(outer)] for outer, inner in graph.captures if id(outer) in names and id(inner) in written]
+  if changed:
+    raise ValueError(
+      f'Training changes {", ".join(sorted(changed))}, which clients do not send: the server would test and publish the'
+      " model with their initial values. Replace BatchNormalization by tf.keras.layers.GroupNormalization, which keeps "
+      'no statistics, or freeze the layer (trainable=False).'
+    )
+
+
+def check_optimizer(name: str, optimizer: Any) -> None:
+  """Raises `TypeError` unless this is one of TFF's optimizers."""
+  if not isinstance(optimizer, tff.learning.optimizers.Optimizer):
+    raise TypeError(
+      f'{name} must be one of tff.learning.optimizers, such as tff.learning.optimizers.build_sgdm(0.05) or '
+      f'build_adam(0.001), found {type(optimizer).__name__}. Optimizers of Keras keep their state to themselves, but '
+      'here it must begin anew for each client, and be part of the state at the server.'
+    )
 
 
 def needs_autograph(model: tff.learning.models.VariableModel, *optimizers: tff.learning.optimizers.Optimizer) -> bool:

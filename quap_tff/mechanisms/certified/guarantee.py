@@ -118,11 +118,12 @@ class GuaranteeConfig(mechanism.Configuration):
   def _check_own_epsilon(self):
     if self.own_epsilon is None:
       return
-    own = np.asarray(self.own_epsilon, np.float64)
-    if own.shape != (self.num_clients,) or not ((own > 0) & (own <= self.epsilon)).all():
+    own = checks.numbers_of_clients('own_epsilon', self.own_epsilon, self.num_clients)
+    bad = np.flatnonzero(~((own > 0) & (own <= self.epsilon)))
+    if len(bad):
       raise ValueError(
-        f'own_epsilon must be float[{self.num_clients}], above 0 and at most epsilon={self.epsilon:g} for each '
-        'client.'
+        f'own_epsilon must be above 0 and at most epsilon={self.epsilon:g} for each client, found {own[bad[0]]:g} for '
+        f'client {bad[0]}.'
       )
     object.__setattr__(self, 'own_epsilon', tuple(own.tolist()))
 

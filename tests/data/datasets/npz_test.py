@@ -91,6 +91,52 @@ class TestOwned:
     assert fed.num_clients == 5 and len(fed.test) == 2
 
 
+class TestNamedClients:
+  NAMES = np.repeat(['zoë', 'f0001_41', 'f0000_14', '10', '9'], 8)
+
+  def test_clients_are_numbered_in_the_order_of_their_sorted_names(self, tmp_path):
+    arrays = contents(x_test=np.zeros((2, 6, 5), np.uint8), y_test=np.zeros(2, int))
+    fed = load(tmp_path, {**arrays, 'client': self.NAMES})
+    assert fed.client_ids == ('10', '9', 'f0000_14', 'f0001_41', 'zoë') and fed.partition == 'natural'
+    for name, client in zip(fed.client_ids, fed.clients):
+      assert (self.NAMES[rows(client)] == name).all() and len(client) == 8
+    as_bytes = load(tmp_path, {**arrays, 'client': np.char.encode(self.NAMES, 'utf-8')[:, None]})
+    assert as_bytes.digest() == fed.digest()
+    # Whole clients are held out as with numbers.
+    ranks = np.unique(self.NAMES, return_inverse=True)[1]
+    named, numbered = (load(tmp_path, contents(client=ids)) for ids in (self.NAMES, ranks))
+    assert rows(named.test) == rows(numbered.test) and named.num_clients == 4
+
+  @pytest.mark.parametrize(
+    'names, message',
+    [
+      (np.array(['a', None] * 20), 'holds Python objects, which are never read: .* names as text, by array.astype'),
+      (np.array(['a', ''] * 20), 'a name in client for each example, found an empty one at example 1'),
+      (np.array(['a'] * 39), r'client to be 40 names, one for each example, found <U1\[39\]'),
+      (np.array([b'\xff'] * 40), 'names in client to be UTF-8'),
+      (np.array(['\ud800'] * 40), 'names in client to be UTF-8'),
+    ],
+  )
+  def test_wrong_names(self, tmp_path, names, message):
+    with pytest.raises(data.DataFileError, match=message):
+      load(tmp_path, contents(client=names))
+
+
+class TestChannels:
+  @pytest.mark.parametrize('shape', [(3, 8, 8), (1, 28, 28), (4, 8, 6)])
+  @pytest.mark.parametrize('dtype', [np.uint8, np.float32])
+  def test_images_that_look_channels_first_are_refused_with_the_remedy(self, tmp_path, shape, dtype):
+    x = np.zeros((40, *shape), dtype)
+    message = rf'{shape[0]} channels before {shape[1]}x{shape[2]} pixels. Save np.moveaxis\(x, 1, -1\); if images'
+    with pytest.raises(data.DataFileError, match=message):
+      load(tmp_path, contents(x=x), num_clients=2)
+    assert load(tmp_path, contents(x=np.moveaxis(x, 1, -1)), num_clients=2).input_shape == (*shape[1:], shape[0])
+
+  @pytest.mark.parametrize('shape', [(3, 8, 3), (4, 4, 64), (3, 4, 2), (8, 8, 8), (1, 9, 1)])
+  def test_others_are_taken_as_they_are(self, tmp_path, shape):
+    assert load(tmp_path, contents(x=np.zeros((40, *shape), np.uint8)), num_clients=2).input_shape == shape
+
+
 class TestFacts:
   """The facts that flags are checked by."""
 
@@ -132,7 +178,7 @@ class TestFacts:
     (dict(y=np.zeros(39, int)), r'y to be 40 integers, one for each example, found int64\[39\]'),
     (dict(y=np.zeros(40)), r'found float64\[40\]'),
     (dict(y=np.full(40, -1)), 'labels of y from 0, found -1 to -1'),
-    (dict(client=np.zeros(40)), 'client to be 40 integers'),
+    (dict(client=np.zeros(40)), 'client to be 40 integers or names, one for each example, found float64'),
     (dict(y=np.arange(40) % 3 * 1000), r'each label from 0 to 2000, found 3 labels: 0, 1000, 2000. .* classes=2001 if'),
     (dict(y=np.arange(40) + 1), r'each label from 0 to 40, found 40 labels: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, ….'),
     (

@@ -100,6 +100,27 @@ class TestDivergence:
     assert ('The model has diverged: a weight or the test loss' in out) == diverged
 
 
+class TestNonFinite:
+  def test_says_how_many_and_where(self):
+    assert final_summary.non_finite(0, 0, 0) == ''
+    said = "1 of the clients' updates had NaN or infinity and counted as zero, in round 7. A smaller"
+    assert final_summary.non_finite(1, 1, 7).startswith(said)
+    assert 'in 3 rounds, the first of them round 2. ' in final_summary.non_finite(9, 3, 2)
+
+  @pytest.mark.slow
+  def test_are_counted_over_an_interruption_where_client_metrics_are_released(self, tmp_path, capsys):
+    arguments = [*harness.TINY, '--rounds=3', '--epsilon=1', '--client_optimizer=sgd:learning_rate=1e38']
+    for stop in (1, 3):
+      assert harness.main(*arguments, f'--output_dir={tmp_path / "run"}', f'--stop_after={stop}') == 0
+      out = ' '.join(capsys.readouterr().out.split())
+      counts = [int(row['non_finite_updates']) for row in harness.rows(tmp_path / 'run')]
+      assert len(counts) == stop and counts[0] == 3
+      where = 'round 1.' if stop == 1 else f'{np.count_nonzero(counts)} rounds, the first of them round 1.'
+      assert f"{sum(counts)} of the clients' updates had NaN or infinity and counted as zero, in {where}" in out
+    assert harness.main(*arguments, '--noclient_metrics') == 0
+    assert 'NaN' not in capsys.readouterr().out
+
+
 @pytest.mark.slow
 class TestRun:
   @pytest.mark.parametrize(

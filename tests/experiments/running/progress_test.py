@@ -75,6 +75,15 @@ class TestMake:
     assert capsys.readouterr() == ('', '')
 
 
+class TestClippingNorm:
+  def test_of_a_round_without_one_it_is_a_dash(self, capsys):
+    display = progress.make('lines', 1, 2)
+    display.update(1, {**ROW, 'train_loss': math.nan, 'clipping_norm': math.inf, 'sigma': 0.0})
+    display.update(2, ROW)
+    first, second = _lines(capsys)
+    assert first == 'round 1/2  loss=- C=- σ=0' and 'C=0.5 σ=0.25' in second
+
+
 class TestSay:
   @pytest.mark.parametrize('kind', ['auto', 'bar', 'lines', 'none'])
   def test_says_it_unless_nothing_is_to_be_said(self, kind, capsys):

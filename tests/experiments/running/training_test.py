@@ -148,6 +148,16 @@ class TestUninterrupted:
     result = training.train(experiment, _Process(process, first_state))
     assert _weights_equal(result.weights, uninterrupted[0].weights)
 
+  def test_without_progress_an_interrupt_is_answered_all_the_same(self, run, active, capsys):
+    assert run(before=_raises(KeyboardInterrupt(), 3)).interrupted
+    assert capsys.readouterr() == (
+      '',
+      f'\nInterrupted after round 2: saving the run in {run.folder}, and the same command continues it.\n',
+    )
+    result = training.train(active[0], _Process(active[1], active[1].initialize(), _raises(KeyboardInterrupt(), 1)))
+    said = 'Interrupted before a round was run: without --output_dir nothing is kept.'
+    assert result.interrupted and said in capsys.readouterr().err
+
   def test_no_progress_no_output(self, run, capsys):
     run(progress='none')
     assert capsys.readouterr() == ('', '')

@@ -139,3 +139,29 @@ def test_a_field_that_is_true_or_false(value):
   assert _Switch(True).on and not _Switch(other=value).on
   with pytest.raises(ValueError, match='on must be true or false, found'):
     _Switch(on=value)
+
+
+class TestNumbersOfClients:
+  @pytest.mark.parametrize('values', [(1, 2.5), [1.0, np.float32(2.5)], np.array([1, 2.5], np.float16)])
+  def test_numbers_in_the_order_of_the_ids(self, values):
+    found = checks.numbers_of_clients('bounds', values, 2)
+    assert found.dtype == np.float64 and found.tolist() == [1.0, 2.5]
+
+  @pytest.mark.parametrize(
+    'values, found',
+    [
+      (['1', '2'], r'text of shape \[2\]'),
+      ('12', "the str '12'"),
+      ({0: 1.0, 1: 2.0}, 'the dict {0: 1.0'),
+      ({1.0, 2.0}, 'the set {'),
+      ([True, False], r'true or false of shape \[2\]'),
+      ([None, 1.0], r'object of shape \[2\]'),
+      ([1.0], r'float64 of shape \[1\]'),
+      ([1.0, [2.0]], r'\[1.0, \[2.0\]\]'),
+      (1.0, 'the float 1.0'),
+    ],
+  )
+  def test_other_values_are_refused(self, values, found):
+    message = r'bounds must be float\[2\], one number for each client in the order of the ids, found ' + found
+    with pytest.raises(ValueError, match=message):
+      checks.numbers_of_clients('bounds', values, 2)

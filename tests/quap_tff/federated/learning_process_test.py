@@ -39,6 +39,55 @@ def _plain_process():
   return quap_tff.build_quap_fed_avg(linear_model.Linear, _config(), _sgd(0.1))
 
 
+def _normalized(layer):
+  """A function that makes a model with this layer, a normalization."""
+
+  def model_fn():
+    keras = tf.keras.Sequential([tf.keras.layers.InputLayer([4]), layer(), tf.keras.layers.Dense(2)])
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return tff.learning.models.from_keras_model(keras, loss, models.input_spec([4]))
+
+  return model_fn
+
+
+class TestVariablesThatAreNotTrainable:
+  def test_a_model_whose_training_changes_them_is_refused_with_the_remedy(self):
+    model_fn = _normalized(tf.keras.layers.BatchNormalization)
+    message = r'Training changes batch_norm\S+/moving_mean, batch_norm\S+/moving_variance, which .*GroupNormalization'
+    with pytest.raises(ValueError, match=message):
+      quap_tff.build_quap_fed_avg(model_fn, _config(critical_layers='all'))
+    certified = plans.CertifiedPlan(examples.guarantee(num_clients=4), examples.SCHEDULE)
+    with pytest.raises(ValueError, match=message):
+      certified.build_process(model_fn)
+
+  @pytest.mark.parametrize(
+    'layer',
+    [
+      lambda: tf.keras.layers.BatchNormalization(trainable=False),
+      lambda: tf.keras.layers.Normalization(mean=1.0, variance=4.0),
+      lambda: tf.keras.layers.GroupNormalization(groups=2),
+    ],
+  )
+  def test_others_train(self, layer):
+    process = quap_tff.build_quap_fed_avg(_normalized(layer), _config(critical_layers='all'), _sgd(0.1))
+    state = process.initialize()
+    before = process.get_model_weights(state)
+    batch = collections.OrderedDict(x=np.eye(4, dtype=np.float32), y=np.ones(4, np.int32))
+    output = process.next(state, [collections.OrderedDict(client_id=[np.int64(0)], examples=[batch])])
+    after = process.get_model_weights(output.state)
+    assert not np.array_equal(after.trainable[-1], before.trainable[-1])
+    tf.nest.map_structure(np.testing.assert_array_equal, after.non_trainable, before.non_trainable)
+
+
+class TestOptimizers:
+  @pytest.mark.parametrize('name', ['client_optimizer', 'server_optimizer'])
+  @pytest.mark.parametrize('optimizer', [tf.keras.optimizers.SGD(0.1), lambda: tf.keras.optimizers.SGD(0.1)])
+  def test_those_of_keras_are_refused_with_the_remedy(self, name, optimizer):
+    message = rf'{name} must be one of tff.learning.optimizers, such as .*build_sgdm\(0.05\) .*, found (SGD|function)\.'
+    with pytest.raises(TypeError, match=message):
+      plans.Plan(_config()).build_process(linear_model.Linear, **{name: optimizer})
+
+
 class TestQuap:
   def test_types(self, plain_process):
     assert isinstance(plain_process, tff.learning.templates.LearningProcess)

@@ -1,9 +1,12 @@
-"""The formal figures of a run are computed once, however often its files ask for them."""
+"""Reports of runs: their figures are computed once, of their own ledger alone, and a large δ is warned of."""
 
 import numpy as np
+import pytest
 
 from quap_tff import accounting
+from quap_tff import plans
 from quap_tff.plans import report as reports
+from tests.quap_tff import examples
 from tests.quap_tff.certificates import made
 
 
@@ -15,8 +18,29 @@ def test_figures_are_kept_for_the_same_run_alone(monkeypatch):
   ledger = made.ledger(plan)
   first = plan.report(ledger).formal
   assert plan.report(made.ledger(made.plan())).formal is first and len(calls) == 1
-  others = plan.report(made.ledger(plan, 2)).formal, made.plan(delta=1e-4).report(ledger).formal
+  other = made.plan(delta=1e-4)
+  others = plan.report(made.ledger(plan, 2)).formal, other.report(made.ledger(other)).formal
   assert len(calls) == 3
   for found, arguments in zip(others, calls[1:]):
     np.testing.assert_array_equal(found.epsilon, compute(*arguments).epsilon)
     assert found.epsilon.max() != first.epsilon.max()
+
+
+@pytest.mark.parametrize('changes', [dict(epsilon=2.0), dict(delta=1e-4), dict(num_clients=made.NUM_CLIENTS + 1)])
+def test_the_ledger_of_another_plan_is_refused(changes):
+  plan = made.plan()
+  for ledger in (made.ledger(made.plan(**changes)), made.plan(**changes).new_ledger()):
+    with pytest.raises(ValueError, match='This ledger is of another plan, .* ask the plan of the run for the report'):
+      plan.report(ledger)
+
+
+class TestLargeDelta:
+  _SAID = 'Warning: δ = 0.999 is above 1/4, one over the number of clients.'
+
+  @pytest.mark.parametrize('delta, said', [(0.999, True), (0.25, False), (1e-5, False)])
+  def test_is_warned_of_once(self, delta, said):
+    plan = plans.CertifiedPlan(examples.guarantee(delta=delta), examples.SCHEDULE)
+    assert plan.protection.text.count(self._SAID) == str(plan.report(plan.new_ledger())).count(self._SAID) == said
+
+  def test_not_without_noise(self):
+    assert 'Warning' not in plans.Plan(examples.whole()).protection.text

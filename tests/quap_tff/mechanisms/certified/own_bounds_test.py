@@ -136,6 +136,8 @@ class TestConfig:
     [
       (dict(own_epsilon=None), 'follows bounds that clients have chosen'),
       (dict(own_epsilon=(1.0,)), r'float\[6\]'),
+      (dict(own_epsilon=('1',) * 6), 'found text'),
+      (dict(own_epsilon=dict.fromkeys(range(6), 1.0)), 'in the order of the ids, found the dict'),
       (dict(own_epsilon=(2.1, 1.0, 1.0, 1.0, 1.0, 1.0)), 'at most epsilon=2'),
       (dict(own_epsilon=(0.0, 1.0, 1.0, 1.0, 1.0, 1.0)), 'above 0'),
       (dict(weights=weight_rules.WorstCase()), 'one worst case for all clients'),
