@@ -45,6 +45,8 @@ def main(argv: list[str]) -> int:
   if _CREDENTIALS.value is not None:
     return worker_processes.run_behind_tls(_PORT.value, _CREDENTIALS.value)
   command = worker_processes.worker_command(_PORT.value)
+  # TFF's worker takes a port that is taken for success: it ends with status 0.
+  worker_processes.listen(_PORT.value).close()
   print(f'WARNING: anyone who reaches port {_PORT.value} can run code on this machine.', file=sys.stderr, flush=True)
   os.execv(command[0], command)
 

@@ -224,6 +224,8 @@ def guarantee(summary: Mapping[str, Any]) -> str:
     f'Guarantee{", if the noise were ideal" if is_ideal else ""}: the {subject} differentially private with '
     f'{_bound(exact)} at δ = {rounding.up(formal["delta"])} for each client and all of its data{rounds}.'
   )
+  if summary.get('trust') == 'secure_sum':
+    said += ' It holds against the server, too, if secure sums open as the plan assumes (docs/trust.md).'
   if not is_all:
     said += ' Exact figures in the logs have no finite ε: keep them secret.'
   return said

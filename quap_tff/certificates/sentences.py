@@ -81,12 +81,12 @@ OF_TRUST = {
     ),
   ),
   'secure_sum': OfTrust(
-    against='a server that sees secure sums and who takes part, and tells all clients truthfully who is in each sum',
+    against='a server that sees these sums and who takes part',
     secret='keys of clients that stay secret',
-    short='the server sees secure sums alone',
-    in_short='This includes the server, as long as it follows the protocol: it sees the sum of the updates of a round '
-    'alone. The table below has the figures for a server that some clients help. In a simulation, the operator who '
-    'makes all keys must be trusted.',
+    short='the server sees secure sums alone, and each opens for enough clients',
+    in_short='This includes the server, as long as it sees the sum of the updates of a round alone, and the sum opens '
+    'as the plan assumes. The statement says when it may open. The table below has the figures for a server that some '
+    'clients help. In a simulation, the operator who makes all keys must be trusted.',
     assumptions=(
       'The server is not trusted with updates. It sees their secure sum, which holds noise from every client in it. '
       'Each client answers through a guard of its own (quap_tff.ClientGuard), which takes weight, clipping norm '
@@ -106,7 +106,8 @@ OF_TRUST = {
 # When a secure sum opens, without a threshold and with one.
 _OPENS = (
   'The server is trusted to tell all clients who is in it, and that these are all the clients that it announced: with '
-  'fewer, there would be less noise. A threshold in the plan would pay for that.',
+  'fewer, there would be less noise, and the statement would not hold. If the protocol opens its sum with a share of '
+  'the announced clients, a threshold in the plan pays for that.',
   'It opens only with a share of at least {threshold} of the announced clients that have a weight, and its members '
   'were told the same cohort. The noise of such a share is what is counted, whatever the server says about who is in '
   'the sum.',
@@ -210,11 +211,13 @@ def statement(figures: Figures) -> str:
     spent = f'The client that spent most has spent ε ≤ {most}.'
   words, stretches = OF_TRUST[config.trust], len(figures.about.stretches)
   changed = f' Its rounds were run in {stretches} stretches by other code, other versions or other machines.'
+  given = f'If {config.sums_condition}: in' if config.holds_noise else 'In'
   return (
-    f'In integers, with {words.against}, public cohorts and constants, and {words.secret}, the noised sums and counts '
-    'of this run, and everything that is computed from them alone, are (ε, δ)-differentially private for each of the '
-    f'{ledger.num_clients:,} clients with ε = {whole(config.epsilon)} and δ = {whole(config.delta)}, in total over all '
-    f'{figures.planned_rounds:,} planned rounds. Unit: {accounting.UNIT}. Neighbours: {accounting.ZERO_OUT}. '
+    f'{given} integers, with {words.against}, public cohorts and constants, and {words.secret}, the noised sums and '
+    'counts of this run, and everything that is computed from them alone, are (ε, δ)-differentially private for each '
+    f'of the {ledger.num_clients:,} clients with ε = {whole(config.epsilon)} and δ = {whole(config.delta)}, in total '
+    f'over all {figures.planned_rounds:,} planned rounds. '
+    f'Unit: {accounting.UNIT}. Neighbours: {accounting.ZERO_OUT}. '
     f'Amplification by sampling is not counted. {spent}{own} Given ideal random bits, this holds for the integers that '
     f'were computed, and ε includes {rounding.up(figures.plan.slack.epsilon, 3)} for rounding. With the bits of '
     'ChaCha20 it holds computationally. Timing is not covered. The folder is consistent with such a run. Nothing in it '

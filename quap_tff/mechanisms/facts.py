@@ -41,6 +41,7 @@ class Facts(NamedTuple):
     noises_empty_rounds: Whether a round that nobody comes to releases the same noise as any other.
     unaudited: Why no audit can put a canary in the place of an update, a clause; '' if one can.
     staleness: How old the versions are that clients train on, a `Staleness`; None if all have the newest.
+    trust_note: On what it rests that figures hold against the server, too, a sentence; '' if they do not.
     noise_note: How the real noise differs from ideal noise; '' if it does not.
     note: Another sentence that must be said about the mechanism, or ''.
   """
@@ -68,5 +69,6 @@ class Facts(NamedTuple):
   noises_empty_rounds: bool = False
   unaudited: str = ''
   staleness: Any = None
+  trust_note: str = ''
   noise_note: str = 'The figures are for ideal Gaussian noise, which float64 numbers approximate.'
   note: str = ''

@@ -78,8 +78,10 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
     trust: 'server', which sees updates and adds the noise. Or 'secure_sum': clients hold the noise, and the server sees
       their secure sum alone; `noise` is then held or independent.
     colluders: Numbers of clients that may tell the server their noise, such as 10/30. The certificate gives ε for each.
-    threshold: The smallest share of a round's clients with which the secure sum opens, such as 0.67. The noise is then
-      enough for whichever others a server lets drop out. Only with trust=secure_sum and noise=independent.
+    threshold: The smallest share of a round's clients with which the secure sum opens, such as 0.67: the one of its
+      protocol, if it has one. The noise is then enough for whichever others a server lets drop out. Only with
+      trust=secure_sum and noise=independent. Without it, figures hold against the server only if the sum opens for all
+      announced clients or for nobody, and the server tells them truthfully who they are.
     certificate: Whether the run ends with a certificate. Without one, the run is a rehearsal: --noise_seed and
       --client_metrics may be given, which no certificate covers.
   """

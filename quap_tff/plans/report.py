@@ -17,11 +17,6 @@ from quap_tff.common.numbers import rounding
 if TYPE_CHECKING:
   from quap_tff.plans import plan as plans
 
-_LOCAL_NOISE = (
-  'The figures hold against the server itself if each client draws its own noise. In this simulation all noise '
-  "follows from one seed in the server's state."
-)
-
 
 def checked_cohort(
   cohort: Any, num_clients: int, measurements: Any, counts: Optional[Any] = None, weights: Optional[Any] = None
@@ -131,9 +126,7 @@ def _formal(plan, ledger):
     spent = rounding.up(float(accounting.total_mu(ledger).whole.max()) ** 2 / 2)
     whom = f' that took part, and not what rounds happened to cost (at most ρ = {spent})'
     return _of_filter(plan, ledger.rounds > 0, whom)
-  return _figures(
-    plan, ledger, ' '.join(filter(None, [_LOCAL_NOISE if facts.trust == 'client' else '', facts.noise_note]))
-  )
+  return _figures(plan, ledger, ' '.join(filter(None, [facts.trust_note, facts.noise_note])))
 
 
 def _bound(plan, ledger, cohorts):

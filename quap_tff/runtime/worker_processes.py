@@ -141,6 +141,18 @@ def read_credentials(directory: str) -> list[bytes]:
   return found
 
 
+def listen(port: int) -> socket.socket:
+  """A socket that listens on `port` of all interfaces. Raises `OSError` if that cannot be, and says what to do."""
+  try:
+    if socket.has_dualstack_ipv6():
+      return socket.create_server(('', port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=16)
+    return socket.create_server(('', port), backlog=16)
+  except OSError as error:
+    raise OSError(
+      f'A worker cannot listen on port {port}: {error}. Give another --port, or end the program that has this one.'
+    ) from error
+
+
 def run_behind_tls(port: int, credentials: str) -> int:
   """Runs a worker behind TLS on `port` of all interfaces until it ends; returns its exit status.
 
@@ -159,7 +171,7 @@ def run_behind_tls(port: int, credentials: str) -> int:
   context.load_verify_locations(os.path.join(credentials, _AUTHORITY))
   context.load_cert_chain(os.path.join(credentials, _CERTIFICATE), os.path.join(credentials, _KEY))
   context.set_alpn_protocols(['h2'])
-  listening = socket.create_server(('', port), backlog=16)
+  listening = listen(port)
   _enter_new_network()  # The socket stays where it was bound.
   command = ending_with_this_one(worker_command(_INNER_PORT))
   with subprocess.Popen(command, stdin=subprocess.DEVNULL) as worker:

@@ -270,7 +270,11 @@ class TestSecureSum:
     output = tmp_path / 'held'
     arguments = (*harness.TINY, f'{_HELD},colluders=1', '--rounds=4', '--dropout=bernoulli:rate=0.3')
     assert harness.main(*arguments, f'--output_dir={output}') == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])['trust'] == 'secure_sum'
+    said = capsys.readouterr().out
+    assert json.loads(said.splitlines()[-1])['trust'] == 'secure_sum'
+    text = ' '.join(said.split())
+    assert 'against the server, too, if each secure sum opens for all clients with a weight that were announced' in text
+    assert 'It holds against the server, too, if secure sums open as the plan assumes (docs/trust.md). {' in text
     rows = harness.table(output / 'metrics.csv')
     assert sum(int(row['dropped_out']) for row in rows) > 0
     certificate = json.loads((output / 'certificate.json').read_text(encoding='utf-8'))

@@ -79,9 +79,10 @@ class HeldConfig(guarantee.GuaranteeConfig):
   Attributes:
     correlation: How a client takes back its own noise; `Held(0.0)` for independent noise.
     dropout: The share of clients that are drawn and do not send, for which the plan leaves room.
-    threshold: The smallest share of the announced clients with which the secure sum opens, in (0, 1]. Clients then add
-      so much noise that the account holds whichever of them drop out. Only with independent noise. None: any number
-      may drop out, and the account is about a server that tells the truth about them.
+    threshold: The smallest share of the announced clients with which the secure sum opens, in (0, 1]: give the one of
+      the secure sum's protocol, if it has one. Clients then add so much noise that the account holds whichever of them
+      drop out. Only with independent noise. None: the secure sum must open for all announced clients, or for nobody,
+      and the server must tell the truth about who they are.
   """
 
   trust = 'secure_sum'
@@ -260,6 +261,23 @@ class Held(guarantee.Guarantee, HeldConfig):
   def share_stddevs(self) -> tuple[float, float]:
     """The standard deviations of V and W, in clipping norms; W is 0 for independent noise."""
     return held_noise.stddevs(self.share_scale, self.correlation.chosen)
+
+  @property
+  def sums_condition(self) -> str:
+    """What must be true of secure sums for the account to hold against the server, a clause (theorem 5)."""
+    if self.threshold is None:
+      return (
+        'each secure sum opens for all clients with a weight that were announced for it, or for nobody, and all '
+        'clients are told truthfully of every round and of who is in its sum'
+      )
+    return (
+      f'each secure sum opens for at least a share of {self.threshold} of the clients with a weight that were '
+      'announced for it, or for nobody, and all who are in it were told the same cohort'
+    )
+
+  @property
+  def facts(self) -> mechanism.Facts:
+    return super().facts._replace(trust_note=f'The figures hold against the server, too, if {self.sums_condition}.')
 
   @property
   def share_scale(self) -> float:

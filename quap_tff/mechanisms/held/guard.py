@@ -185,7 +185,8 @@ class Chain:
     if not np.isin(came, self.cohort).all():
       raise RefusedError(
         f'Client {np.setdiff1d(came, self.cohort)[0]} is said to have come in round {self.round_num}, for which it was '
-        'not announced.'
+        'not announced. If another round lies in between, tell the guard of it first: follow(round_num, cohort, came), '
+        'with its number, the clients that were announced for it, and those who came in the round before it.'
       )
     threshold, sent, could = self.plan.threshold, len(self.plan.sends(came)), len(self.plan.sends(self.cohort))
     if threshold is not None and len(came) and sent < threshold * could:

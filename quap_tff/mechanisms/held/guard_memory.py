@@ -2,7 +2,8 @@
 
 Next to the file lies another one, which ends on `.lock`. A process that works with the memory holds it locked. It says
 how far the memory has come, so that a memory that was removed, or replaced by an older copy of itself, is found out.
-Whoever removes or replaces both files is not found out.
+It is written before the first memory, so a memory without it is refused. A person who removes or replaces both files is
+not found out. Only their owner can read them.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Memory:
   def locked(self) -> Iterator[None]:
     """No other process works with the memory in the block."""
     try:
-      with os.fdopen(os.open(self.path + _LOCK, os.O_RDWR | os.O_CREAT, 0o666), 'r+b') as self._lock:
+      with os.fdopen(os.open(self.path + _LOCK, os.O_RDWR | os.O_CREAT, 0o600), 'r+b') as self._lock:
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         yield
     except OSError as error:
@@ -61,9 +62,18 @@ class Memory:
     """
     said = self._said()
     if not os.path.lexists(self.path):
-      if said['lines'] or known:
+      if known or (said is not None and said['lines']):
         raise DamagedMemoryError(f'The memory {self.path} is gone. Put it back: without it, noise could repeat.')
+      if said is None:
+        self._say(0, '')
+        # A machine that loses power must not come back with a memory and an empty lock.
+        os.fsync(self._lock.fileno())
       return []
+    if said is None:
+      raise DamagedMemoryError(
+        f'{self.path}{_LOCK} is missing or empty. It says how far the memory {self.path} has come, and without it an '
+        'older copy could not be told from the latest one. Put the lock back.'
+      )
     found = os.lstat(self.path)
     if not stat.S_ISREG(found.st_mode) or not found.st_mode & stat.S_IWUSR:
       raise DamagedMemoryError(f'The memory {self.path} must be a regular file that may be written.')
@@ -83,7 +93,7 @@ class Memory:
     """Takes the place of the lines. Only inside `locked`."""
     body = ''.join(f'{line}\n' for line in lines)
     content = f'{self._owner} {len(lines)} {hashlib.sha256(body.encode()).hexdigest()}\n{body}'.encode()
-    with files.replacing(self.path) as unfinished, open(unfinished, 'wb') as f:
+    with files.private(), files.replacing(self.path) as unfinished, open(unfinished, 'wb') as f:
       f.write(content)
       f.flush()
       os.fsync(f.fileno())
@@ -93,19 +103,25 @@ class Memory:
       os.fsync(folder)
     finally:
       os.close(folder)
-    # Never empty in between: an empty one says that there was no memory.
     digest = hashlib.sha256(content).hexdigest()
-    self._lock.seek(0)
-    self._lock.write(json.dumps({'lines': len(lines), 'sha256': digest}).encode())
-    self._lock.truncate()
-    self._lock.flush()
+    self._say(len(lines), digest)
     self._digest = digest
 
-  def _said(self) -> dict[str, Any]:
+  def _say(self, lines: int, digest: str) -> None:
+    # Never empty in between: an empty lock says that there was no memory.
+    self._lock.seek(0)
+    self._lock.write(json.dumps({'lines': lines, 'sha256': digest}).encode())
+    self._lock.truncate()
+    self._lock.flush()
+
+  def _said(self) -> Optional[dict[str, Any]]:
+    """The lock's content; None if it is empty."""
     self._lock.seek(0)
     content = self._lock.read()
+    if not content:
+      return None
     try:
-      said = json.loads(content) if content else {'lines': 0, 'sha256': ''}
+      said = json.loads(content)
       if not isinstance(said['lines'], int) or not isinstance(said['sha256'], str):
         raise ValueError('it has other values')
       return said

@@ -47,6 +47,11 @@ CLIP_MARGIN = 2.0**-20
 # How far one client's message moves if its data are replaced, in units of the clipping norm.
 SENSITIVITY = 2.0
 
+_TRUST_NOTE = (
+  'The figures hold against the server itself if each client draws its own noise. In this simulation all noise '
+  "follows from one seed in the server's state."
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class Local(mechanism.Configured):
@@ -77,7 +82,7 @@ class Local(mechanism.Configured):
 
   @property
   def facts(self) -> mechanism.Facts:
-    return self.config.facts._replace(trust='client')
+    return self.config.facts._replace(trust='client', trust_note=_TRUST_NOTE)
 
   def for_model(
     self, specs: mechanism.Specs, layers: mechanism.Layers, learning_rate_fn: mechanism.LearningRateFn = None

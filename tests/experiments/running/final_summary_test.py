@@ -205,6 +205,11 @@ class TestGuarantee:
     assert 'ε ≤ 1.5 (add or remove; cohorts secret)' in final_summary.guarantee(summary)
     assert harness.strict_json(final_summary.line(summary))['formal']['figures'][0]['accountant'] == 'pld'
 
+  def test_against_the_server_it_has_a_condition(self):
+    said = [final_summary.guarantee(_summary(trust=trust)) for trust in ('server', 'secure_sum')]
+    condition = ' It holds against the server, too, if secure sums open as the plan assumes (docs/trust.md).'
+    assert said[1] == said[0] + condition
+
   def test_relations_have_short_names(self):
     figures = [_figure('gaussian_exact', neighbours=accounting.ZERO_OUT)]
     assert 'ε ≤ 1 (zero-out)' in final_summary.guarantee(_summary(formal={'figures': figures}))

@@ -15,6 +15,7 @@ from quap_tff.common.numbers import rounding
 from quap_tff.common.numbers import slack as slacks
 from quap_tff.common.numbers import tradeoff
 from quap_tff.common.numbers.rounding import up_fixed
+from quap_tff.mechanisms.held import config as held_config
 from quap_tff.mechanisms.noise import correlation
 from quap_tff.mechanisms.noise import gaussian
 from quap_tff.mechanisms.noise import held_noise
@@ -27,6 +28,7 @@ from tests.quap_tff import noise_checks
 
 _ROOT = pathlib.Path(__file__).parents[3]
 _DOC = ' '.join((_ROOT / 'docs' / 'privacy.md').read_text(encoding='utf-8').split())
+_TRUST = ' '.join((_ROOT / 'docs' / 'trust.md').read_text(encoding='utf-8').split())
 _DELTA = 1e-5
 _MU = tradeoff.mu_at_most(3.0, _DELTA)
 _Z = math.sqrt(20) / _MU
@@ -102,6 +104,29 @@ def test_what_discrete_shares_cost():
     num_participations=60 * 30,
   )
   assert f'it is {_rounded_up(found.epsilon, 1e-7)}e-7 in ε' in _DOC
+
+
+def test_a_sum_that_opens_for_one_client():
+  planned = held_config.HeldConfig(300, 3.0, _DELTA).settled([range(300)] * 20).mechanism
+  account, weights = (
+    held_noise.opened(300, planned.noise_multiplier, planned.correlation.chosen),
+    planned.planned_weights,
+  )
+  for came in [np.arange(300)] * 19 + [np.array([7])]:
+    account = account.after(came, np.array(weights)[came])
+  epsilon = rounding.down(_epsilon(math.sqrt(account.spent[7])), 3)
+  assert f'the last one for one client alone takes that client past ε = {epsilon}, under a plan of 3' in _TRUST
+
+
+def test_what_a_threshold_costs():
+  times = [f'{math.sqrt(1 / share):.2f} times' for share in (2 / 3, 1 / 2)]
+  assert f'{times[0]} the noise at two thirds, and {times[1]} at one half' in _TRUST
+  assert f'A threshold of two thirds costs {times[0]} the noise.' in _DOC
+  plain, half = (
+    held_config.HeldConfig(4, 3.0, _DELTA, correlation=correlation.Held(0.0), threshold=one) for one in (None, 0.5)
+  )
+  scales = [one.settled([range(4)] * 5).mechanism.share_scale for one in (plain, half)]
+  assert scales[1] / scales[0] == pytest.approx(math.sqrt(2), rel=1e-9)
 
 
 def test_replace_one():

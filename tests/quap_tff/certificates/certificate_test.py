@@ -15,6 +15,7 @@ from quap_tff.certificates.folders import folder as folders
 from quap_tff.common.numbers import rounding
 from quap_tff.common.numbers import tradeoff
 from quap_tff.mechanisms.certified import weight_rules
+from quap_tff.mechanisms.noise import correlation
 from quap_tff.mechanisms.noise import held_noise
 from quap_tff.mechanisms.noise import integers
 from quap_tff.mechanisms.parts import clip_rules
@@ -211,15 +212,31 @@ class TestWords:
   def test_whom_to_trust(self, originals):
     server, held = (made.read(originals / name, folders.CERTIFICATE) for name in ('server', 'held'))
     assert 'with a trusted server' in server['statement'] and server['guarantee']['trust'] == 'server'
-    assert 'who takes part, and tells all clients truthfully who is in each sum' in held['statement']
+    assert held['statement'].startswith(
+      'If each secure sum opens for all clients with a weight that were announced for it, or for nobody, and all '
+      'clients are told truthfully of every round and of who is in its sum: in integers, with a server that sees these '
+      'sums and who takes part, public cohorts'
+    )
+    assert server['statement'].startswith('In integers, with a trusted server, public cohorts')
     assert 'trusted server' not in held['statement'] and held['guarantee']['trust'] == 'secure_sum'
     said = ' '.join(held['assumptions'])
     for words in (
       'through a guard of its own',
       'found out when they compare the digests',
       'is trusted to tell all clients who is in it',
+      'If the protocol opens its sum with a share of the announced clients, a threshold in the plan pays for that.',
     ):
       assert words in said and words not in ' '.join(server['assumptions'])
+
+  def test_with_a_threshold_the_server_may_say_anything(self, tmp_path):
+    of = made.plan(correlation=correlation.Held(0.0), threshold=0.75)
+    found = made.read(made.folder(tmp_path / 'run', of), folders.CERTIFICATE)
+    assert found['statement'].startswith(
+      'If each secure sum opens for at least a share of 0.75 of the clients with a weight that were announced for it, '
+      'or for nobody, and all who are in it were told the same cohort: in integers, with a server that sees these sums'
+    )
+    said = ' '.join(found['assumptions'])
+    assert 'whatever the server says about who is in the sum' in said and 'is trusted to tell' not in said
 
   def test_what_leaves_clients(self, held):
     assert made.read(held, folders.CERTIFICATE)['leaves_clients'] == [

@@ -62,7 +62,7 @@ def test_it_opens_with_three_answers(name, originals):
   assert text.index('<dt>') < text.index(certificate['statement'][:40])
   assert f'Each of the {certificate["achieved"]["clients"]} clients' in protected
   assert ('There is no protection against the server' in protected) == (name == 'server')
-  assert ('as long as it follows the protocol' in protected) == (name == 'held')
+  assert ('the sum opens as the plan assumes' in protected) == (name == 'held')
   # The best test between N(0, 1) and N(μ, 1), if both are equally likely, is right with probability Φ(μ/2).
   percent = 100 * stats.norm.cdf(certificate['guarantee']['mu'] / 2)
   assert 0 <= float(re.search(r'at most ([\d.]+)% of', chance)[1]) - percent < 0.11

@@ -221,7 +221,7 @@ def test_a_worker_lost_in_mid_round_changes_no_bit(workers, undisturbed, method,
 
 
 @pytest.mark.parametrize('trust', ['server', 'secure_sum'])
-def test_a_certified_run_has_the_bits_of_one_process(workers, monkeypatch, trust):
+def test_a_certified_run_of_a_linear_model_has_the_bits_of_one_process(workers, monkeypatch, trust):
   """On two machines, with clients in another order, and with one machine that is killed in mid-round."""
   method = _Certified(trust)
   with runtime.activate(runtime.RuntimeConfig(device='cpu', num_threads=2)):

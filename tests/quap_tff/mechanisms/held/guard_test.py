@@ -138,6 +138,13 @@ class TestDishonestServers:
     assert own.digest == before
     assert own.answer(3, [0, 1], [0, 1, 3])['last_round'] == 2
 
+  def test_a_round_that_the_guard_was_not_told_of(self, plan):
+    own = _told(_guard(plan), 2)
+    with pytest.raises(guard.RefusedError, match=r'tell the guard of it first: follow\(round_num, cohort, came\)'):
+      own.answer(4, [0, 1, 2], [2, 3])
+    own.follow(3, [1, 2, 3], [0, 1, 3])
+    assert own.answer(4, [0, 1, 2], [2, 3])['last_round'] == 2
+
   def test_a_client_that_came_without_an_answer_is_somebody_else(self, plan):
     own = _guard(plan)
     own.follow(1, [0, 1], [])
@@ -291,6 +298,22 @@ class TestMemory:
     own.answer(1, [0, 1], [])
     assert done == [False, 'replace', True]
 
+  def test_a_crash_in_the_first_answer_costs_no_more_than_its_round(self, plan, path, monkeypatch):
+    write = guard_memory.Memory._say
+    monkeypatch.setattr(guard_memory.Memory, '_say', lambda self, *said: 1 / 0 if said[0] else write(self, *said))
+    with pytest.raises(ZeroDivisionError):
+      _guard(plan, memory=path).answer(1, [0, 1], [])
+    monkeypatch.undo()
+    assert _guard(plan, memory=path).answer(2, [0, 1], [])['last_round'] == guard.NEW_CHAIN
+
+  def test_its_files_are_their_owners_alone(self, plan, path):
+    before = os.umask(0)
+    try:
+      _told(_guard(plan, memory=path), 2)
+    finally:
+      os.umask(before)
+    assert {stat.S_IMODE(os.stat(path + ending).st_mode) for ending in ('', '.lock')} == {0o600}
+
   def test_a_crash_after_writing_costs_the_round(self, plan, path, monkeypatch):
     own, write = _told(_guard(plan, memory=path), 1), guard_memory.Memory.write
     monkeypatch.setattr(guard_memory.Memory, 'write', lambda self, lines: (write(self, lines), 1 / 0))
@@ -324,6 +347,9 @@ class TestMemory:
       (lambda path, old: (os.remove(path), os.mkdir(path)), 'regular file'),
       (lambda path, old: (os.remove(path), os.symlink(old, path)), 'regular file'),
       (lambda path, old: files.write(path + '.lock', '{}'), 'damaged'),
+      (lambda path, old: os.remove(path + '.lock'), 'lock is missing or empty'),
+      (lambda path, old: os.truncate(path + '.lock', 0), 'lock is missing or empty'),
+      (lambda path, old: (shutil.copyfile(old, path), os.remove(path + '.lock')), 'lock is missing or empty'),
     ],
   )
   def test_damage_is_refused(self, plan, path, tmp_path, damage, words, again):
