@@ -83,7 +83,7 @@ class TestWrite:
       gate_logs.write(str(tmp_path / 'folder'), quap_tff.Gate(7, 4.0, 3.0, 1e-5), log, STATEMENTS)
     (tmp_path / 'other').mkdir()
     other, _ = _committed(tmp_path / 'other', epsilon=2.9)
-    with pytest.raises(ValueError, match='its round 1 is not the one that the gate committed'):
+    with pytest.raises(ValueError, match='its round 8 is not the one that the gate committed'):
       gate_logs.write(str(tmp_path / 'folder'), other, log, STATEMENTS)
     lines = (tmp_path / 'kept.csv').read_text().splitlines(keepends=True)
     (tmp_path / 'short.csv').write_text(''.join(line for line in lines if line.partition(',')[0] not in ('10', '11')))
@@ -180,7 +180,7 @@ class TestVerify:
   def test_another_version_cannot_be_verified(self, tmp_path, capsys):
     _, path = _folder(tmp_path)
     text = (path / 'certificate.json').read_text(encoding='utf-8')
-    (path / 'certificate.json').write_text(text.replace('"version": 6', '"version": 7'), encoding='utf-8')
+    (path / 'certificate.json').write_text(text.replace('"version": 7', '"version": 8'), encoding='utf-8')
     assert made.answer(path, capsys)[0] == 2
 
   def test_signatures(self, tmp_path, capsys):
