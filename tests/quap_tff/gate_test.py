@@ -207,6 +207,8 @@ class TestRefusals:
       ('weight of client 0 .* found 1e-09', lambda gate: gate.commit([0, 1], 1e-9)),
       ('one for each of the 2 clients, found', lambda gate: gate.commit([0, 1], [1.0, 1.0, 1.0])),
       ('one for each of the 2 clients, found', lambda gate: gate.commit([0, 1], 'much')),
+      (r'one for each of the 2 clients, found <U3\[\]', lambda gate: gate.commit([0, 1], '0.5')),
+      ('cannot be committed with released=False', lambda gate: gate.commit([0, 1], released=False)),
       ('no committed round without its noise', lambda gate: gate.noise(np.random.default_rng(0), [2])),
     ],
   )
@@ -257,6 +259,7 @@ class TestRefusals:
       ({'num_rounds': 0}, 'num_rounds must be'),
       ({'own_epsilon': [1.0]}, r'own_epsilon must be float\[9\]'),
       ({'own_epsilon': [4.0] * 9}, 'at most epsilon=3'),
+      ({'own_epsilon': ['1'] * 9}, 'found text'),
     ],
   )
   def test_parameters_out_of_range(self, more, words):
@@ -336,6 +339,18 @@ class TestNoise:
     assert (draw(key) != draw(key, cohort=[1])).all() and (draw(key) != draw(bytes(32))).all()
     gate = _gate(epsilon=90.0)
     assert (self._draw(gate, key) != self._draw(gate, key)).all()
+
+  def test_gates_with_one_key_and_other_parameters_draw_other_noise(self):
+    """Noise that is equal up to a factor would leave the difference of two sums without any."""
+    drawn = []
+    for more in ({}, {}, {'noise_multiplier': 6.0}, {'delta': 1e-6}, {'num_rounds': 7}):
+      gate = _gate(**more)
+      gate.ask([0, 1])
+      gate.commit([0, 1])
+      drawn.append(gate.noise(bytes(32), [100]) / gate.config.noise_multiplier)
+    assert (drawn[0] == drawn[1]).all()
+    for other in drawn[2:]:
+      assert abs(np.corrcoef(drawn[0], other)[0, 1]) < 0.4
 
   def test_once_for_each_release(self):
     gate, rng = _gate('ar1'), np.random.default_rng(0)

@@ -5,6 +5,7 @@ rounds, weights of 0, rounds that release noise alone, refusals and restarts. Th
 ‖C·W_i‖/z, where C is written out as a matrix.
 """
 
+import dataclasses
 import os
 
 import numpy as np
@@ -20,6 +21,7 @@ from quap_tff.common.numbers import tradeoff
 from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms.certified import spending
 from quap_tff.mechanisms.noise import correlation as correlations
+from quap_tff.mechanisms.noise import recursions
 from tests.quap_tff.certificates import gate_logs_test
 
 _CLIENTS, _ROUNDS, _DELTA = 7, 12, 1e-5
@@ -148,3 +150,67 @@ def test_the_histories_are_of_all_kinds(tmp_path):
   assert sum(record.releases and not n for record, n in zip(records, takers)) > 10
   assert sum(not record.releases for record in records) > 10
   assert sum(one.gate.config.own_epsilon is not None for one in runs) > 10
+
+
+@dataclasses.dataclass(frozen=True)
+class _Coupled(recursions.Correlation):
+  """c_k = (g + h·(k-1))·d^(k-1) for k ≥ 1: two buffers, of which the second takes from the first."""
+
+  first: float = 0.5
+  second: float = 0.1
+  decay: float = 0.6
+
+  gains = property(lambda self: np.array([self.first, self.second]))
+  decays = property(lambda self: np.array([self.decay, self.decay]))
+  formula = 'c_k = (g + h·(k-1))·d^(k-1)'
+
+  def coefficients(self, count):
+    lags = np.arange(max(count - 1, 0))
+    return np.append(1.0, (self.first + self.second * lags) * self.decay**lags)[:count]
+
+  def after(self, buffers, added, times=lambda buffer, factor: buffer * factor):
+    before, other = buffers
+    return [times(before, self.decay) + added, times(other, self.decay) + times(before, self.decay)]
+
+  def faded(self, buffers, elapsed):
+    power = self.decay ** np.asarray(elapsed)
+    return [buffers[0] * power, (buffers[1] + elapsed * buffers[0]) * power]
+
+  def price(self, releases_left):
+    lags = np.arange(int(min(releases_left, 200)) + 1)
+    column, powers = self.coefficients(len(lags)), self.decay**lags
+    by_first, by_second = (self.first + self.second * lags) * powers, self.second * powers
+    return column @ column, [column @ by_first, column @ by_second]
+
+  overlap = lasting = None
+
+
+class TestRegisteredFamily:
+  """A noise family of a program of one's own keeps its account on disk."""
+
+  def _ledger(self):
+    found, rng = accounting.RunLedger(3, _DELTA, 'a run', _Coupled()), np.random.default_rng(3)
+    for _ in range(8):
+      cohort = np.flatnonzero(rng.random(3) < 0.8)
+      found.append(mechanism.RoundRecord(cohort, np.ones(len(cohort)), np.ones(len(cohort)), 4.0, np.inf, 1.0))
+    return found
+
+  def test_has_one_account_live_and_loaded(self, tmp_path, monkeypatch):
+    monkeypatch.setitem(correlations.FAMILIES, 'coupled', _Coupled)
+    ledger = self._ledger()
+    files.write(str(tmp_path / 'ledger.npz'), files.npz(ledger.state_dict()))
+    again = accounting.RunLedger.load(tmp_path / 'ledger.npz')
+    assert again.correlation == _Coupled()
+    assert accounting.total_mu(again).whole.tobytes() == accounting.total_mu(ledger).whole.tobytes()
+    rows = np.array([np.isin(np.arange(3), record.cohort) for record in ledger.history], float)
+    mixing = scipy.linalg.toeplitz(_Coupled().coefficients(8), np.zeros(8))
+    np.testing.assert_allclose(accounting.total_mu(again).whole, np.linalg.norm(mixing @ rows, axis=0) / 4, rtol=1e-9)
+
+  def test_is_refused_by_name_where_it_is_not_registered(self, tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match='_Coupled has no name. Register it'):
+      self._ledger()
+    with monkeypatch.context() as registered:
+      registered.setitem(correlations.FAMILIES, 'coupled', _Coupled)
+      files.write(str(tmp_path / 'ledger.npz'), files.npz(self._ledger().state_dict()))
+    with pytest.raises(ValueError, match="Unknown noise correlation 'coupled'"):
+      accounting.RunLedger.load(tmp_path / 'ledger.npz')
