@@ -1,4 +1,4 @@
-# make setup       sets up .venv; every other target does so first
+# make setup       sets up .venv, in which quap_tff, data and experiments run from any folder; other targets do so first
 # make demo        trains QuAP-FL on handwritten digits, and then with a guarantee, whose certificate it verifies
 # make compare     compares it with TFF's own private methods: three minutes on digits; DATA=DIR DATASET=femnist: about an hour
 # make test        runs all tests
@@ -11,7 +11,8 @@
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
-READY := $(VENV)/.ready
+PACKAGES := $(VENV)/.ready
+READY := $(VENV)/.project
 
 # Another interpreter: make test BASE_PYTHON=/path/to/python3.10
 BASE_PYTHON ?=
@@ -72,14 +73,20 @@ tutorial: $(READY)
 
 setup: $(READY)
 
-$(DOCS_READY): docs/requirements.txt $(READY)
+$(DOCS_READY): docs/requirements.txt $(PACKAGES)
 	@echo "Setting up $(DOCS_VENV) for the documentation."
 	@$(PYTHON) -m venv --clear $(DOCS_VENV)
 	@$(DOCS_VENV)/bin/python -m pip install --disable-pip-version-check --no-deps -r docs/requirements.txt
 	@touch $@
 
+# The project itself: a path that is relative, so that the folder may be moved.
+$(READY): $(PACKAGES)
+	@$(PYTHON) -c 'import os, sysconfig; site = sysconfig.get_path("purelib"); \
+	  open(os.path.join(site, "quap_tff.pth"), "w").write(os.path.relpath(os.curdir, site) + "\n")'
+	@touch $@
+
 # The stamp is written last, so that an interrupted installation starts again.
-$(READY): requirements.txt
+$(PACKAGES): requirements.txt
 	@base=; for python in $(CANDIDATES); do \
 	  if $$python -c '$(SUITABLE)' >/dev/null 2>&1; then base=$$python; break; fi; \
 	done; \

@@ -4,9 +4,8 @@ import os
 import signal
 import sys
 
-# TensorFlow and NumPy read these when they are loaded. Values that the user set are kept.
-os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # Keeps TensorFlow's start-up messages out.
-# OpenBLAS's threads spin for a while when they have nothing to do: for 2^26 cycles by default, and now for 2^16.
+# OpenBLAS's threads spin for a while when they have nothing to do: for 2^26 cycles by default, and now for 2^16. NumPy
+# reads this when it is loaded. A value that the user set is kept.
 os.environ.setdefault('OPENBLAS_THREAD_TIMEOUT', '16')
 
 

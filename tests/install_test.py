@@ -1,4 +1,4 @@
-"""Tests of the installed library: what `pip install .` installs, and what it says when a package is missing."""
+"""Tests of the installed library: what `make setup` and `pip install .` install, and what a missing package says."""
 
 import gc
 import os
@@ -25,7 +25,7 @@ def _wheel(tmp_path_factory):
   pytest.importorskip('pip', reason='Bazel runs tests in an environment without pip.')
   folder = tmp_path_factory.mktemp('wheel')
   shutil.copytree(ROOT / 'quap_tff', folder / 'source' / 'quap_tff', ignore=shutil.ignore_patterns('__pycache__'))
-  for name in ('pyproject.toml', 'README.md'):
+  for name in ('pyproject.toml', 'README.md', 'LICENSE'):
     shutil.copy(ROOT / name, folder / 'source')
   subprocess.run(
     [
@@ -48,6 +48,27 @@ def _wheel(tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(shutil.which('make') is None, reason='There is no make.')
+def test_make_setup_lets_the_project_run_from_any_folder(tmp_path):
+  project, elsewhere = tmp_path / 'a project', tmp_path / 'elsewhere'
+  elsewhere.mkdir()
+  for name in ('quap_tff', 'data', 'experiments'):
+    (project / name).mkdir(parents=True)
+    (project / name / '__init__.py').touch()
+  shutil.copy(ROOT / 'Makefile', project)
+  (project / 'requirements.txt').touch()
+  subprocess.run([sys.executable, '-m', 'venv', '--without-pip', str(project / '.venv')], check=True, timeout=120)
+  (project / '.venv' / '.ready').touch()  # All packages are there.
+  environment = {name: value for name, value in os.environ.items() if name not in ('PYTHONPATH', 'MAKEFLAGS')}
+  subprocess.run(['make', 'setup'], cwd=project, env=environment, check=True, timeout=120)
+  moved = project.rename(tmp_path / 'moved')
+  code = 'import data, experiments, quap_tff; print(quap_tff.__file__)'
+  python = [str(moved / '.venv' / 'bin' / 'python'), '-c', code]
+  done = subprocess.run(python, cwd=elsewhere, env=environment, capture_output=True, text=True, timeout=120)
+  assert done.stdout.strip() == str(moved / 'quap_tff' / '__init__.py'), done.stderr
+
+
+@pytest.mark.slow
 class TestWheel:
   def test_holds_every_file_of_the_library_and_nothing_else(self, wheel):
     names = [name for name in zipfile.ZipFile(wheel).namelist() if '.dist-info/' not in name]
@@ -62,8 +83,16 @@ class TestWheel:
     for one in needed:
       assert one.specifier.contains(PINS[one.name]), one
 
+  def test_has_the_license(self, wheel):
+    archive = zipfile.ZipFile(wheel)
+    read = lambda end: archive.read(next(name for name in archive.namelist() if name.endswith(end))).decode()
+    assert 'License: Apache-2.0\n' in read('/METADATA')
+    text = (ROOT / 'LICENSE').read_text(encoding='utf-8')
+    assert read('/LICENSE') == text and 'The quap_tff authors' in text.splitlines()[0]
+    assert 'license: Apache-2.0\n' in (ROOT / 'CITATION.cff').read_text(encoding='utf-8')
+
   def test_works_from_another_folder(self, wheel, tmp_path):
-    code = 'import quap_tff; print(quap_tff.Plan(quap_tff.QuapConfig(num_clients=3)).num_clients)'
+    code = 'import quap_tff; print(quap_tff.Plan(quap_tff.QuapConfig(num_clients=3)).num_clients, quap_tff.__file__)'
     done = subprocess.run(
       [sys.executable, '-c', code],
       cwd=tmp_path,
@@ -73,7 +102,7 @@ class TestWheel:
       timeout=120,
       env={**os.environ, 'PYTHONPATH': os.pathsep.join([str(wheel), *_without_sources()])},
     )
-    assert done.stdout == '3\n'
+    assert done.stdout == f'3 {wheel}/quap_tff/__init__.py\n'
 
 
 def _without_sources():

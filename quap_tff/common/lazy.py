@@ -8,8 +8,12 @@ SciPy's modules wait, too (`lazy.module('scipy.special')`), or a binary's help w
 from collections.abc import Sequence
 import gc
 import importlib
+import os
 import sys
 from typing import Any, Callable, Optional, TYPE_CHECKING
+
+# Keeps TensorFlow's start-up messages out. It reads this when it is loaded. A value that the user set is kept.
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
 # Where the name of a package in the index is not the name of its module.
 _PACKAGES = {

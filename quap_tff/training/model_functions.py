@@ -22,15 +22,30 @@ Model = Union[ModelFn, tff.learning.models.FunctionalModel, Callable[[], tff.lea
 
 
 def of(model: Model) -> ModelFn:
-  """The `model_fn` of a model in any of the three forms. Calling it again on the result changes nothing."""
+  """The `model_fn` of a model in any of the three forms. Calling it again on the result changes nothing.
+
+  Raises:
+    TypeError: If it is a Keras model. So does the `model_fn` if it makes one.
+  """
+  _refuse_keras(model)
 
   def model_fn():
     made = model if isinstance(model, tff.learning.models.FunctionalModel) else model()
     if isinstance(made, tff.learning.models.FunctionalModel):
       return tff.learning.models.model_from_functional(made)
+    _refuse_keras(made)
     return made
 
   return model_fn
+
+
+def _refuse_keras(made: Any) -> None:
+  if isinstance(made, tf.keras.Model):
+    raise TypeError(
+      f'model_fn must give a TFF model, found the Keras model {made.name!r}, which has no loss and no input_spec. '
+      'Give a function that makes the Keras model anew and returns tff.learning.models.from_keras_model(keras_model, '
+      'loss, input_spec), or give a tff.learning.models.functional_model_from_keras(…).'
+    )
 
 
 def initial_weights(model_fn: ModelFn) -> tff.Computation:

@@ -1,7 +1,10 @@
 """Runs the Python blocks of README.md and docs/usage.md, each by itself, as a reader would who copies one."""
 
+import os
 import pathlib
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -20,6 +23,16 @@ BLOCKS = [
 def test_block_runs_by_itself(number: int, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
   monkeypatch.chdir(tmp_path)
   exec(compile(BLOCKS[number], f'block {number} of README.md and docs/usage.md', 'exec'), {'__name__': '__main__'})
+
+
+@pytest.mark.slow
+def test_the_first_block_prints_the_report_alone(tmp_path: pathlib.Path):
+  environment = {**os.environ, 'PYTHONPATH': os.pathsep.join([str(ROOT), *sys.path])}
+  environment.pop('TF_CPP_MIN_LOG_LEVEL', None)
+  done = subprocess.run(
+    [sys.executable, '-c', BLOCKS[0]], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+  )
+  assert (done.returncode, done.stderr) == (0, '') and done.stdout.startswith('Noise covers every layer')
 
 
 def test_there_are_blocks():

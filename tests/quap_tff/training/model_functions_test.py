@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from quap_tff import plans
 from quap_tff.common.numbers import seeds
+from quap_tff.mechanisms.quap.config import QuapConfig
 from quap_tff.training import dropout
 from quap_tff.training import model_functions
 from quap_tff.training import models
@@ -45,6 +47,14 @@ def ops_of(compute_dtype):
   model = models.build_model_fn('digits_cnn', (8, 8, 1), 10, compute_dtype)()
   graph = model.forward_pass.get_concrete_function(model.input_spec).graph
   return [op.type for op in graph.get_operations() if op.type in ('Conv2D', 'BiasAdd', 'Relu', 'MaxPool')]
+
+
+class TestOf:
+  @pytest.mark.parametrize('wrapped', [lambda model: model, lambda model: lambda: model], ids=['model', 'function'])
+  def test_a_keras_model_needs_tffs_form(self, wrapped):
+    model = models.build_keras_model('logistic_regression', (8, 8, 1), 10, seed=1)
+    with pytest.raises(TypeError, match=r'found the Keras model .*tff\.learning\.models\.from_keras_model\('):
+      plans.Plan(QuapConfig(num_clients=3)).build_process(wrapped(model))
 
 
 class TestPooledFirst:
