@@ -42,7 +42,7 @@ class Memory:
   def locked(self) -> Iterator[None]:
     """No other process works with the memory in the block."""
     try:
-      with os.fdopen(os.open(self.path + _LOCK, os.O_RDWR | os.O_CREAT, 0o666), 'r+b') as self._lock:
+      with os.fdopen(os.open(self.path + _LOCK, os.O_RDWR | os.O_CREAT, 0o600), 'r+b') as self._lock:
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         yield
     except OSError as error:
@@ -83,7 +83,7 @@ class Memory:
     """Takes the place of the lines. Only inside `locked`."""
     body = ''.join(f'{line}\n' for line in lines)
     content = f'{self._owner} {len(lines)} {hashlib.sha256(body.encode()).hexdigest()}\n{body}'.encode()
-    with files.replacing(self.path) as unfinished, open(unfinished, 'wb') as f:
+    with files.replacing(self.path) as unfinished, files.new_private(unfinished) as f:
       f.write(content)
       f.flush()
       os.fsync(f.fileno())
