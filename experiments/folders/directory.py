@@ -127,10 +127,9 @@ class RunDirectory:
   def _new_secret(self) -> bytes:
     """The secret of a new run. It replaces the secret of a run that was killed before its first checkpoint."""
     secret = secrets.token_bytes(_SECRET_BYTES)
-    with files.private():
-      os.makedirs(self.secrets, exist_ok=True)
-      os.chmod(self.secrets, 0o700)
-      files.write_sealed(os.path.join(self.secrets, run_folder.SECRET), secret)
+    os.makedirs(self.secrets, 0o700, exist_ok=True)
+    os.chmod(self.secrets, 0o700)
+    files.write_sealed(os.path.join(self.secrets, run_folder.SECRET), secret)
     return secret
 
   def secret(self, name: str) -> bytes:
@@ -180,7 +179,7 @@ class RunDirectory:
 
   def save(self, round_num: int, state: Any, records: Mapping[str, np.ndarray]) -> None:
     """Saves a checkpoint, completely or not at all."""
-    with self.writing(), files.private():
+    with self.writing():
       if round_num not in checkpoints.rounds(self.secrets):
         kept = checkpoints.packed(_named_leaves(state), self._num_clients)
         checkpoints.save(self.secrets, round_num, {**kept, **records})

@@ -16,6 +16,7 @@ from quap_tff import accounting
 from quap_tff import plans
 from quap_tff.certificates import sentences
 from quap_tff.certificates.folders import about as abouts
+from quap_tff.certificates.folders import evidence
 from quap_tff.certificates.folders import folder as folders
 from quap_tff.certificates.folders import folder_files
 from quap_tff.common import files
@@ -123,7 +124,12 @@ def make(content: folders.Content) -> dict[str, Any]:
         'correlation': correlations.spec_of(plan.correlation),
       },
       'issuer': about.as_dict(),
-      'provenance': {'made_by': content.made_by, 'code': dict(content.code), 'files_sha256': folders.digests(content)},
+      'provenance': {
+        'made_by': content.made_by,
+        'code': dict(content.code),
+        'files_sha256': folders.digests(content),
+        'unchecked': evidence.unchecked(content),
+      },
     }
   )
 

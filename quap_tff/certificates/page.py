@@ -129,6 +129,10 @@ client. What each client has spent is in clients.csv.</p>
 this page from ledger.npz. It compares the digests below with the files. Digests reveal mistakes, and changes to some \
 of the files. Only a signature (certificate.sig) says who made the folder. Without one, verification cannot tell if \
 someone has made the whole folder anew. In either case, verification proves nothing about what the program did.</p>
+{% if certificate.provenance.unchecked %}
+<p>Verification compares only the digest of these, which may hold anything; the statement is not about them:</p>
+{{ list(certificate.provenance.unchecked) -}}
+{% endif %}
 {{ table(digests, code=(1,)) -}}
 </body>
 </html>

@@ -38,6 +38,7 @@ class Verdict(NamedTuple):
     notes: Things that a reader must know together with the statement, a sentence each.
     statement: The guarantee; '' if the certificate is not valid.
     refutation: The verdict of the audit in the folder if it refutes the claim of the certificate, else ''.
+    unchecked: The parts of the folder's files that may hold anything, which the statement is not about.
   """
 
   problems: list[str]
@@ -45,6 +46,7 @@ class Verdict(NamedTuple):
   notes: list[str]
   statement: str
   refutation: str = ''
+  unchecked: Sequence[str] = ()
 
 
 def write(
@@ -180,7 +182,8 @@ def verify(folder: str, public_key: Optional[str] = None, check: Optional[Check]
     return Verdict(problems, warnings, [], '')
   if audit is not None and audit.refutes:
     return Verdict([], warnings, [], '', audit.verdict)
-  return Verdict([], warnings, _changes_of_code(content.about.stretches), certificate['statement'])
+  unchecked = certificate['provenance']['unchecked']
+  return Verdict([], warnings, _changes_of_code(content.about.stretches), certificate['statement'], unchecked=unchecked)
 
 
 def _unchecked(folder, key) -> list[str]:
@@ -266,6 +269,8 @@ def answer(find: Callable[[], Verdict]) -> int:
     say(['REFUTED: an audit refutes the claim of this certificate.', f'  {verdict.refutation}'])
     return INVALID
   say(['VALID', *verdict.notes, verdict.statement])
+  if verdict.unchecked:
+    say([f'Not checked, and not covered by this statement: {"; ".join(verdict.unchecked)}.'])
   return VALID
 
 

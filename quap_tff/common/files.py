@@ -7,7 +7,9 @@ import io
 import json
 import os
 import shutil
-from typing import Any, Union
+import struct
+from typing import Any, BinaryIO, Union
+import zipfile
 
 import numpy as np
 
@@ -39,14 +41,11 @@ def replacing(path: str, keep_suffix: bool = False) -> Iterator[str]:
     raise
 
 
-@contextlib.contextmanager
-def private() -> Iterator[None]:
-  """Files made in the block can be read only by their owner, from the start."""
-  before = os.umask(0o077)
-  try:
-    yield
-  finally:
-    os.umask(before)
+def new_private(path: str) -> BinaryIO:
+  """A new file, open for writing, that only its owner can read from the start. An earlier one is removed."""
+  with contextlib.suppress(FileNotFoundError):
+    os.remove(path)
+  return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), 'wb')
 
 
 @contextlib.contextmanager
@@ -73,8 +72,9 @@ def write(path: str, content: Union[str, bytes]) -> None:
 
 
 def write_sealed(path: str, content: bytes) -> None:
-  """Writes a file whole, with the SHA-256 of its content at the end."""
-  write(path, content + hashlib.sha256(content).digest())
+  """Writes a file whole, with the SHA-256 of its content at the end. It may hold keys: only its owner can read it."""
+  with replacing(path) as unfinished, new_private(unfinished) as f:
+    f.write(content + hashlib.sha256(content).digest())
 
 
 def read_sealed(path: str) -> bytes:
@@ -87,11 +87,33 @@ def read_sealed(path: str) -> bytes:
   return content
 
 
-def npz(arrays: Mapping[str, np.ndarray]) -> bytes:
-  """The content of an .npz file. On a full disk, NumPy's own writer leaves an archive that complains when it goes."""
+def npz(arrays: Mapping[str, Any]) -> bytes:
+  """The content of an .npz file: one for the same arrays, with any version of Python and NumPy.
+
+  So a file that holds anything else than arrays differs from the one that is written of its arrays.
+
+  Raises:
+    ValueError: For an array of objects.
+  """
   content = io.BytesIO()
-  np.savez(content, **arrays)
+  with zipfile.ZipFile(content, 'w') as archive:
+    for name, array in arrays.items():
+      member = zipfile.ZipInfo(f'{name}.npy')  # Its time is 1980, and nothing is compressed.
+      member.create_system = 3
+      archive.writestr(member, _npy(name, np.asarray(array)))
   return content.getvalue()
+
+
+def _npy(name: str, array: np.ndarray) -> bytes:
+  if array.dtype.hasobject:
+    raise ValueError(f'{name} must be an array of numbers or texts, found one of objects.')
+  if array.dtype == bool:
+    array = array.view(np.uint8) != 0  # A byte of a bool that is neither 0 nor 1 counts as true.
+  dtype = np.lib.format.dtype_to_descr(array.dtype)
+  header = f"{{'descr': {dtype!r}, 'fortran_order': False, 'shape': {array.shape}, }}"
+  # NumPy asks for a multiple of 64 bytes: the first 10, the header, and the end of its line.
+  header += ' ' * (-(len(header) + 11) % 64) + '\n'
+  return b'\x93NUMPY\x01\x00' + struct.pack('<H', len(header)) + header.encode('latin1') + array.tobytes()
 
 
 def read_json(path: str) -> Any:

@@ -15,8 +15,19 @@ _LONGEST = 4_000
 # Characters that are not seen, or that change the order in which others are seen: control characters, marks of
 # bidirectional text and other format characters, halves of surrogate pairs, separators of lines and of paragraphs.
 _UNSEEN = ('Cc', 'Cf', 'Cs', 'Zl', 'Zp')
-# A certificate puts these around what the issuer states.
-_QUOTATION_MARKS = frozenset('“”')
+# Letters, marks and symbols that are not seen either: fillers, variation selectors and blanks.
+_BLANK = frozenset(
+  map(
+    chr,
+    [0x34F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2800, 0x3164, 0xFFA0, 0x13441, 0x13442, 0x16FE4, 0x1D159]
+    + [*range(0x180B, 0x1810), *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0)],
+  )
+)
+# A certificate puts “ and ” around what the issuer states. No character may look as if it ended that: so not those that
+# do are refused, but those are listed that do not. Letters, numbers, dashes, and signs of mathematics and of currencies
+# are, by category; of modifiers, which hold double primes, only those of Japanese.
+_PLAIN = ('Lu', 'Ll', 'Lt', 'Lo', 'Mn', 'Mc', 'Nd', 'Nl', 'No', 'Pd', 'Sm', 'Sc')
+_PUNCTUATION = frozenset(" !#$%&'()*+,-./:;<=>?@[\\]^_`{|}~°§…·•。、，．：；！？（）،؛؟।々ー")
 _TEXTS = ('algorithm', 'model', 'dataset', 'features', 'cohorts', 'tuning', 'test_set')
 _MAY_BE_EMPTY = ('public_data', 'post_processing')
 _VERSION, _DIGEST = re.compile(r'[0-9A-Za-z._+-]{1,64}'), re.compile(r'[0-9a-f]{64}')
@@ -62,14 +73,9 @@ class About:
   def __post_init__(self):
     for name in (*_TEXTS, *_MAY_BE_EMPTY):
       value = getattr(self, name)
-      if not isinstance(value, str) or not (value.strip() or name in _MAY_BE_EMPTY):
+      if not isinstance(value, str) or not (value == '' and name in _MAY_BE_EMPTY or any(map(str.isalnum, value))):
         raise ValueError(f'{name} must be a sentence or a name, found {value!r}.')
-      check_text(name, value)
-      if len(value) > _LONGEST or not _QUOTATION_MARKS.isdisjoint(value):
-        raise ValueError(
-          f'{name} must be at most {_LONGEST:,} characters without “ and ”, which the certificate puts around it, '
-          f'found {value[:100]!r}. Use " instead.'
-        )
+      _check_quoted(name, value)
     if self.data_commitment != '' and not is_digest(self.data_commitment):
       raise ValueError(f'data_commitment must be a SHA-256 in hex, or empty, found {self.data_commitment!r}.')
     checks.integer('tests', self.tests, at_least=0)
@@ -88,11 +94,25 @@ class About:
     return {**dataclasses.asdict(self), 'stretches': list(self.stretches)}
 
 
+def _check_quoted(name: str, value: str) -> None:
+  """Raises `ValueError` for a text that would not end where the quotation marks around it do."""
+  check_text(name, value)
+  if len(value) > _LONGEST:
+    raise ValueError(f'{name} must be at most {_LONGEST:,} characters, found {len(value):,}.')
+  bad = [c for c in value if c not in _PUNCTUATION and unicodedata.category(c) not in _PLAIN]
+  bad += [pair for pair in ("''", '``') if pair in value]
+  if bad:
+    raise ValueError(
+      f'{name} holds {bad[0]} (U+{ord(bad[0][0]):04X}), but a certificate puts “ and ” around it. Write it with '
+      "letters, digits and plain punctuation, and use single ' as quotation marks."
+    )
+
+
 def check_text(name: str, value: Any) -> None:
   """Raises `ValueError` if a text, in a value of any depth, has characters that are not seen or that reorder others."""
   if isinstance(value, str):
     for character in value:
-      if unicodedata.category(character) in _UNSEEN:
+      if unicodedata.category(character) in _UNSEEN or character in _BLANK:
         raise ValueError(
           f'{name} holds the character U+{ord(character):04X}, which is not seen or changes the order of others. Leave '
           'it out: a text must be one line of plain characters.'

@@ -5,7 +5,10 @@ The folder may come from anybody. Each problem is a sentence. Of the files that 
 the schedule, and whether the two others say what the ledger says, is checked by experiments.verify.
 """
 
+import csv
+import io
 import math
+import os
 import re
 from typing import Any, Callable, NamedTuple, TypeVar
 import zipfile
@@ -19,6 +22,7 @@ from quap_tff.certificates.folders import folder as folders
 from quap_tff.certificates.folders import folder_files
 from quap_tff.certificates.folders.folder_files import FolderError
 from quap_tff.common import checks
+from quap_tff.common import files
 from quap_tff.common import lazy
 
 h5py = lazy.module('h5py')
@@ -27,7 +31,9 @@ h5py = lazy.module('h5py')
 _SAME_WEIGHT = 1e-6
 _KERAS_MEMBERS = {'metadata.json', 'config.json', 'model.weights.h5'}
 
-RUN, SUMMARY, METRICS = 'run.json', 'summary.json', 'metrics.csv'
+RUN, SUMMARY, METRICS, PLOT = 'run.json', 'summary.json', 'metrics.csv', 'plot.png'
+# In the name of features: the place of the extractor's copy in the folder.
+_EXTRACTOR = re.compile(r'[:,]path=(features/[^/,]+)(,|$)')
 
 _OF_RUN = frozenset({'identity', 'resolved', 'flags', 'versions', 'machine', 'stretches'})
 _RESOLVED = frozenset(
@@ -65,14 +71,32 @@ def entry_problems(content: folders.Content) -> list[str]:
   found, of_train = content.entries, content.made_by == folders.TRAIN
   known = {folders.MECHANISM, folders.SCHEDULE, folders.LEDGER, folders.CLIENTS, folders.KERAS_MODEL, *folders.OWN}
   known.add(folders.LOCK if of_train else folders.ARRAYS_MODEL)
-  of_run = lambda name: of_train and any(kind.fullmatch(name) for kind in (folders.RUN_FILES, folders.SECRETS))
-  strangers = [name for name in found.files if name not in known and not (of_run(name) and name.isprintable())]
+  extractor = _EXTRACTOR.search(content.about.features)
+
+  def is_of_run(name):
+    if name.startswith('features/') and (extractor is None or os.path.dirname(name) != extractor[1]):
+      return False
+    return name.isprintable() and any(kind.fullmatch(name) for kind in (folders.RUN_FILES, folders.SECRETS))
+
+  strangers = [name for name in found.files if name not in known and not (of_train and is_of_run(name))]
   strangers += [name for name in found.empty if not (of_train and name == folders.CHECKPOINTS)]
   result = [f'{name} is a {kind}. A certificate covers regular files only.' for name, kind in found.special.items()]
   result += [f'{name} does not belong there: a certificate does not name it.' for name in sorted(strangers)]
   if folders.LOCK in found.files and folder_files.read_text(content.path, folders.LOCK):
     result.append(f'{folders.LOCK} must be empty.')
   return result
+
+
+def unchecked(content: folders.Content) -> list[str]:
+  """The parts of a folder's files that nothing here can make again. They may hold anything."""
+  kept = content.entries.files
+  pictures = [name for name in kept if name == PLOT or name.startswith('features/')]
+  found = [f'all of {name}' for name in pictures]
+  if folders.KERAS_MODEL in kept:
+    found.append(f'{folders.KERAS_MODEL}, except that its tensors have the stated shapes and finite numbers')
+  if content.made_by == folders.TRAIN:
+    found.append(f'the machine, the versions, and flags without effect on the results in {RUN}')
+  return found
 
 
 class _Round(NamedTuple):
@@ -197,10 +221,7 @@ def in_model(path: str, name: str, read: Callable[[list[Any]], _Read]) -> _Read:
   with folder_files.damage(name, 'cannot be read'), zipfile.ZipFile(whole) as archive:
     members = archive.namelist()
     if name.endswith('.npz'):
-      if sorted(members) != sorted(f'arr_{i}.npy' for i in range(len(members))):
-        raise ValueError(f'its members must be arr_0.npy, arr_1.npy and so on, found {members}')
-      with np.load(whole, allow_pickle=False) as kept:
-        return read([kept[f'arr_{i}'] for i in range(len(members))])
+      return read(list(folder_files.read_arrays(path, name, [[f'arr_{i}' for i in range(len(members))]]).values()))
     if len(members) != len(_KERAS_MEMBERS) or set(members) != _KERAS_MEMBERS:
       raise ValueError(f'its members must be {sorted(_KERAS_MEMBERS)}, found {members}')
     with archive.open('model.weights.h5') as f, h5py.File(f, 'r') as weights:
@@ -244,6 +265,7 @@ def _run(content) -> dict[str, Any]:
   value = folder_files.read_json(content.path, RUN)
   with folder_files.damage(RUN):
     abouts.check_text(RUN, value)
+    _check_form(content, RUN, files.json_text(value))
     _check_keys('it', value, _OF_RUN)
     identity, flags, resolved = value['identity'], value['flags'], value['resolved']
     _check_keys('resolved', resolved, _RESOLVED)
@@ -287,6 +309,7 @@ def _summary(content) -> dict[str, Any]:
   value = folder_files.read_json(content.path, SUMMARY)
   with folder_files.damage(SUMMARY):
     abouts.check_text(SUMMARY, value)
+    _check_form(content, SUMMARY, files.json_text(value))
     expected = content.plan.report(content.ledger, content.plan.schedule).as_dict()
     _check_keys('it', value, _OF_SUMMARY | expected.keys())
     _check_plain({name: value[name] for name in _OF_SUMMARY - {'malicious'}})
@@ -315,7 +338,16 @@ def _rows(content) -> list[dict[str, str]]:
       raise FolderError(
         f'{METRICS}: test_accuracy of round {row["round"]} is {accuracy}, which is not between 0 and 1.'
       )
+  written = io.StringIO()
+  csv.writer(written).writerows([list(rows[0]), *(row.values() for row in rows)])
+  with folder_files.damage(METRICS):
+    _check_form(content, METRICS, written.getvalue())
   return rows
+
+
+def _check_form(content, name, written) -> None:
+  if folder_files.read_text(content.path, name) != written:
+    raise ValueError('it is written in another way than the program writes it')
 
 
 def _check_keys(name, value, keys) -> None:

@@ -21,7 +21,6 @@ import math
 import os
 import re
 from typing import Any, Callable, NamedTuple, Optional
-import zipfile
 
 import numpy as np
 
@@ -249,23 +248,10 @@ def model_shape(value: Mapping[str, Any]) -> layers_lib.ModelShape:
   return layers_lib.ModelShape(tuple(layers), shapes)
 
 
-def _arrays(path: str, name: str, expected: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
-  """The arrays of an .npz file; `expected` are the sets of names with dtypes that it may hold."""
-  whole = folder_files.check_archive(path, name)
-  with folder_files.damage(name):
-    # The loader lists other members of the archive, and those with the same name twice, in ways of its own.
-    with zipfile.ZipFile(whole) as archive:
-      members = sorted(archive.namelist())
-    if members not in [sorted(f'{one}.npy' for one in names) for names in expected]:
-      raise ValueError(f'it must hold the arrays {" or ".join(map(str, map(list, expected)))}, found {members}')
-    with np.load(whole, allow_pickle=False) as kept:
-      return dict(kept)
-
-
 def _schedule(path, config) -> tuple[list[np.ndarray], Optional[list[np.ndarray]]]:
   """The drawn clients of each round, and those who come, if this is known before the run."""
   known = {'offsets': np.int64, 'clients': np.int64}
-  arrays = _arrays(path, SCHEDULE, [known, {**known, 'comes': bool}])
+  arrays = folder_files.read_arrays(path, SCHEDULE, [known, {**known, 'comes': bool}])
   with folder_files.damage(SCHEDULE):
     offsets, clients = arrays['offsets'], arrays['clients']
     if any(array.dtype != {**known, 'comes': bool}[name] or array.ndim != 1 for name, array in arrays.items()):
@@ -289,7 +275,7 @@ def _schedule(path, config) -> tuple[list[np.ndarray], Optional[list[np.ndarray]
 def _ledger(path, plan) -> accounting.RunLedger:
   with folder_files.damage(LEDGER):
     expected = plan.new_ledger().state_dict()
-    arrays = _arrays(path, LEDGER, [expected])
+    arrays = folder_files.read_arrays(path, LEDGER, [expected])
     # Before the arrays of a population are made.
     if arrays['num_clients'].shape or int(arrays['num_clients']) != plan.num_clients:
       raise ValueError(f'it must be of {plan.num_clients:,} clients')

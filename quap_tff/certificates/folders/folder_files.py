@@ -4,7 +4,7 @@ A pipe, a device, a link or a file that claims to unpack to more than the memory
 who checks a folder. So nothing is opened before `entries` has looked at it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 import contextlib
 import csv
 import hashlib
@@ -14,6 +14,10 @@ import os
 import stat
 from typing import Any, NamedTuple
 import zipfile
+
+import numpy as np
+
+from quap_tff.common import files
 
 _MEBIBYTE = 1 << 20
 # Far above what runs write: a million clients make a ledger and a clients.csv of some 30 MiB each.
@@ -192,6 +196,33 @@ def check_archive(path: str, name: str) -> str:
       raise ValueError('it holds more than an archive')
     check_unpacked(sum(item.file_size for item in archive.infolist()))
   return whole
+
+
+def read_arrays(path: str, name: str, expected: Sequence[Iterable[str]]) -> dict[str, np.ndarray]:
+  """The arrays of an .npz file in the folder, which is written again and compared: it holds them and nothing else.
+
+  Args:
+    path: The folder.
+    name: The file.
+    expected: The lists of arrays that it may hold, each in the order of the file.
+
+  Raises:
+    FolderError: If it is missing or damaged, holds other arrays, or is not the file that `files.npz` writes.
+  """
+  whole = check_archive(path, name)
+  with damage(name):
+    # The loader lists other members of the archive, and those with the same name twice, in ways of its own.
+    with zipfile.ZipFile(whole) as archive:
+      members = archive.namelist()
+    names = next((list(one) for one in expected if [f'{array}.npy' for array in one] == members), None)
+    if names is None:
+      raise ValueError(f'it must hold the arrays {" or ".join(map(str, map(list, expected)))}, found {members}')
+    with np.load(whole, allow_pickle=False) as kept:
+      arrays = {one: kept[one] for one in names}
+    with open(whole, 'rb') as f:
+      if f.read() != files.npz(arrays):
+        raise ValueError('it holds more than its arrays, or is written in another way')
+    return arrays
 
 
 def check_unpacked(num_bytes: int) -> None:

@@ -93,7 +93,7 @@ class Memory:
     """Takes the place of the lines. Only inside `locked`."""
     body = ''.join(f'{line}\n' for line in lines)
     content = f'{self._owner} {len(lines)} {hashlib.sha256(body.encode()).hexdigest()}\n{body}'.encode()
-    with files.private(), files.replacing(self.path) as unfinished, open(unfinished, 'wb') as f:
+    with files.replacing(self.path) as unfinished, files.new_private(unfinished) as f:
       f.write(content)
       f.flush()
       os.fsync(f.fileno())

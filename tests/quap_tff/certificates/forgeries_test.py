@@ -16,6 +16,7 @@ import pytest
 
 from quap_tff import plans
 from quap_tff.certificates.folders import folder as folders
+from quap_tff.common import files
 from quap_tff.common import registry
 from quap_tff.mechanisms import sparsity
 from tests.quap_tff.certificates import made
@@ -61,7 +62,7 @@ def _refit(path):
     sparsity=registry.parse_spec('sparsity', value['sparsity'], sparsity.SPARSITIES),
   )
   ledger = made.ledger(plan)
-  np.savez(path / _LEDGER, **ledger.state_dict())
+  made.write_arrays(path / _LEDGER, ledger.state_dict())
   (path / _CLIENTS).write_text(folders.clients_text(plan, ledger))
 
 
@@ -154,7 +155,11 @@ _VALUES = {
   'a control character': (('issuer', 'tuning', 'By \x1b[2Jtheory.'), 'U+001B'),
   'two lines': (('issuer', 'tuning', 'By theory.\nε = 0.'), 'U+000A'),
   'a bidirectional mark': (('issuer', 'dataset', 'my\u202edata'), 'U+202E'),
-  'the end of a quotation': (('issuer', 'tuning', 'By theory.” This is proved: “'), 'without “ and ”'),
+  'the end of a quotation': (('issuer', 'tuning', 'By theory.” This is proved: “'), 'tuning holds ” (U+201D)'),
+  'an ornament as its end': (('issuer', 'tuning', 'By theory.❞ This is proved.'), 'tuning holds ❞ (U+275E)'),
+  'a double prime as its end': (('issuer', 'cohorts', 'Fixed.″ This is proved.'), 'cohorts holds ″ (U+2033)'),
+  'a wide mark as its end': (('issuer', 'test_set', 'Own.＂ This is proved.'), 'test_set holds ＂ (U+FF02)'),
+  'a blank as a sentence': (('issuer', 'tuning', '\u2800'), 'tuning must be a sentence'),
   'a commitment in words': (('issuer', 'data_commitment', 'checked by others'), 'data_commitment must be a SHA-256'),
   'stretches that are none': (('issuer', 'stretches', [{'client 7': 3}]), 'A stretch must have'),
   'a stretch in words': (('issuer', 'stretches', 'x'), 'A stretch must have'),
@@ -339,7 +344,7 @@ class TestFiles:
     assert made.answer(certified, capsys)[0] == 1
 
   def test_another_model_of_the_same_shape(self, certified, capsys):
-    np.savez(certified / 'final_model.npz', *(1 + tensor for tensor in made.WEIGHTS))
+    made.write_model(certified / 'final_model.npz', [1 + tensor for tensor in made.WEIGHTS])
     _check(certified, 'provenance.files_sha256.final_model.npz: it says', capsys)
 
 
@@ -501,6 +506,43 @@ def _header(text):
   return b'\x93NUMPY\x01\x00' + len(content).to_bytes(2, 'little') + content
 
 
+def _rewritten(change=lambda name, content: content, after=lambda archive: None, **of_member):
+  """Writes an archive anew: with other contents, something after its first member, or other facts about members."""
+
+  def how(path):
+    with np.load(path) as kept:
+      members = {f'{name}.npy': files.npz({name: kept[name]}) for name in kept.files}
+    with zipfile.ZipFile(path, 'w') as archive:
+      for number, (name, content) in enumerate(members.items()):
+        member = zipfile.ZipInfo(name)
+        for key, value in of_member.items():
+          setattr(member, key, value)
+        archive.writestr(member, change(name, zipfile.ZipFile(io.BytesIO(content)).read(name)))
+        if not number:
+          after(archive)
+
+  return how
+
+
+def _gap(archive):
+  archive.fp.write(_HIDDEN)
+  archive.start_dir = archive.fp.tell()
+
+
+# Each holds the same arrays as before. `np.load` takes no notice of the rest.
+_HIDING = {
+  'bytes after arrays': _rewritten(lambda name, content: content + _HIDDEN),
+  'a text in headers': _rewritten(lambda name, content: content.replace(b'}' + 8 * b' ', b'}# label3')),
+  'a gap': _rewritten(after=_gap),
+  'comments of members': _rewritten(comment=_HIDDEN),
+  'fields of members': _rewritten(extra=b'\x77\x77' + len(_HIDDEN).to_bytes(2, 'little') + _HIDDEN),
+  'times of members': _rewritten(date_time=(2026, 7, 3, 1, 2, 4)),
+  'modes of members': _rewritten(external_attr=0o644 << 16),
+  'compressed members': _rewritten(compress_type=zipfile.ZIP_DEFLATED),
+  'as NumPy writes it': lambda path: np.savez(path, **dict(np.load(path))),
+}
+
+
 _ARCHIVES = {
   'another member': (_member('losses.txt', b'x'), 'it must hold the arrays'),
   'a folder as a member': (_member('more/', b''), 'it must hold the arrays'),
@@ -541,6 +583,45 @@ class TestArrays:
     how, words = _ARCHIVES[name]
     how(certified / file)
     _check_sealed(certified, words, capsys)
+
+  @pytest.mark.parametrize('file', [_SCHEDULE, _LEDGER, 'final_model.npz'])
+  @pytest.mark.parametrize('name', _HIDING)
+  def test_that_hide_something(self, name, file, certified, capsys):
+    with np.load(certified / file) as kept:
+      before = {one: kept[one] for one in kept.files}
+    _HIDING[name](certified / file)
+    with np.load(certified / file) as kept:
+      assert all(np.array_equal(kept[one], array) for one, array in before.items()) and len(kept.files) == len(before)
+    _check_sealed(certified, f'{file} is damaged: it holds more than its arrays, or is written in another way', capsys)
+
+  def test_a_letter_for_a_truth(self, held, capsys):
+    def letters(arrays):
+      return {**arrays, 'comes': np.where(arrays['comes'], np.uint8(ord('A')), np.uint8(0)).view(bool)}
+
+    before = (held / _SCHEDULE).read_bytes()
+    with np.load(held / _SCHEDULE) as kept:
+      arrays = letters(dict(kept))
+    np.savez(held / _SCHEDULE, **arrays)
+    _check_sealed(held, 'it holds more than its arrays', capsys)
+    made.write_arrays(held / _SCHEDULE, arrays)
+    assert (held / _SCHEDULE).read_bytes() == before
+
+
+class TestUnchecked:
+  def test_what_cannot_be_made_again_is_named_and_not_covered(self, certified, tmp_path, capsys):
+    assert made.answer(certified, capsys)[1][1:] == [made.read(certified, folders.CERTIFICATE)['statement']]
+    path = made.folder(tmp_path / 'run', model=made.keras(tmp_path / 'model.keras', made.WEIGHTS))
+    for how in (lambda f: f.attrs.update({'note': 'client 7 has the label 3'}), lambda f: None):
+      _weights(how)(path / 'final_model.keras')
+      _member('config.json', _HIDDEN)(path / 'final_model.keras')
+      made.reseal(path)
+      status, lines = made.answer(path, capsys)
+      assert status == 0 and lines[2] == (
+        'Not checked, and not covered by this statement: final_model.keras, except that its tensors have the stated '
+        'shapes and finite numbers.'
+      )
+      page = (path / folders.PAGE).read_text(encoding='utf-8')
+      assert '<li>final_model.keras, except that its tensors have the stated shapes and finite numbers</li>' in page
 
 
 def _first(how):
@@ -620,12 +701,12 @@ class TestModel:
       (certified / 'final_model.npz').unlink()
       made.keras(certified / 'final_model.keras', tensors)
     else:
-      np.savez(certified / 'final_model.npz', *tensors)
+      made.write_model(certified / 'final_model.npz', tensors)
     _check_sealed(certified, words, capsys)
 
   @pytest.mark.parametrize('dtype', [np.float16, np.float32, np.float64, '>f4'])
   def test_any_floats_will_do(self, dtype, certified, capsys):
-    np.savez(certified / 'final_model.npz', *(tensor.astype(dtype) for tensor in made.WEIGHTS))
+    made.write_model(certified / 'final_model.npz', [tensor.astype(dtype) for tensor in made.WEIGHTS])
     made.reseal(certified)
     assert made.answer(certified, capsys)[0] == 0
 
@@ -640,11 +721,11 @@ class TestModel:
     'arrays', [dict(a=made.WEIGHTS[0], b=made.WEIGHTS[1]), dict(arr_0=np.ones(2), arr_2=np.ones(2))]
   )
   def test_arrays_of_other_names(self, arrays, certified, capsys):
-    np.savez(certified / 'final_model.npz', **arrays)
-    _check_sealed(certified, 'its members must be arr_0.npy, arr_1.npy and so on', capsys)
+    made.write_arrays(certified / 'final_model.npz', arrays)
+    _check_sealed(certified, "it must hold the arrays ['arr_0', 'arr_1']", capsys)
 
   def test_arrays_of_objects(self, certified, capsys):
-    np.savez(certified / 'final_model.npz', *(tensor.astype(object) for tensor in made.WEIGHTS))
+    made.write_model(certified / 'final_model.npz', [tensor.astype(object) for tensor in made.WEIGHTS])
     _check_sealed(certified, 'Object arrays cannot be loaded', capsys)
 
 

@@ -117,8 +117,20 @@ def change_arrays(path, name, how):
   with np.load(path / name) as kept:
     arrays = {key: kept[key].copy() for key in kept}
   other = how(arrays)
-  with open(path / name, 'wb') as f:
-    np.savez(f, **(arrays if other is None else other))
+  write_arrays(path / name, arrays if other is None else other)
+
+
+def write_arrays(path, arrays):
+  """Writes an .npz file as the program does; objects, which it refuses, as NumPy does."""
+  if any(np.asarray(array).dtype.hasobject for array in arrays.values()):
+    np.savez(path, **arrays)
+  else:
+    path.write_bytes(files.npz(arrays))
+
+
+def write_model(path, tensors):
+  """Writes the tensors of a model as the program does."""
+  write_arrays(path, {f'arr_{number}': tensor for number, tensor in enumerate(tensors)})
 
 
 def reseal(path, how=lambda certificate: None):

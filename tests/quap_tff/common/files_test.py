@@ -1,8 +1,10 @@
 """Tests of `quap_tff.common.files`."""
 
+import hashlib
 import io
 import json
 import os
+import stat
 
 import numpy as np
 import pytest
@@ -80,6 +82,44 @@ def test_every_other_bit_in_a_sealed_file_is_found(tmp_path):
 def test_an_npz_file_holds_the_arrays_by_name():
   with np.load(io.BytesIO(files.npz({'a/b': np.arange(2), 'c': np.float32(3)}))) as found:
     assert found['a/b'].tolist() == [0, 1] and found['c'] == 3 and found['c'].dtype == np.float32
+
+
+def test_an_npz_file_depends_on_its_arrays_alone():
+  arrays = {
+    'numbers': np.arange(6.0).reshape(2, 3).T,
+    'none': np.zeros((0, 3), np.int32),
+    'one': np.float16(3),
+    'other_order': np.arange(3, dtype='>i8'),
+    'texts': np.array(['é', 'ab']),
+    'truths': np.array([True, False]),
+  }
+  content = files.npz(arrays)
+  with np.load(io.BytesIO(content)) as found:
+    again = dict(found)
+  for name, array in arrays.items():
+    assert again[name].dtype == array.dtype and again[name].shape == array.shape and (again[name] == array).all()
+  assert files.npz(again) == content
+  # The same on every machine.
+  assert hashlib.sha256(content).hexdigest() == '07ce566f8f1b5b5a07342c36f7ad838ff8b8bc6479a86a4cd1400781f8d8ae2d'
+  other = {**arrays, 'truths': np.frombuffer(b'A\0', bool)}
+  assert other['truths'].tobytes() != arrays['truths'].tobytes() and files.npz(other) == content
+  with pytest.raises(ValueError, match='texts must be an array of numbers or texts, found one of objects'):
+    files.npz({'texts': np.array([{}])})
+
+
+def test_what_is_sealed_is_its_owners_from_the_start(tmp_path, monkeypatch):
+  path, before, moved = tmp_path / 'secret', os.umask(0), os.replace
+  modes = []
+  monkeypatch.setattr(os, 'replace', lambda *names: modes.append(os.stat(names[0]).st_mode) or moved(*names))
+  try:
+    path.write_bytes(b'earlier')
+    (tmp_path / 'secret.part').write_bytes(b'left by a process that was killed')
+    with open(tmp_path / 'secret.part', 'rb') as spy:
+      files.write_sealed(str(path), b'ab')
+      assert spy.read() == b'left by a process that was killed'
+  finally:
+    os.umask(before)
+  assert stat.S_IMODE(path.stat().st_mode) == 0o600 and [stat.S_IMODE(mode) for mode in modes] == [0o600]
 
 
 def test_json(tmp_path):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import unicodedata
 
 import pytest
 
@@ -27,7 +28,7 @@ def test_everything_goes_through_json():
 
 
 @pytest.mark.parametrize('name', ['dataset', 'cohorts', 'tuning', 'test_set', 'algorithm', 'model', 'features'])
-@pytest.mark.parametrize('value', ['', ' ', None, 5, ['x']])
+@pytest.mark.parametrize('value', ['', ' ', '…', '. – .', None, 5, ['x']])
 def test_a_sentence_is_a_text(name, value):
   with pytest.raises(ValueError, match=f'{name} must be a sentence or a name'):
     _about(**{name: value})
@@ -43,7 +44,8 @@ def test_what_need_not_be_said(name):
 @pytest.mark.parametrize(
   'character',
   ['\x00', '\n', '\t', '\x1b', '\x7f', '\x85', '\u061c', '\u200b', '\u200e', '\u200f', '\u202a', '\u202d', '\u202e']
-  + ['\u2028', '\u2029', '\u2066', '\u2067', '\u2069', '\ufeff', '\U000e0041', '\ud800'],
+  + ['\u2028', '\u2029', '\u2066', '\u2067', '\u2069', '\ufeff', '\U000e0041', '\ud800']
+  + ['\u2800', '\u3164', '\u115f', '\uffa0', '\u034f', '\ufe0f', '\U000e0100', '\U0001d159'],
 )
 @pytest.mark.parametrize('name', ['dataset', 'tuning', 'post_processing', 'algorithm'])
 def test_no_character_is_hidden_or_reorders_others(name, character):
@@ -53,7 +55,7 @@ def test_no_character_is_hidden_or_reorders_others(name, character):
 
 # Values that a field refuses, and with which words.
 _REFUSED = {
-  ('tuning', 'at most 4,000 characters without “ and ”'): ['Says “ε = 0”.', 'x' * 4001],
+  ('tuning', 'at most 4,000 characters, found 4,001'): ['x' * 4001],
   ('tests', 'tests must be an integer at least 0'): [True, 1.0, '1', None, -1, 1.5],
   ('test_accuracy', 'test_accuracy must be a finite number at least 0 and at most 1'): [
     *(-0.1, 1.1, float('nan'), float('inf'), True, '0.5', 10**400)
@@ -117,6 +119,36 @@ def test_texts_at_any_depth(value):
 def test_numbers_at_any_depth(value):
   with pytest.raises(ValueError, match='it holds .* not a finite number'):
     about.check_text('it', value)
+
+
+_PRIMES = '\u2032\u2033\u2034\u2036\u2057\u02b9\u02ba\u02bc\u02ee\u02dd\u02f6'
+_ORNAMENTS = '\u275b\u275c\u275d\u275e\u275f\u2760\u276e\u276f\U0001f676\U0001f677\U0001f678'
+_OTHERS = '\uff02\uff07\u3003\u301d\u301e\u301f\u300c\u300d\u05f4\u05f3\u2e42\u00b4\u00a8\u1cd3\ue000\u00a0\u2003'
+
+
+def _quotation_marks():
+  every = map(chr, range(0x110000))
+  return [c for c in every if unicodedata.category(c) in ('Pi', 'Pf') or 'QUOTATION MARK' in unicodedata.name(c, '')]
+
+
+@pytest.mark.parametrize('text', [*_quotation_marks(), *_PRIMES, *_ORNAMENTS, *_OTHERS, "''", '``', '"'])
+def test_nothing_looks_as_if_it_ended_the_quotation(text):
+  with pytest.raises(ValueError, match=r'tuning holds .*U\+[0-9A-F]{4,}'):
+    _about(tuning=f'By theory.{text} This is proved: nothing leaks')
+
+
+@pytest.mark.parametrize(
+  'text',
+  [
+    "Alice's data, 'as is': 3 × 10^-5 ≤ δ – see [2] (p. 7).",
+    'Ünïcode 日本語のデータ。',
+    'עברית',
+    'हिन्दी',
+    'a·b … 50 €',
+  ],
+)
+def test_an_issuer_may_write_in_any_language(text):
+  assert _about(tuning=text).tuning == text
 
 
 def test_plain_texts_are_those_of_any_language():

@@ -84,7 +84,7 @@ def _check_round_trip(plan, path):
   for name, array in ledger.state_dict().items():
     np.testing.assert_array_equal(kept.ledger.state_dict()[name], array)
   verdict = certificates.verify(str(path))
-  assert verdict == ([], [], [], certificate['statement'], '')
+  assert verdict == ([], [], [], certificate['statement'], '', [])
 
 
 @pytest.mark.parametrize('name', _CHOICES)
