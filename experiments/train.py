@@ -166,8 +166,12 @@ def _print_summary(outcome, summary):
   result, experiment = outcome.result, outcome.experiment
   covered, _ = _sentences(outcome.report.protection)
   other_epsilon = final_summary.other_epsilon(experiment.run, experiment.plan, summary)
-  notes = [final_summary.non_finite(*result.non_finite)]
-  print(f'\n{final_summary.text(summary, covered, result.rounds_run, result.seconds, other_epsilon, notes)}')
+  left_out = final_summary.non_finite(*result.non_finite)
+  guess = final_summary.guessed(result.test['accuracy'], experiment.federation.test.labels)
+  text = final_summary.text(
+    summary, covered, result.rounds_run, result.seconds, other_epsilon, left_out=left_out, guess=guess
+  )
+  print(f'\n{text}')
   print(final_summary.line(summary), flush=True)
 
 

@@ -212,7 +212,7 @@ def _summary_problems(content, files, plan, run) -> list[str]:
     expected = final_summary.make(
       run,
       plan.num_clients,
-      plan.report(content.ledger, plan.schedule),
+      content.plan.report(content.ledger, content.plan.schedule),
       rounds=content.ledger.num_rounds,
       test={key: _number(files.rows[-1][f'test_{key}']) for key in ('accuracy', 'loss')},
       # The shapes of the tensors have been compared already.

@@ -42,6 +42,8 @@ _SHORT_PROTECTION = {
 
 # By what share a formal ε may differ from --epsilon without a word.
 _CLOSE = 0.05
+# How many standard deviations of the accuracy of guessing are taken for chance: 1 in 44 is above that.
+_CHANCE = 2.0
 # Weights of models that learn something are below 100, and the loss of guessing is the logarithm of the classes.
 _LARGEST_SENSIBLE = 1e6
 _DIVERGED = (
@@ -127,7 +129,8 @@ def text(
   rounds_run: Optional[int] = None,
   seconds: Optional[float] = None,
   other_epsilon: str = '',
-  notes: Sequence[str] = (),
+  left_out: str = '',
+  guess: Optional[float] = None,
 ) -> str:
   """The lines for people.
 
@@ -138,7 +141,8 @@ def text(
     rounds_run: The rounds of this process; None if there was nothing to run.
     seconds: That these rounds took; None where this is withheld.
     other_epsilon: From `other_epsilon`.
-    notes: Sentences on the training and its result, such as `non_finite`.
+    left_out: From `non_finite`.
+    guess: From `guessed`.
   """
   paragraphs = []
   if rounds_run is not None:
@@ -153,12 +157,13 @@ def text(
   paragraphs += filter(None, [other_epsilon])
   if summary.get('malicious'):
     paragraphs.append(malicious(summary['malicious']))
-  paragraphs += filter(None, notes)
+  paragraphs += filter(None, [left_out])
   paragraphs += _what_is_kept(summary)
   if summary.get('diverged'):  # Earlier versions do not say it.
     paragraphs.append(_DIVERGED)
   loss = '' if summary['test_loss'] is None else f', loss {progress.short(summary["test_loss"], 4)}'
-  paragraphs.append(f'Test accuracy {summary["test_accuracy"]:.2%}{loss}.')
+  alike = '' if guess is None else f': not clearly above one fixed label ({guess:.2%})'
+  paragraphs.append(f'Test accuracy {summary["test_accuracy"]:.2%}{loss}{alike}.')
   paragraphs += [guarantee(summary), *_reading(summary)]
   rows = []
   for paragraph in paragraphs:
@@ -205,6 +210,19 @@ def non_finite(updates: int, rounds: int, first_round: int) -> str:
     f"{updates} of the clients' updates had NaN or infinity and counted as zero, in {where}. A smaller learning rate "
     'in --client_optimizer may help.'
   )
+
+
+def guessed(accuracy: float, labels: np.ndarray) -> Optional[float]:
+  """The accuracy of always giving the most frequent label, if the model's is not above it by more than chance.
+
+  Args:
+    accuracy: The model's, on the test set.
+    labels: int[n], the labels of the test set.
+  """
+  if not len(labels):
+    return None
+  share = float(np.bincount(labels).max()) / len(labels)
+  return share if accuracy <= share + _CHANCE * math.sqrt(share * (1 - share) / len(labels)) else None
 
 
 def guarantee(summary: Mapping[str, Any]) -> str:

@@ -121,6 +121,33 @@ class TestNonFinite:
     assert 'NaN' not in capsys.readouterr().out
 
 
+class TestGuessing:
+  # 60 of 100 are 1: by chance a guess that is right with probability 0.6 has up to 0.6 + 2·√(0.6·0.4/100) = 0.698.
+  @pytest.mark.parametrize('accuracy, said', [(0.1, True), (0.6, True), (0.69, True), (0.7, False), (1.0, False)])
+  def test_is_what_is_not_above_the_most_frequent_label_by_more_than_chance(self, accuracy, said):
+    guess = final_summary.guessed(accuracy, np.repeat([0, 1, 2], [20, 60, 20]))
+    assert guess == (0.6 if said else None)
+    line = f'Test accuracy 50.00%, loss 1.0000{": not clearly above one fixed label (60.00%)" if said else ""}.'
+    assert line in final_summary.text(_summary(), guess=guess).splitlines()
+
+  def test_without_labels_there_is_nothing_to_guess(self):
+    assert final_summary.guessed(0.0, np.zeros(0, np.int32)) is None
+
+  @pytest.mark.slow
+  @pytest.mark.parametrize('algorithm', ['fedavg', 'quap', 'certified', 'tff_dp_fedavg'])
+  def test_is_said_for_every_method(self, algorithm, capsys):
+    epsilon = ['--epsilon=0.5'] if algorithm != 'fedavg' else []
+    arguments = [*harness.TINY, f'--algorithm={algorithm}', '--rounds=2', '--seed=1', *epsilon]
+    assert harness.main(*arguments, '--client_optimizer=sgd:learning_rate=1e-9') == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith('Test accuracy'))
+    assert line.endswith(': not clearly above one fixed label (11.94%).')
+
+  @pytest.mark.slow
+  def test_is_not_said_of_a_model_that_has_learned(self, capsys):
+    assert harness.main(*harness.TINY, '--algorithm=fedavg', '--client_optimizer=sgd:learning_rate=1.0') == 0
+    assert 'fixed label' not in capsys.readouterr().out
+
+
 @pytest.mark.slow
 class TestRun:
   @pytest.mark.parametrize(

@@ -162,7 +162,7 @@ def test_a_plan_whose_process_was_never_built_is_refused(tmp_path):
 def test_a_ledger_or_a_model_of_another_run_is_refused(tmp_path):
   plan, other = made.plan(), made.plan(noise_multiplier=9.0)
   for ledger, weights, words in (
-    (made.ledger(other), made.WEIGHTS, 'fingerprint in ledger.npz is not that of the mechanism'),
+    (made.ledger(other), made.WEIGHTS, 'This ledger is of another plan'),
     (made.ledger(plan), made.WEIGHTS[:1], r'holds tensors of the shapes \[\(3, 2\)\], and mechanism.json says \[\(2,'),
   ):
     with pytest.raises(ValueError, match=words):
