@@ -134,6 +134,11 @@ sys.exit(pytest.main(['--collect-only', '-qq', '-pno:cacheprovider', *{light.ESS
   assert 'asks for' not in done.stdout and len(re.findall('_test.py', done.stdout)) >= len(light.ESSENTIAL)
 
 
+def test_the_readme_has_the_overrides_that_uv_needs():
+  [overrides] = re.findall('^override-dependencies = .*$', (ROOT / 'pyproject.toml').read_text(encoding='utf-8'), re.M)
+  assert f'[tool.uv]\n{overrides}\n[tool.uv.sources]\n' in (ROOT / 'README.md').read_text(encoding='utf-8')
+
+
 class TestMissingPackage:
   # In the order in which they are imported, so that one process can miss one after the other.
   _MISSING = {'tensorflow': 'tensorflow', 'tensorflow_federated': 'tensorflow-federated', 'tree': 'dm-tree'}
