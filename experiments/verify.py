@@ -49,8 +49,8 @@ _PUBLIC_KEY = flags.DEFINE_string(
 _PUBLISH = flags.DEFINE_string(
   'publish',
   None,
-  'New folder for a copy of the files that may be handed out, which the certificate names. Nothing is '
-  'copied if the certificate is invalid or refuted.',
+  'New folder for a copy of the files that may be handed out, which the certificate names. An audit is not copied, '
+  'because the guarantee does not cover it. Nothing is copied if the certificate is invalid or refuted.',
   flag_values=_FLAGS,
 )
 
@@ -63,6 +63,9 @@ def verify(path: str, public_key: Optional[str] = None) -> 'Verdict':
 def publish(path: str, target: str) -> None:
   """Copies what may be handed out from a folder whose certificate is valid into a new folder.
 
+  The guarantee does not cover an audit, which trained on the same clients again. So it stays where it is, and the page
+  in the new folder does not show it.
+
   Raises:
     ValueError: If `target` already exists, or lies in the folder itself.
   """
@@ -73,10 +76,11 @@ def publish(path: str, target: str) -> None:
     raise ValueError(f"--publish={target} lies in the run's own folder. Give a new folder outside {path}.")
   certificate = folder_files.read_json(path, folders.CERTIFICATE)
   with files.new_folder(target) as unfinished:
-    for name in [*certificate['provenance']['files_sha256'], *folders.OWN]:
+    for name in [*certificate['provenance']['files_sha256'], folders.CERTIFICATE, folders.SIGNATURE]:
       if os.path.exists(os.path.join(path, name)):
         os.makedirs(os.path.dirname(os.path.join(unfinished, name)), exist_ok=True)
         shutil.copyfile(os.path.join(path, name), os.path.join(unfinished, name))
+    verifying.write_page(unfinished, certificate, None)
 
 
 def main(argv: list[str]) -> int:
@@ -90,6 +94,8 @@ def main(argv: list[str]) -> int:
     status = _answer(paths[0])
     if status == 0 and _PUBLISH.value is not None:
       publish(paths[0], _PUBLISH.value)
+      if os.path.exists(os.path.join(paths[0], folders.AUDIT)):
+        print(f'{folders.AUDIT} was not copied: the guarantee does not cover it.', file=sys.stderr)
       print(f'Published: {_PUBLISH.value}', file=sys.stderr)
     return status
   except BrokenPipeError:

@@ -136,17 +136,22 @@ def planned_threshold(mu: float, inserted: int, unseen: int, confidence: float =
 
   It is chosen from the claim and the numbers of trials alone, so it does not depend on any score.
   """
-  thresholds = np.linspace(-_TAIL, mu + _TAIL, _THRESHOLDS)
+  tried = np.linspace(*thresholds(mu), _THRESHOLDS)
   expected = [
     bound(
       Guesses(round(inserted * float(special.ndtr(mu - t))), inserted, round(unseen * float(special.ndtr(-t))), unseen),
       0.5,
       confidence,
     ).mu
-    for t in thresholds
+    for t in tried
   ]
   best = np.flatnonzero(np.asarray(expected) >= max(expected) - 1e-9)
-  return float(thresholds[best[len(best) // 2]])
+  return float(tried[best[len(best) // 2]])
+
+
+def thresholds(mu: float) -> tuple[float, float]:
+  """The least and the largest threshold that is tried for scores N(μ, 1) and N(0, 1)."""
+  return -_TAIL, mu + _TAIL
 
 
 def count(inserted: Any, unseen: Any, threshold: float) -> Guesses:

@@ -5,6 +5,7 @@ refute the claim. So that all of it errs as seldom as its confidence says, each 
 """
 
 from collections.abc import Mapping, Sequence
+import math
 import os
 from typing import Any, NamedTuple, Optional
 
@@ -100,9 +101,13 @@ def problems(record: Any, certificate: Mapping[str, Any]) -> list[str]:
   """The faults of a record, a sentence each: of another certificate, changed, or with wrong arithmetic."""
   try:
     with folder_files.damage(AUDIT):
-      for keys, part in ((_KEYS, record), *([(_GAME_KEYS, record['game'])] if record['game'] is not None else [])):
-        if set(part) != keys:
-          return [f'{AUDIT} is not an audit: it must have {sorted(keys)}, found {sorted(part)}.']
+      if not isinstance(record, dict):
+        return [f'{AUDIT} is not an audit: it must be an object, found {record!r:.40}.']
+      game = record.get('game')
+      for keys, part in ((_KEYS, record), *([(_GAME_KEYS, game)] if game is not None else [])):
+        if not isinstance(part, dict) or set(part) != keys:
+          found = sorted(part) if isinstance(part, dict) else f'{part!r:.40}'
+          return [f'{AUDIT} is not an audit: it must have {sorted(keys)}, found {found}.']
       abouts.check_text(AUDIT, record)
       _check_figures(record, certificate)
       expected = _expected(record, certificate)
@@ -116,9 +121,16 @@ def _check_figures(record, certificate) -> None:
   game, clients = record['game'], record['canary_clients']
   for name in ('canaries', 'repeats'):
     checks.integer(name, record[name], at_least=1)
-  for name in ('threshold', 'inserted_mean', 'unseen_mean', 'unseen_stddev'):
-    checks.number(name, record[name])
-  checks.number('confidence', record['confidence'], at_least=0.5, below=1)
+  mu = certificate['guarantee']['mu'] * (1 + _CLOSE)
+  for name in ('inserted_mean', 'unseen_mean'):
+    _check_float(name, record[name])
+  _check_float('unseen_stddev', record['unseen_stddev'], at_least=0)
+  _check_float('threshold', record['threshold'], **dict(zip(('at_least', 'at_most'), lower_bounds.thresholds(mu))))
+  _check_float('confidence', record['confidence'], at_least=0.5, below=1)
+  _check_share('unseen', record, record['unseen_stddev'])
+  _check_share('inserted', record, math.inf)
+  if record['unseen'] % record['repeats']:
+    raise ValueError(f'unseen must be a multiple of repeats, found {record["unseen"]!r}')
   if not isinstance(clients, list) or len(clients) != record['canaries']:
     raise ValueError(f'canary_clients must be a list of {record["canaries"]} clients, found {clients!r}')
   checks.cohort(clients, certificate['achieved']['clients'])
@@ -127,9 +139,27 @@ def _check_figures(record, certificate) -> None:
   if game is not None:
     if not checks.integer('draws', game['draws'], at_least=1) == game['inserted'] == game['unseen']:
       raise ValueError(f'draws must be those of each world, found {game["draws"]!r}')
-    checks.number('mu_estimate', game['mu_estimate'])
+    _check_float('mu_estimate', game['mu_estimate'])
     # A game is about one client, and every client's μ is at most that of the guarantee.
-    checks.number("the game's μ", game['claimed_mu'], at_least=0, at_most=certificate['guarantee']['mu'] * (1 + _CLOSE))
+    _check_float("the game's μ", game['claimed_mu'], at_least=0, at_most=mu)
+
+
+def _check_float(name: str, value: Any, **limits: float) -> None:
+  """Raises `ValueError` unless it is a number that JSON has as a float, as audits write it."""
+  if type(value) is not float:
+    raise ValueError(f'{name} must be a finite number that is written like 2.0, found {value!r}')
+  checks.number(name, value, **limits)
+
+
+def _check_share(kind: str, record: Mapping[str, Any], stddev: float) -> None:
+  """Raises `ValueError` if so many scores above the threshold contradict the scores' mean and deviation (Cantelli)."""
+  positives = {'unseen': 'false_positives', 'inserted': 'true_positives'}[kind]
+  share, gap = record[positives] / record[kind], record['threshold'] - record[f'{kind}_mean']
+  # The part of the scores on the other side of the threshold than their mean.
+  other = share if gap >= 0 else 1 - share
+  is_above = share == 1 and gap >= 0 or share == 0 and gap < 0
+  if is_above or (other < 1 and other * gap**2 > (1 - other) * stddev**2 * (1 + _CLOSE)):
+    raise ValueError(f'{positives} of {record[positives]!r} contradicts {kind}_mean, found {record[f"{kind}_mean"]!r}')
 
 
 def _expected(record, certificate) -> dict[str, Any]:

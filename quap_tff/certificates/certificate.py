@@ -176,7 +176,7 @@ def differences(found: Any, expected: Any, tolerance: float = TOLERANCE, path: s
 
 
 def _same(found, expected, tolerance) -> bool:
-  if isinstance(expected, float) and type(found) in (int, float):
+  if isinstance(expected, float) and type(found) is float:
     # Another version of a library may round the last bit differently.
     return math.isclose(found, expected, rel_tol=tolerance, abs_tol=0.0)
   return type(found) is type(expected) and found == expected

@@ -250,9 +250,11 @@ class TestFolder:
     assert 'Gaussian noise that is independent' in page and kept['assumptions']['epsilon_lower_bound'] in page
     assert kept['certificate_sha256'] == folder_files.read_json(str(audited), folders.CERTIFICATE)['sha256']
 
-  def test_is_published_with_the_run(self, audited, tmp_path):
-    verify.publish(str(audited), str(tmp_path / 'public'))
-    assert (tmp_path / 'public' / record.AUDIT).exists()
+  def test_is_not_published_with_the_run(self, audited, tmp_path, capsys):
+    assert verify.main(['verify', str(audited), f'--publish={tmp_path / "public"}']) == 0
+    assert 'audit.json was not copied: the guarantee does not cover it.' in capsys.readouterr().err
+    assert not (tmp_path / 'public' / record.AUDIT).exists()
+    assert 'What an audit measured' not in (tmp_path / 'public' / folders.PAGE).read_text(encoding='utf-8')
     assert verify.verify(str(tmp_path / 'public')).problems == []
 
   def test_signatures_that_were_not_checked_are_named_and_published(self, signed, tmp_path):
@@ -264,6 +266,7 @@ class TestFolder:
     verify.publish(str(path), str(tmp_path / 'public'))
     found = verify.verify(str(tmp_path / 'public'), public)
     assert (found.problems, found.warnings) == ([], []) and found.statement
+    assert not (tmp_path / 'public' / folders.AUDIT_SIGNATURE).exists()
 
   def test_a_signed_run_needs_the_key_before_the_audit_starts(self, signed, tmp_path, monkeypatch, capsys):
     path, private, public = signed

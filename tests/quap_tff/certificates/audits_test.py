@@ -141,6 +141,14 @@ _CHANGES = {
   'more repeats': (dict(repeats=3), 'inserted must be canaries times repeats'),
   'a key more': (dict(more=1), 'is not an audit'),
   'a hidden character': (dict(part='a\u202ell'), 'U+202E'),
+  'a claim as an integer': (dict(claimed_epsilon=3), 'claimed_epsilon: it says 3, but the files give 3.0'),
+  'a mean as an integer': (dict(unseen_mean=0), 'unseen_mean must be a finite number that is written like 2.0'),
+  'a threshold that is never tried': (dict(threshold=5.0), 'threshold must be a finite number at least -4'),
+  'a deviation below zero': (dict(unseen_stddev=-0.93), 'unseen_stddev must be a finite number at least 0'),
+  'a deviation of nothing': (dict(unseen_stddev=0.0), 'contradicts unseen_mean'),
+  'a mean far away': (dict(unseen_mean=2.3), 'contradicts unseen_mean, found 2.3'),
+  'a mean above all scores': (dict(true_positives=0), 'contradicts inserted_mean'),
+  'runs of different sizes': (dict(unseen=301), 'unseen must be a multiple of repeats'),
 }
 _OF_GAME = {
   'a claim that nobody makes': (dict(claimed_mu=9.0), "the game's μ must be"),
@@ -186,7 +194,27 @@ class TestForgeries:
     _forge(audited, {**made.read(audited, folders.AUDIT), 'game': game})
     assert made.problems(audited)
 
-  @pytest.mark.parametrize('text', ['{}', '[]', 'null', '5', '"x"', '', '{"game": null}', '[' * 99999, 'NaN'])
+  @pytest.mark.parametrize('value', [2.3, True, 'x', [2.3], {'a': 2.3}, None])
+  def test_any_other_value_in_any_place(self, value, audited):
+    record = made.read(audited, folders.AUDIT)
+    honest = audits.problems(record, made.read(audited, folders.CERTIFICATE))
+    assert not honest
+    for holder in (record, record['game']):
+      for name, kept in list(holder.items()):
+        # Some numbers are measured, and follow from no others.
+        if name in ('sha256', 'inserted_mean', 'threshold', 'unseen_stddev', 'mu_estimate') and value == 2.3:
+          continue
+        if (name, value) in (('is_gaussian', True), ('seconds', None)) or (holder is record and name == 'sha256'):
+          continue
+        if name == 'game' and value is None:
+          continue  # Its tests are counted, and so are its bounds.
+        holder[name] = value
+        assert audits.problems(certificate_lib.sealed(record), made.read(audited, folders.CERTIFICATE)), name
+        holder[name] = kept
+
+  @pytest.mark.parametrize(
+    'text', ['2.3', '2.3\n', '{}', '[]', 'null', '5', '"x"', '', '{"game": null}', '[' * 99999, 'NaN']
+  )
   def test_a_file_that_is_none(self, text, certified):
     (certified / folders.AUDIT).write_text(text)
     [problem] = made.problems(certified)
@@ -226,7 +254,7 @@ class TestSignature:
 
   def test_an_invented_audit(self, signed):
     path, public = signed
-    _audit(path, canaries=lower_bounds.Guesses(0, 12, 98, 300))
+    _audit(path, canaries=lower_bounds.Guesses(1, 12, 98, 300))
     assert not made.problems(path)  # Without the key, nobody can tell.
     assert made.problems(path, public) == [f'audit.sig is not a signature of audit.json with the key of {public}.']
     (path / folders.AUDIT_SIGNATURE).unlink()

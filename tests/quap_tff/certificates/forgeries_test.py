@@ -732,7 +732,7 @@ class TestModel:
 _SEALED = {
   'statement': (('statement', '(0.01, 0)-DP against all'), 'statement: it says'),
   'epsilon': (('guarantee', 'epsilon', 2.0), 'guarantee.epsilon'),
-  'epsilon as an integer': (('guarantee', 'epsilon', 3), 'sha256: it says'),
+  'epsilon as an integer': (('guarantee', 'epsilon', 3), 'guarantee.epsilon: it says 3, but the files give 3.0'),
   'unit': (('guarantee', 'unit', 'a client'), 'guarantee.unit'),
   'trust': (('guarantee', 'trust', 'secure_sum'), 'guarantee.trust'),
   'trust in words': (('guarantee', 'trust', 'nobody'), 'guarantee.trust'),
