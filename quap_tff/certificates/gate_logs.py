@@ -34,7 +34,6 @@ from quap_tff.common import files
 from quap_tff.common import registry
 from quap_tff.common.numbers import rounding
 from quap_tff.common.numbers import tradeoff
-from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms.certified import config as certified_config
 from quap_tff.mechanisms.certified import guarantee
 from quap_tff.mechanisms.noise import correlation as correlations
@@ -125,7 +124,7 @@ def write(path: str, gate: Any, log: str, statements: Statements, signing_key: O
   return certificate
 
 
-def _committed(gate: Any, path: str) -> Iterator[mechanism.RoundRecord]:
+def _committed(gate: Any, path: str) -> Iterator[accounting.RoundRecord]:
   """The rounds of a log, with the float32 weights that the gate charged.
 
   A program writes a weight with as many digits as it likes: it may stand for the nearest float32, or for the one above.
@@ -151,7 +150,7 @@ def _committed(gate: Any, path: str) -> Iterator[mechanism.RoundRecord]:
     )
 
 
-def _rounds(path: str, num_clients: int) -> Iterator[mechanism.RoundRecord]:
+def _rounds(path: str, num_clients: int) -> Iterator[accounting.RoundRecord]:
   """The rounds of a log whose clients are ids; raises `ValueError` for other names."""
   log, ids = logs.Log(path), np.zeros(0, np.int64)
   for one in log.rounds():
@@ -161,10 +160,10 @@ def _rounds(path: str, num_clients: int) -> Iterator[mechanism.RoundRecord]:
       if strangers:
         raise ValueError(f'Clients must be ids in [0, {num_clients}), found {strangers[0]!r}.')
       ids = np.append(ids, np.array(names, np.int64))
-    yield mechanism.RoundRecord(ids[one.ids], None, one.weights, math.nan, released=one.released)
+    yield accounting.RoundRecord(ids[one.ids], None, one.weights, math.nan, released=one.released)
 
 
-def _lines(rounds: Iterable[mechanism.RoundRecord]) -> Iterator[str]:
+def _lines(rounds: Iterable[accounting.RoundRecord]) -> Iterator[str]:
   """log.csv, round by round: clients in the order of their ids, and weights with all their digits."""
   yield 'round,client,weight,released\n'
   for number, record in enumerate(rounds, 1):

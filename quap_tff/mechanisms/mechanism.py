@@ -93,8 +93,7 @@ class RoundRecord(NamedTuple):
 
   Attributes:
     cohort: int[M], distinct ids in [0, N).
-    budgets: float[M], the clients' nominal ε_i(t) > 0 in nats; +inf in a round without noise. None in the history of
-      another program, which has no such budgets.
+    budgets: float[M], the clients' nominal ε_i(t) > 0 in nats; +inf in a round without noise. None: another program's.
     weights: float[M] in [0, 1]: client i's part of the sum has norm at most weights[i]·C_t.
     noise_multiplier: Standard deviation of the noise on the sum, over C_t; 0: no noise.
     count_noise_multiplier: For the noised count that a private quantile releases: its standard deviation over the most
@@ -102,8 +101,7 @@ class RoundRecord(NamedTuple):
     clipping_norm: C_t; +inf without clipping. None as for `budgets`.
     counts: int[M], the rounds that each of the cohort has been in by the aggregator's own count, this one included.
       None: unknown.
-    released: Whether the round released anything. None: if and only if somebody has a weight above 0. A round in which
-      nobody has one may still have released noise.
+    released: Whether the round released anything, if only noise. None: it did if somebody has a weight above 0.
   """
 
   cohort: Any
