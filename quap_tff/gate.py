@@ -100,7 +100,7 @@ class Gate:
       divisor=1.0,  # Of the program that divides.
       num_rounds=num_rounds,
       weights=weight_rules.Uniform(),
-      own_epsilon=None if own_epsilon is None else tuple(own_epsilon),
+      own_epsilon=own_epsilon,  # type: ignore[arg-type]  # It becomes a tuple.
     )
     self._prices = self.config.prices
     self._spending = spendings.Spending(correlation, num_clients)

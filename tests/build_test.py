@@ -144,11 +144,3 @@ def test_every_program_is_a_binary():
     p.stem for p in (ROOT / 'experiments').glob('*.py') if "__name__ == '__main__'" in p.read_text(encoding='utf-8')
   ]
   assert sorted(programs) == binaries()
-
-
-def test_a_file_does_one_thing():
-  long = [
-    (len(path.read_text(encoding='utf-8').splitlines()), path.relative_to(ROOT).as_posix())
-    for path in python_files('quap_tff', 'data', 'experiments')
-  ]
-  assert max(long)[0] <= 410, f'Split {max(long)[1]}: it has {max(long)[0]} lines.'

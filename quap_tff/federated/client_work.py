@@ -65,10 +65,11 @@ def build_client_work(
   A client without examples gives a zero update. An update that is not finite is passed on unchanged. An id sequence
   that does not hold exactly one id becomes the id -1.
 
-  With an extension, the state is `<work=<round, seed>, memory=…>`. `next` leaves the memory as it is, because it
-  changes only after the aggregation. The weight of an update then also holds `report`, the tensors that the extension
-  asks of the client. If the extension `takes_absent`, clients' data are `<client_id=int64*, absent=int64*,
-  examples=D*>`, and the report has `absent`, too.
+  With an extension, the state is `<work=<round, seed>, memory=…>`, with `own`, float32[N, d], if clients have vectors
+  of their own. `next` leaves both as they are, because they change only after the aggregation. The weight of an update
+  then also holds `report`, the tensors that the extension asks of the client, and `own`, its next vector. If the
+  extension `takes_absent`, clients' data are `<client_id=int64*, absent=int64*, examples=D*>`, and the report has
+  `absent`, too.
 
   Models of `quap_tff.training.models` draw their dropout masks from `config.seed`. A model with stock Keras `Dropout`
   works too, but then the masks, and so the update, differ from run to run.
@@ -109,7 +110,10 @@ def build_client_work(
     if not is_extended:
       return work
     shapes = [v.shape for v in made.trainable_variables]
-    return collections.OrderedDict(work=work, memory=extension.initial_memory(num_clients, shapes))
+    state = collections.OrderedDict(work=work, memory=extension.initial_memory(num_clients, shapes))
+    if extension.has_own_vectors:
+      state['own'] = tf.zeros([num_clients, sum(shape.num_elements() for shape in shapes)], tf.float32)
+    return state
 
   state_type = initial_state.type_signature.result
 
@@ -158,16 +162,19 @@ def build_client_work(
       examples=client_data['examples'],
     )
     if extension.has_own_vectors:
-      given['own'] = _own_vectors(extension, num_clients, state, ids)
+      given['own'] = _own_vectors(num_clients, state, ids)
     given = tff.federated_zip(given)
     trained = tff.tensorflow.computation(train, given.type_signature.member)
-    updates, report, metrics = tff.federated_map(trained, given)
+    updates, report, kept, metrics = tff.federated_map(trained, given)
     weight = collections.OrderedDict(client_id=ids)
     if is_extended:
       names = tff.structure.name_list(report.type_signature.member)
+      _check_reports(extension, report.type_signature.member)
       weight['report'] = collections.OrderedDict((name, report[name]) for name in names)
       if extension.takes_absent:
         weight['report']['absent'] = _absent_of(num_clients, client_data['absent'])
+      if extension.has_own_vectors:
+        weight['own'] = kept
     if with_answers:
       read_answer = tff.tensorflow.computation(client_update.read_answer, data_type.answer)
       weight['answer'] = tff.federated_map(read_answer, client_data['answer'])
@@ -193,10 +200,25 @@ def _of_examples(metrics):
   return tff.federated_map(replaced, metrics)
 
 
-def _own_vectors(extension, num_clients, state, ids):
-  """Each client's row of `extension.own_vectors`, float32[d]."""
+def _check_reports(extension: extensions.Extension, report_type: tff.StructType) -> None:
+  """Raises `ValueError` for reports that `exact_releases` does not name, or whose name means something else."""
+  name, names = type(extension).__name__, tff.structure.name_list(report_type)
+  nested = [one for one in names if not isinstance(report_type[one], tff.TensorType)]
+  if nested:
+    raise ValueError(f'{name} reports {nested[0]!r}, which is not a tensor. Give each tensor a name of its own.')
+  if taken := sorted({'client_id', 'absent', 'own'}.intersection(names)):
+    raise ValueError(f'{name} reports {taken[0]!r}, a name that the composer uses. Give the report another name.')
+  if names and not extension.exact_releases:
+    raise ValueError(
+      f'{name} says that it releases nothing exact (exact_releases is empty), but its clients report '
+      f'{", ".join(names)}. Name these in exact_releases, or let report return nothing as it is configured.'
+    )
 
-  table_of = tff.tensorflow.computation(lambda work: extension.own_vectors(work['memory']), state.type_signature.member)
+
+def _own_vectors(num_clients, state, ids):
+  """Each client's own vector, float32[d]."""
+
+  table_of = tff.tensorflow.computation(lambda work: work['own'], state.type_signature.member)
 
   @tff.tensorflow.computation(np.int64)
   def key_of(client_id):

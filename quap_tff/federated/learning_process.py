@@ -38,8 +38,8 @@ _SGD = tff.learning.optimizers.build_sgdm
 class _ServerMemory:
   """The stages of a round that an extension adds. Their arguments and results are federated values.
 
-  The state is the client work's after local training, `<work=<round, seed>, memory=…>`: its round is the current one,
-  and its memory is from before the round. `learning_rate_at` is a function from a round to the clients' learning rate.
+  The state is the client work's after local training (`client_work.build_client_work`): its round is the current one,
+  and the rest is from before the round. `learning_rate_at` is a function from a round to the clients' learning rate.
   """
 
   extension: extensions.Extension
@@ -49,14 +49,17 @@ class _ServerMemory:
 
   def _cohort(self, state, reports):
     learning_rate = lambda: self.learning_rate_at(state['work']['round'])
-    return extensions.Cohort(reports['client_id'], reports, learning_rate)
+    # Clients' own vectors pass by the extension: whatever it makes of a report is a release.
+    reported = collections.OrderedDict((name, reports[name]) for name in reports if name not in ('client_id', 'own'))
+    return extensions.Cohort(self.num_clients, reports['client_id'], reported, learning_rate)
 
   def collected(self, weights: tff.Value) -> tff.Value:
-    """The ids and reports of all clients, at the server. The mechanism's own part of a weight stays at the client."""
+    """Ids, reports and own vectors of all clients, at the server. The mechanism's part of a weight is left out."""
 
     @tff.tensorflow.computation(weights.type_signature.member)
     def asked_for(weight):
-      return collections.OrderedDict(client_id=weight['client_id'], **weight['report'])
+      own = {'own': weight['own']} if self.extension.has_own_vectors else {}
+      return collections.OrderedDict(client_id=weight['client_id'], **weight['report'], **own)
 
     reports = tff.federated_map(asked_for, weights)
     are_scalars = all(not one.shape for one in reports.type_signature.member)
@@ -83,13 +86,17 @@ class _ServerMemory:
     return tff.federated_map(scale, (updates, weights['client_id'], message))
 
   def step(self, state: tff.Value, mean: tff.Value, reports: tff.Value) -> tff.Value:
-    """The direction for the server's optimizer, and the client work's state with the memory after the round."""
+    """The direction for the server's optimizer, and the client work's state after the round."""
 
     @tff.tensorflow.computation(state.type_signature.member, mean.type_signature.member, reports.type_signature.member)
     def server_step(work, value, collected):
       cohort = self._cohort(work, collected)
       direction, memory = self.extension.server_step(work['memory'], tf.nest.flatten(value), cohort)
-      return tf.nest.pack_sequence_as(value, direction), collections.OrderedDict(work, memory=memory)
+      after = collections.OrderedDict(work, memory=memory)
+      if self.extension.has_own_vectors:
+        places = collected['client_id'][:, tf.newaxis]
+        after['own'] = tf.tensor_scatter_nd_update(work['own'], places, collected['own'])
+      return tf.nest.pack_sequence_as(value, direction), after
 
     return tff.federated_map(server_step, (state, mean, reports))
 

@@ -175,6 +175,9 @@ class Mechanism(Configuration):
     del num_weights
     return self.kept_slack
 
+  def check_before_training(self) -> None:  # noqa: B027 (most mechanisms have nothing to check)
+    """Raises `ValueError` for what only TensorFlow can show before the first round."""
+
   def server_parts(
     self, model_fn: Optional[Callable[[], Any]], model: Optional[layers_lib.ModelShape], server_optimizer: Any
   ) -> Optional[tuple[Any, Any]]:

@@ -1,4 +1,9 @@
-"""What leaves clients in a round, compared with what a certified plan's trust allows."""
+"""What leaves clients in a round, compared with what a certified plan's trust allows.
+
+Without a trusted server, that is what the mechanism itself sends, each value once: its report, and the secure sums of
+its contribution. A second value under the name and type of one of these comes from somewhere else, so it is refused.
+Only ids may leave twice: the composer asks for them once more, for an extension, and no report can have their name.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +19,15 @@ if TYPE_CHECKING:
 
 leaving_clients = lazy.module('quap_tff.federated.leaving_clients')
 
-# The names and types of what clients may tell a server that is not trusted: who takes part when is known, and weights
-# follow from it. In a plain sum, each client has a place, and that of `client_id` holds a 1.
-_PUBLIC = {'client_id': ('int64', 'int32'), 'round': ('int64',), 'last_round': ('int64',), 'weight': ('float32',)}
+# The mechanism's report to a server that is not trusted, by name: the types, and how often each may leave. Who takes
+# part when is known, and weights follow from it. In a plain sum, each client has a place, and that of `client_id` holds
+# a 1.
+_REPORT = {
+  'client_id': (('int64', 'int32'), 2),
+  'round': (('int64',), 1),
+  'last_round': (('int64',), 1),
+  'weight': (('float32',), 1),
+}
 # The intrinsic, name and type of a value.
 _LEAVING = (r'federated_[a-z_]+', r'[A-Za-z0-9_.]*', r'(bool|str|[a-z]*(int|float|complex)\d+)(\[[0-9,?]+\])?')
 # The server sees nothing but the sum of what these take.
@@ -38,7 +49,8 @@ def of_process(process: Any) -> Leaving:
 def check(leaving: Sequence[Sequence[str]], plan: plans.Plan) -> None:
   """Raises `ValueError` unless clients send updates, and nothing that the plan's trust does not allow.
 
-  A trusted server may get anything. Any other one gets secure sums of noised updates, their count, and public values.
+  A trusted server may get anything. Any other one gets the mechanism's report and the secure sums of its contribution,
+  each once.
 
   Args:
     leaving: (intrinsic, name, type) of each tensor that leaves clients.
@@ -62,13 +74,21 @@ def check(leaving: Sequence[Sequence[str]], plan: plans.Plan) -> None:
   if not plan.holds_noise:
     return
   places = f'[{plan.num_clients + 1}]'
-  others = [one for one in leaving if one not in secure and one[2].removesuffix(places) not in _PUBLIC.get(one[1], ())]
+  left, others = {name: most for name, (_, most) in _REPORT.items()}, []
+  for one in leaving:
+    if one in secure:
+      continue
+    _, name, kind = one
+    if kind.removesuffix(places) in _REPORT.get(name, ((), 0))[0] and left[name]:
+      left[name] -= 1
+    else:
+      others.append(one)
   others += [one for one in secure if one[2][:5] != 'int64' or sums[one[2][5:]] > expected[one[2][5:]]]
   if others:
     whom = [type(plan.extension).__name__] * (plan.extension is not None) + ['client_metrics'] * plan.client_metrics
     values = ' and '.join(f'{name or "values without a name"} ({kind}, by {by})' for by, name, kind in others)
     raise ValueError(
-      'Without trust in the server, nothing leaves a client but secure sums of noised updates and public values. Asked '
+      'Without trust in the server, nothing leaves a client but the secure sums and the report of the mechanism. Asked '
       f'for by {" and ".join(whom) or "the process"}: {values}. Use trust=server, leave client_metrics out, or use a '
       'method that asks for nothing more, such as fedvarp or safari.'
     )

@@ -186,7 +186,7 @@ def build_client_round(
   optimizer: tff.learning.optimizers.Optimizer,
   config: ClientWorkConfig,
   extension: extensions.Extension,
-) -> Callable[..., tuple[Any, Any, Any]]:
+) -> Callable[..., tuple[Any, Any, Any, Any]]:
   """All that a client does in a round: local training with the changes of an extension and of an attack.
 
   Args:
@@ -196,9 +196,9 @@ def build_client_round(
     extension: The method around the mechanism.
 
   Returns:
-    A function (weights, examples, client id, round number, seed, message, own) -> (update, report, unfinalized
-    metrics). The first five arguments are those of `build_client_update`'s function. `message` is the extension's, and
-    `own` float32[d] is the client's vector, or None.
+    A function (weights, examples, client id, round number, seed, message, own) -> (update, report, kept, unfinalized
+    metrics). The first five arguments are those of `build_client_update`'s function. `message` is the extension's.
+    `own` float32[d] is the client's own vector, and `kept` its next one; None and [] without one.
   """
 
   def client_round(weights, examples, client_id, round_number, seed, message, own):
@@ -216,11 +216,12 @@ def build_client_round(
       gradient=lambda: build_full_gradient(model_fn())(weights, examples),
     )
     report = extension.report(message, own, local)
+    kept = extension.kept(message, own, local) if extension.has_own_vectors else []
     sent = tf.nest.pack_sequence_as(update, extension.sent(local))
     if config.attackers and config.attack.changes_updates:
       attacks = tf.reduce_any(tf.equal(tf.constant(config.attackers, tf.int64), client_id))
       sent = tf.cond(attacks, lambda: config.attack.changed_update(sent), lambda: sent)
-    return sent, report, metrics
+    return sent, report, kept, metrics
 
   return client_round
 

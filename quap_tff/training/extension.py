@@ -2,9 +2,10 @@
 
 An extension is a value with pure functions. It changes a round by the functions that it overrides, in this order:
 
-  server:    sends x, a message and to each client its own vector     `message`, `own_vectors`
+  server:    sends x, a message and to each client its own vector     `message`
   client i:  trains K_i steps from x with corrected gradients         `correction`
              sends g_i = x - y_i in some unit                         `sent`
+             makes its own vector for the next time                   `kept`
              reports to the server                                    `report`
   server:    weighs the updates by all reports                        `scales`
              clips, sums, adds noise: the mechanism, which gives ĝ
@@ -13,8 +14,10 @@ An extension is a value with pure functions. It changes a round by the functions
 
 Where the mechanism adds noise, an extension may use only ĝ, constants and the cohort's ids. That is post-processing, so
 no account changes. A client's own vector may be anything, because all that leaves the client is clipped and noised. A
-simulation keeps these vectors in the server's memory, because it has no other place. If the server learns more of a
-client, then that is a release, and `exact_releases` names it.
+simulation keeps these vectors at the server, because it has no other place: the composer
+(`quap_tff.federated.learning_process`) gives each back to its client, and the extension's server functions never see
+them. If the server learns more of a client, by a report, then that is a release. `exact_releases` names it, and does so
+by default for every extension that has a `report`.
 """
 
 from __future__ import annotations
@@ -53,15 +56,17 @@ class Local(NamedTuple):
 
 
 class Cohort(NamedTuple):
-  """All that the server gets in addition to ĝ; in a simulation, that includes the clients' own vectors.
+  """All that the server gets in addition to ĝ.
 
   Attributes:
+    num_clients: N.
     client_ids: int64[M].
     reports: The M clients' reports by name, with M as the first dimension. If the extension `takes_absent`, there
       is also `absent`, int64[M, N]: not 0 for the clients that were drawn and did not come.
     learning_rate: A function without arguments that gives η_t, a float32 scalar, as in `Local`.
   """
 
+  num_clients: int
   client_ids: Any
   reports: Mapping[str, Any]
   learning_rate: Callable[[], Any]
@@ -92,8 +97,14 @@ class Extension(checks.Checked, abc.ABC):
 
   @property
   def exact_releases(self) -> tuple[str, ...]:
-    """Exact functions of clients' data that the server uses and that the mechanism does not release, a clause each."""
-    return ()
+    """Exact functions of clients' data that the server uses and that the mechanism does not release, a clause each.
+
+    By default these are the reports of an extension that overrides `report`. One whose clients report nothing, as it is
+    configured, may say so by (): the composer refuses it if they do.
+    """
+    if type(self).report is Extension.report:
+      return ()
+    return ("the server uses clients' reports without noise",)
 
   @property
   def takes_absent(self) -> bool:
@@ -102,12 +113,12 @@ class Extension(checks.Checked, abc.ABC):
 
   @property
   def has_own_vectors(self) -> bool:
-    """Whether each client gets a vector of its own, see `own_vectors`."""
-    return type(self).own_vectors is not Extension.own_vectors
+    """Whether each client gets a vector of its own, see `kept`."""
+    return type(self).kept is not Extension.kept
 
   def memory_bytes(self, num_clients: int, num_weights: int) -> int:
     """The size of the memory for all clients, in bytes."""
-    return 0
+    return 4 * num_clients * num_weights if self.has_own_vectors else 0
 
   def client_work(self, config: Any) -> Any:
     """The clients' `quap_tff.ClientWorkConfig` as this method needs it."""
@@ -126,16 +137,12 @@ class Extension(checks.Checked, abc.ABC):
     """The values that every client gets in addition to x."""
     return collections.OrderedDict()
 
-  def own_vectors(self, memory: Any) -> Any:
-    """float32[N, d], whose row i client i gets. By default, clients get nothing of their own."""
-    raise NotImplementedError
-
   def correction(self, message: Any, own: Any, steps: Any) -> Optional[Tensors]:
     """The tensors to add to the gradient of each local step, a flat list; None for nothing.
 
     Args:
       message: From `message`.
-      own: The client's row of `own_vectors` in the model's shapes, a flat list; None if there are none.
+      own: The client's own vector in the model's shapes, a flat list, zero at first; None if it has none.
       steps: K_i, an int32 scalar.
     """
     return None
@@ -144,11 +151,15 @@ class Extension(checks.Checked, abc.ABC):
     """The update in the unit in which it is clipped and summed."""
     return local.update
 
-  def report(self, message: Any, own: Any, local: Local) -> collections.OrderedDict[str, Any]:
-    """Tensors by name that the server gets from the client, or that the simulation keeps for the client.
+  def kept(self, message: Any, own: Any, local: Local) -> Any:
+    """float32[d], the client's own vector for the next time that it comes. By default, clients have none.
 
-    Either way they leave the client, so a run without a trusted server takes no extension that asks for any.
+    In a simulation it leaves the client, so a run without a trusted server takes no extension that keeps one.
     """
+    raise NotImplementedError
+
+  def report(self, message: Any, own: Any, local: Local) -> collections.OrderedDict[str, Any]:
+    """Tensors by name that the server gets from the client: exact functions of its data."""
     return collections.OrderedDict()
 
   def scales(self, memory: Any, cohort: Cohort) -> Any:
@@ -178,7 +189,7 @@ class Nothing(Extension):
 
 
 class WithVectors(Extension):
-  """An extension whose memory has a vector of the model's size for each client: `table`, float32[N, d]."""
+  """An extension whose server remembers a vector of the model's size for each client: `table`, float32[N, d]."""
 
   def memory_bytes(self, num_clients: int, num_weights: int) -> int:
     return 4 * num_clients * num_weights

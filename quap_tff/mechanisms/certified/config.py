@@ -129,6 +129,9 @@ class Certified(guarantee.Guarantee, CertifiedConfig):
     largest = max(self.epsilon, slacks.LARGEST_EPSILON)
     return grid.slack(self._smallest_epsilon, largest, self.delta, draws)
 
+  def check_before_training(self) -> None:
+    rounds.check_weights(self)
+
   def for_model(
     self, specs: mechanism.Specs, layers: mechanism.Layers, learning_rate_fn: mechanism.LearningRateFn = None
   ) -> mechanism.Rounds:

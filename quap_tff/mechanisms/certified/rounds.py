@@ -48,6 +48,8 @@ from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import layers as layers_lib
 from quap_tff.mechanisms.parts import participation as participations
 
+# How many rounds and clients `check_weights` compares, and how much their weights may differ.
+_COMPARED_ROUNDS, _COMPARED_CLIENTS, _SAME_WEIGHT = 3, 4, 1e-6
 # How many clients' weights are computed at once.
 _BLOCK = 2**16
 
@@ -249,6 +251,42 @@ class CertifiedRounds(RoundsInIntegers):
     cohort = tf.strings.reduce_join(tf.strings.as_string(tf.sort(after_checks(client_ids, check))), separator=',')
     words = tf.bitcast(tf.strings.to_hash_bucket_fast(cohort, 2**62), tf.uint32)
     return chacha20.derived_key(noise.seed, chacha20.nonce(noise.counter, words[0], words[1]))
+
+
+def check_weights(config: configs.Certified) -> None:
+  """Compares the weight rule's weights in TensorFlow with those in NumPy, over three rounds of a few clients.
+
+  Rounds compute with tensors, and plans and verification with arrays. A rule for one of them only gives weights that no
+  verification can compute again.
+
+  Raises:
+    ValueError: If the weights differ, or the rule fails for tensors.
+  """
+  count = config.num_rounds if config.num_rounds is not None else _COMPARED_ROUNDS
+  ids = np.arange(min(config.num_clients, _COMPARED_CLIENTS))
+  cohorts = [ids] * min(count, _COMPARED_ROUNDS)
+  name, kept = type(config.weights).__name__, []
+  remedy = (
+    'Write it by the functions of quap_tff.common.numbers.arrays, which take both: `xp = arrays.namespace(view.rates)`.'
+  )
+  with tf.init_scope():
+    rounds = CertifiedRounds(config, [tf.TensorSpec([1], tf.float32)], layers_lib.from_shapes([(1,)]))
+    state = rounds.initial_state()
+    for number in range(1, len(cohorts) + 1):
+      try:
+        found = rounds.announce(state)['weights'].numpy()[ids]
+      except Exception as error:  # The rule is anybody's.
+        raise ValueError(f'Weight rule {name} fails for tensors ({type(error).__name__}: {error}). {remedy}') from error
+      expected = config.simulated(cohorts[:number], kept)[-1].weights
+      other = np.flatnonzero(~np.isclose(found, expected, rtol=_SAME_WEIGHT, atol=0))
+      if len(other):
+        raise ValueError(
+          f'Weight rule {name} gives client {other[0]} the weight {found[other[0]]:g} in round {number} for tensors, '
+          f'and {expected[other[0]]:g} for arrays, so nobody could verify it. {remedy}'
+        )
+      kept.append(found)
+      reports = collections.OrderedDict(client_id=tf.constant(ids, tf.int64), norm=tf.ones(len(ids)))
+      state = rounds.admit(state, rounds.announce(state), reports).after
 
 
 def after_checks(value: Any, *checks: Any) -> Any:

@@ -25,8 +25,8 @@ from quap_tff.training import extension
 
 
 @dataclasses.dataclass(frozen=True)
-class FedDyn(extension.WithVectors):
-  """Dynamic regularization. Memory: `table`, the h_i of all clients; `drift`, h, in the model's shapes.
+class FedDyn(extension.Extension):
+  """Dynamic regularization. Memory: `drift`, h, in the model's shapes. A client's own vector is h_i.
 
   Attributes:
     alpha: α > 0.
@@ -45,25 +45,20 @@ class FedDyn(extension.WithVectors):
     return dataclasses.replace(config, proximal_strength=config.proximal_strength + self.alpha)
 
   def initial_memory(self, num_clients: int, shapes: Sequence[Any]) -> collections.OrderedDict[str, Any]:
-    memory = super().initial_memory(num_clients, shapes)
-    return collections.OrderedDict(memory, drift=extension.zeros(shapes))
-
-  def own_vectors(self, memory: Any) -> tf.Tensor:
-    return memory['table']
+    return collections.OrderedDict(drift=extension.zeros(shapes))
 
   def correction(self, message: Any, own: extension.Tensors, steps: Any) -> extension.Tensors:
     return [-mine for mine in own]
 
-  def report(self, message: Any, own: extension.Tensors, local: extension.Local) -> collections.OrderedDict[str, Any]:
+  def kept(self, message: Any, own: extension.Tensors, local: extension.Local) -> Any:
     moved = [mine + self.alpha * g for mine, g in zip(own, local.update)]
-    kept = extension.choose(extension.are_finite(local.update), moved, own)
-    return collections.OrderedDict(kept=extension.flat(kept))
+    return extension.flat(extension.choose(extension.are_finite(local.update), moved, own))
 
   def server_step(self, memory: Any, mean: extension.Tensors, cohort: extension.Cohort) -> extension.Step:
     came = tf.size(cohort.client_ids)
-    moved = self.alpha * extension.share(came, tf.shape(memory['table'])[0])
+    moved = self.alpha * extension.share(came, cohort.num_clients)
     drift = [h + moved * tf.cast(g, h.dtype) for h, g in zip(memory['drift'], mean)]
     # A round with nobody leaves the model as it is, as in the mechanism.
     factor = tf.where(came > 0, 1.0 / self.alpha, 0.0)
     direction = [g + tf.cast(factor * h, g.dtype) for g, h in zip(mean, drift)]
-    return direction, collections.OrderedDict(self.with_vectors(memory, cohort, cohort.reports['kept']), drift=drift)
+    return direction, collections.OrderedDict(drift=drift)

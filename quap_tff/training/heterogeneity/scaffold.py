@@ -33,11 +33,10 @@ from quap_tff.training import extension
 
 
 @dataclasses.dataclass(frozen=True)
-class Scaffold(extension.WithVectors):
+class Scaffold(extension.Extension):
   """Control variates. A client's control c_i is its own. Only `server_control='sum'` uses it elsewhere.
 
-  Memory: `control`, c, float32 tensors of the model's shapes; `table`, the c_i of all clients, which the simulation
-  keeps in one place.
+  Memory: `control`, c, float32 tensors of the model's shapes. A client's own vector is c_i.
 
   Attributes:
     option: 1 or 2, the paper's options I and II for c_i. Option I computes one more gradient over all examples.
@@ -68,14 +67,10 @@ class Scaffold(extension.WithVectors):
     )
 
   def initial_memory(self, num_clients: int, shapes: Sequence[Any]) -> collections.OrderedDict[str, Any]:
-    memory = super().initial_memory(num_clients, shapes)
-    return collections.OrderedDict(memory, control=extension.zeros(shapes))
+    return collections.OrderedDict(control=extension.zeros(shapes))
 
   def message(self, memory: Any) -> collections.OrderedDict[str, Any]:
     return collections.OrderedDict(control=memory['control'])
-
-  def own_vectors(self, memory: Any) -> tf.Tensor:
-    return memory['table']
 
   def correction(self, message: Any, own: extension.Tensors, steps: Any) -> extension.Tensors:
     return [
@@ -87,8 +82,13 @@ class Scaffold(extension.WithVectors):
     """A control over this number is a gradient: K_i where controls are sums over a round."""
     return tf.cast(tf.maximum(steps, 1), tf.float32) if self.server_control == 'released' else tf.constant(1.0)
 
+  def kept(self, message: Any, own: extension.Tensors, local: extension.Local) -> Any:
+    return extension.flat(self._next_control(message, own, local))
+
   def report(self, message: Any, own: extension.Tensors, local: extension.Local) -> collections.OrderedDict[str, Any]:
-    return collections.OrderedDict(kept=extension.flat(self._next_control(message, own, local)))
+    if self.server_control == 'released':
+      return collections.OrderedDict()
+    return collections.OrderedDict(change=self.kept(message, own, local) - extension.flat(own))
 
   def _next_control(self, message, own, local):
     """c_i+."""
@@ -105,13 +105,11 @@ class Scaffold(extension.WithVectors):
     return extension.choose(tf.logical_and(local.steps > 0, extension.are_finite(new)), new, own)
 
   def server_step(self, memory: Any, mean: extension.Tensors, cohort: extension.Cohort) -> extension.Step:
-    kept = cohort.reports['kept']
-    population, control = tf.shape(memory['table'])[0], memory['control']
+    control = memory['control']
     if self.server_control == 'sum':
-      before = tf.gather(memory['table'], cohort.client_ids)
-      change = tf.reduce_sum(kept - before, axis=0) / tf.cast(population, tf.float32)
+      change = tf.reduce_sum(cohort.reports['change'], axis=0) / tf.cast(cohort.num_clients, tf.float32)
       moved = [c + d for c, d in zip(control, extension.unflat(change, control))]
     else:
-      came = extension.share(tf.size(cohort.client_ids), population)
+      came = extension.share(tf.size(cohort.client_ids), cohort.num_clients)
       moved = [c + came * (tf.cast(g, c.dtype) / cohort.learning_rate() - c) for c, g in zip(control, mean)]
-    return mean, collections.OrderedDict(self.with_vectors(memory, cohort, kept), control=moved)
+    return mean, collections.OrderedDict(control=moved)

@@ -278,14 +278,15 @@ class TestCertified:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Everything(extensions.WithVectors):
+class _Everything(extensions.Extension):
   """Uses all that an extension can: each of its parts leaves a mark in the numbers."""
 
   statement = ''
 
   def initial_memory(self, num_clients, shapes):
-    memory = super().initial_memory(num_clients, shapes)
-    return collections.OrderedDict(memory, rounds=tf.constant(0.0), absent=tf.zeros([num_clients], tf.int32))
+    return collections.OrderedDict(
+      rounds=tf.constant(0.0), absent=tf.zeros([num_clients], tf.int32), steps=tf.constant(0)
+    )
 
   def client_work(self, config):
     return dataclasses.replace(config, local_epochs=2)
@@ -293,27 +294,27 @@ class _Everything(extensions.WithVectors):
   def message(self, memory):
     return collections.OrderedDict(rounds=memory['rounds'])
 
-  def own_vectors(self, memory):
-    return memory['table']
-
   def correction(self, message, own, steps):
     return [own[0] + message['rounds'] + tf.cast(steps, tf.float32)]
 
   def sent(self, local):
     return [2.0 * g for g in local.update]
 
+  def kept(self, message, own, local):
+    return extensions.flat([mine + g + local.learning_rate() for mine, g in zip(own, local.gradient())])
+
   def report(self, message, own, local):
-    kept = [mine + g + local.learning_rate() for mine, g in zip(own, local.gradient())]
-    return collections.OrderedDict(kept=extensions.flat(kept))
+    return collections.OrderedDict(steps=local.steps)
 
   def scales(self, memory, cohort):
     return memory['rounds'] + 1.0 + tf.cast(cohort.client_ids, tf.float32)
 
   def server_step(self, memory, mean, cohort):
     absent = tf.cast(tf.reduce_any(cohort.reports['absent'] > 0, axis=0), tf.int32)
-    after = self.with_vectors(memory, cohort, cohort.reports['kept'])
+    assert 'own' not in cohort.reports and cohort.num_clients == 4
     direction = [g + cohort.learning_rate() for g in mean]
-    return direction, collections.OrderedDict(after, rounds=memory['rounds'] + 1.0, absent=absent)
+    steps = memory['steps'] + tf.reduce_sum(cohort.reports['steps'])
+    return direction, collections.OrderedDict(rounds=memory['rounds'] + 1.0, absent=absent, steps=steps)
 
   def server_training(self):
     examples = collections.OrderedDict(x=np.ones([3, 1], np.float32), y=np.full([3, 1], 4.0, np.float32))
@@ -328,7 +329,7 @@ class TestExtension:
       linear_model.Linear, config, _sgd(0.1), client_work=work, extension=_Everything()
     )
     state = process.initialize()
-    assert list(state.client_work) == ['work', 'memory']
+    assert list(state.client_work) == ['work', 'memory', 'own']
     w, table = 0.0, np.zeros(4)
     rounds = [{1: 1.0, 3: 3.0}, {1: 3.0}]
     for t, ys in enumerate(rounds):
@@ -343,7 +344,7 @@ class TestExtension:
         mean += (-1 if i == 3 else 1) * 2 * (w - end) * (t + 1 + i) / len(ys)
       w -= mean + rate
       assert _weight(process, state) == pytest.approx(w, rel=1e-5)
-      np.testing.assert_allclose(state.client_work['memory']['table'][:, 0], table, rtol=1e-5)
+      np.testing.assert_allclose(state.client_work['own'][:, 0], table, rtol=1e-5)
       assert state.client_work['memory']['absent'].tolist() == [1, 0, 1, 0]
       assert state.client_work['work']['round'] == state.client_work['memory']['rounds'] == t + 1
     state = process.next(state, []).state

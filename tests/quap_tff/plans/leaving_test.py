@@ -1,14 +1,19 @@
 """What leaves the clients of a certified run, for every method around it: read off the computation that would run."""
 
 import collections
+import dataclasses
 
 import numpy as np
 import pytest
 
 from quap_tff import plans
+from quap_tff.common.lazy import tf
+from quap_tff.federated import client_work
 from quap_tff.mechanisms import sparsity
 from quap_tff.mechanisms.noise import correlation
 from quap_tff.mechanisms.parts import clip_rules
+from quap_tff.plans import leaving as leavings
+from quap_tff.training import extension as extensions
 from quap_tff.training import heterogeneity
 from tests.quap_tff import examples
 from tests.quap_tff import linear_model
@@ -28,7 +33,7 @@ _IDS = (_ID,)
 _VECTORS = (
   ('federated_select', '', 'int32[1]'),
   ('federated_aggregate', 'client_id', 'int64'),
-  ('federated_aggregate', 'kept', 'float32[1]'),
+  ('federated_aggregate', 'own', 'float32[1]'),
 )
 # What the server compares with its state.
 _OF_GUARDS = (
@@ -52,6 +57,43 @@ _ARE_REFUSED = [name for name, (_, asked) in _EXTENSIONS.items() if asked == _VE
 _QUANTILE = {'clip': clip_rules.PrivateQuantile(count_stddev=5.0)}
 _SERVER = {'fixed clip': ({}, (_ID, _SUM)), 'private quantile': (_QUANTILE, (_ID, *_NORMS, _SUM))}
 _SHARES = {'held': correlation.Held(0.5), 'independent': correlation.Held(0.0)}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reports(extensions.Extension):
+  """Tells the server each client's exact norm, under any name, and says that it releases nothing."""
+
+  name: str = 'weight'
+  again: str = ''
+  is_struct: bool = False
+
+  statement = 'It releases nothing more.'
+
+  exact_releases = ()
+
+  def report(self, message, own, local):
+    norm = tf.linalg.global_norm(local.update)
+    norm = tf.cast(norm, tf.int64) if 'round' in self.name or self.name == 'client_id' else norm
+    value = collections.OrderedDict(inner=norm) if self.is_struct else norm
+    return collections.OrderedDict({self.name: value, **({self.again: norm} if self.again else {})})
+
+
+@dataclasses.dataclass(frozen=True)
+class _Mean(extensions.Extension):
+  """Releases the mean of exact updates at the server."""
+
+  statement = 'It releases nothing more.'
+
+  def report(self, message, own, local):
+    return collections.OrderedDict(update=extensions.flat(local.update))
+
+  def server_step(self, memory, mean, cohort):
+    return extensions.unflat(tf.reduce_mean(cohort.reports['update'], axis=0), mean), memory
+
+
+@dataclasses.dataclass(frozen=True)
+class _Denies(_Mean):
+  exact_releases = ()
 
 
 def _plan(extension=None, options=(), **config):
@@ -127,15 +169,56 @@ def test_clients_that_stay_away_change_nothing(noise):
   assert _leaving(_held(noise=noise, dropout=0.3)) == (*_OF_GUARDS, *_SECURE_SUM)
 
 
+@pytest.fixture
+def unseen(monkeypatch):
+  """The composer does not look at what an extension reports: what leaves clients is compared all the same."""
+  monkeypatch.setattr(client_work, '_check_reports', lambda extension, report_type: None)
+
+
 class TestRefusals:
   @pytest.mark.parametrize('name, noise', [*((name, 'held') for name in _ARE_REFUSED), ('feddyn', 'independent')])
   def test_a_vector_of_each_client(self, name, noise):
     extension, _ = _EXTENSIONS[name]
     plan = _held(extension, noise=noise)
-    words = rf'Asked for by {type(extension).__name__}: .*kept \(float32\[1\], by federated_aggregate\)'
+    words = rf'Asked for by {type(extension).__name__}: .*own \(float32\[1\], by federated_aggregate\)'
     with pytest.raises(ValueError, match=words) as error:
       plan.build_process(linear_model.Linear)
     assert 'Use trust=server' in str(error.value) and 'client_id' not in str(error.value)
+
+  @pytest.mark.parametrize('name', ['weight', 'round', 'last_round', 'norm'])
+  def test_a_report_whatever_its_name(self, name, unseen):
+    """The mechanism's own report has values of these names and types. A second one is not the mechanism's."""
+    plan = _held(_Reports(name))
+    with pytest.raises(ValueError, match=rf'Asked for by _Reports: {name} \('):
+      plan.build_process(linear_model.Linear)
+
+  def test_a_report_that_asks_twice(self, unseen):
+    with pytest.raises(ValueError, match='Asked for by _Reports: again .* and weight '):
+      _held(_Reports('weight', again='again')).build_process(linear_model.Linear)
+
+  def test_a_report_in_a_struct(self):
+    with pytest.raises(ValueError, match="reports 'weight', which is not a tensor"):
+      _held(_Reports('weight', is_struct=True)).build_process(linear_model.Linear)
+
+  @pytest.mark.parametrize('make', [_plan, _held])
+  def test_a_report_under_the_name_of_ids(self, make):
+    with pytest.raises(ValueError, match="reports 'client_id', a name that the composer uses"):
+      make(_Reports('client_id')).build_process(linear_model.Linear)
+
+  @pytest.mark.parametrize('make', [_plan, _held])
+  def test_a_report_counts_as_an_exact_release_unless_there_is_none(self, make):
+    with pytest.raises(ValueError, match="with _Mean as configured the server uses clients' reports without noise"):
+      make(_Mean())
+    with pytest.raises(ValueError, match=r'releases nothing exact \(exact_releases is empty\), but its clients report'):
+      make(_Denies()).build_process(linear_model.Linear)
+
+  @pytest.mark.parametrize('more', [('weight', 'float32[5]'), ('round', 'int64[5]'), ('client_id', 'int32[5]')])
+  def test_a_folder_that_lists_a_value_more(self, more):
+    plan = _held(heterogeneity.FedNova(mean_epochs=2.0))
+    plan.build_process(linear_model.Linear)
+    leavings.check(plan.leaving, plan)
+    with pytest.raises(ValueError, match=f'{more[0]} '):
+      leavings.check([*plan.leaving, ('federated_sum', *more)], plan)
 
   def test_training_metrics(self):
     words = (
@@ -143,7 +226,7 @@ class TestRefusals:
     )
     with pytest.raises(ValueError, match=words):
       _held(options=dict(client_metrics=True)).build_process(linear_model.Linear)
-    with pytest.raises(ValueError, match='Asked for by FedDyn and client_metrics: .*loss .*kept'):
+    with pytest.raises(ValueError, match='Asked for by FedDyn and client_metrics: .*loss .*own'):
       _held(heterogeneity.FedDyn(), dict(client_metrics=True)).build_process(linear_model.Linear)
 
   def test_a_trusted_server_gets_training_metrics_and_says_so(self):

@@ -209,7 +209,7 @@ class TestClientRound:
     client_round = client_update.build_client_round(linear_model.Linear, sgd(0.1), config, self.Telling())
     seed, found = seeds.initial_seed(11, 'client_update'), {}
     for client_id in (3, 4):
-      sent, report, _ = client_round(
+      sent, report, _, _ = client_round(
         ModelWeights([tf.constant([[0.5]])], []),
         examples_of(X, Y),
         tf.constant(client_id, tf.int64),

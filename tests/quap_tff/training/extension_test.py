@@ -21,13 +21,13 @@ def _local(update, steps, epochs=1, gradient=None):
   return extensions.Local([tf.constant(update)], tf.constant(steps), tf.constant(epochs), lambda: _RATE, gradient)
 
 
-def _cohort(ids, **reports):
+def _cohort(ids, num_clients=4, **reports):
   """What the server gets; `absent` are the flags of all clients, as each member of the cohort reports them."""
   reports = {name: tf.constant(value, tf.float32) for name, value in reports.items()}
-  return extensions.Cohort(tf.constant(ids, tf.int64), reports, lambda: _RATE)
+  return extensions.Cohort(num_clients, tf.constant(ids, tf.int64), reports, lambda: _RATE)
 
 
-_NOBODY = _cohort([], kept=np.zeros([0, 2]))
+_NOBODY = _cohort([])
 
 
 class _Client(NamedTuple):
@@ -48,7 +48,7 @@ def _trained(w, y, correction=0.0, steps=2, pull=0.0):
 
 
 def _play(extension, rounds, num_clients=4, clip=np.inf):
-  """A run without TFF, from w = 0: the weight after each round, and the last memory.
+  """A run without TFF, from w = 0: the weight after each round, and the last memory with clients' own vectors.
 
   Args:
     extension: The method.
@@ -58,28 +58,31 @@ def _play(extension, rounds, num_clients=4, clip=np.inf):
   """
   pull = extension.client_work(client_update.ClientWorkConfig()).proximal_strength
   memory, x, found = extension.initial_memory(num_clients, [tf.TensorShape([1])]), 0.0, []
+  table = np.zeros([num_clients, 1], np.float32)
   for clients in rounds:
     message = extension.message(memory)
-    table = extension.own_vectors(memory) if extension.has_own_vectors else None
     sent, reports = [], []
     for index, (y, steps, epochs, absent) in clients.items():
-      own = None if table is None else [table[index]]
+      own = [tf.constant(table[index])] if extension.has_own_vectors else None
       correction = extension.correction(message, own, tf.constant(steps))
       end = _trained(x, y, float(correction[0]) if correction else 0.0, steps, pull)
       local = _local([x - end], steps, epochs, [2 * (x - y)])
       reports.append(extension.report(message, own, local))
+      if extension.has_own_vectors:
+        table[index] = extension.kept(message, own, local)
       if extension.takes_absent:
         reports[-1]['absent'] = tf.constant([int(i in absent) for i in range(num_clients)])
       sent.append(float(extension.sent(local)[0]))
     columns = {name: np.array([one[name] for one in reports]) for name in (reports[0] if reports else ())}
-    cohort = _cohort(list(clients), **(columns or dict(kept=np.zeros([0, 1]), absent=np.zeros([0, num_clients]))))
+    none = {name: np.zeros([0, 1]) for name in ('kept', 'change')}
+    cohort = _cohort(list(clients), num_clients, **(columns or dict(none, absent=np.zeros([0, num_clients]))))
     if extension.takes_absent and clients:
       sent = sent * extension.scales(memory, cohort).numpy()
     mean = np.mean(np.clip(sent, -clip, clip)) if clients else 0.0
     direction, memory = extension.server_step(memory, [tf.constant([mean], tf.float32)], cohort)
     x -= float(direction[0])
     found.append(x)
-  return found, memory
+  return found, dict(memory, own=table)
 
 
 class TestScaffold:
@@ -97,32 +100,32 @@ class TestScaffold:
       x, c = sum(ends.values()) / 2, c + sum(new[i] - own[i] for i in own) / 4
       own = new
       assert found == pytest.approx(x, rel=1e-5)
-    np.testing.assert_allclose(memory['table'][:, 0], [own[0], own[1], 0, 0], rtol=1e-5)
+    np.testing.assert_allclose(memory['own'][:, 0], [own[0], own[1], 0, 0], rtol=1e-5)
     assert float(memory['control'][0]) == pytest.approx(c, rel=1e-5)
 
   def test_with_noise_the_control_follows_the_noised_mean(self):
     extension = heterogeneity.Scaffold(2, 'released')
     memory = extension.initial_memory(4, _SHAPES)
     # Whatever the two clients sent, ĝ is what was released.
-    cohort = _cohort([0, 1], kept=np.ones([2, 2]))
+    cohort = _cohort([0, 1])
     _, memory = extension.server_step(memory, [tf.constant([0.3, -0.1])], cohort)
     np.testing.assert_allclose(memory['control'][0], 0.5 * np.array([0.3, -0.1]) / _RATE, rtol=1e-5)
 
   def _controls(self, extension, rounds, steps):
     """Server controls after each round in which clients give these updates."""
-    memory, found = extension.initial_memory(4, _SHAPES), []
+    memory, found, table = extension.initial_memory(4, _SHAPES), [], np.zeros([4, 2], np.float32)
     for updates in rounds:
-      message, kept = extension.message(memory), {}
+      message, reports = extension.message(memory), []
       for client, update in updates.items():
-        own = extensions.unflat(memory['table'][client], message['control'])
-        kept[client] = extension.report(message, own, _local(update, steps))['kept']
+        own, local = extensions.unflat(tf.constant(table[client]), message['control']), _local(update, steps)
+        reports.append(extension.report(message, own, local))
+        table[client] = extension.kept(message, own, local)
+      columns = {name: np.stack([one[name] for one in reports]) for name in reports[0]}
       mean = [tf.reduce_mean(tf.constant(list(updates.values())), axis=0)]
-      direction, memory = extension.server_step(
-        memory, mean, _cohort(list(updates), kept=np.stack(list(kept.values())))
-      )
+      direction, memory = extension.server_step(memory, mean, _cohort(list(updates), **columns))
       assert direction is mean
       found.append(memory['control'][0].numpy())
-    return np.array(found), memory['table'].numpy()
+    return np.array(found), table
 
   def test_released_control_is_the_papers_where_nothing_is_clipped_and_steps_are_equal(self):
     rounds = [{0: [0.1, 0.2], 1: [0.3, -0.2]}, {1: [0.1, 0.1], 2: [0.5, 0.4]}, {0: [-0.2, 0.1]}]
@@ -138,15 +141,15 @@ class TestScaffold:
     # Everyone comes, and all gradients are zero: each update is the correction alone, η·(s - s_i). Noise of 1 on the
     # first mean moves s by 1/η. The paper's control would be the mean of the s_i. This one never comes back to it.
     extension = heterogeneity.Scaffold(2, 'released')
-    memory = extension.initial_memory(2, _SHAPES)
+    memory, table = extension.initial_memory(2, _SHAPES), np.zeros([2, 2], np.float32)
     for noise in (1.0, 0.0, 0.0):
       message = extension.message(memory)
-      own = [extensions.unflat(row, message['control']) for row in memory['table']]
+      own = [extensions.unflat(row, message['control']) for row in tf.constant(table)]
       updates = [_RATE * (message['control'][0] - mine[0]) for mine in own]
-      kept = [extension.report(message, mine, _local(u, 1))['kept'] for mine, u in zip(own, updates)]
+      table = np.stack([extension.kept(message, mine, _local(u, 1)) for mine, u in zip(own, updates)])
       mean = [tf.add_n(updates) / 2 + noise]
-      _, memory = extension.server_step(memory, mean, _cohort([0, 1], kept=np.stack(kept)))
-      np.testing.assert_allclose(memory['table'], np.zeros([2, 2]), atol=1e-5)
+      _, memory = extension.server_step(memory, mean, _cohort([0, 1], 2))
+      np.testing.assert_allclose(table, np.zeros([2, 2]), atol=1e-5)
       np.testing.assert_allclose(memory['control'][0], [1 / _RATE] * 2, rtol=1e-5)
 
   @pytest.mark.parametrize('server_control, unit', [('sum', 1), ('released', 4)])
@@ -154,7 +157,7 @@ class TestScaffold:
     extension = heterogeneity.Scaffold(1, server_control)
     message = extension.message(extension.initial_memory(4, _SHAPES))
     local = _local([9.0, 9.0], 4, gradient=[1.0, 2.0])
-    found = extension.report(message, [tf.zeros([2])], local)['kept']
+    found = extension.kept(message, [tf.zeros([2])], local)
     np.testing.assert_allclose(found, [unit * 1.0, unit * 2.0])
 
   @pytest.mark.parametrize('server_control, divisor', [('sum', 1), ('released', 4)])
@@ -166,7 +169,8 @@ class TestScaffold:
   @pytest.mark.parametrize('local', [_local([0.0, 0.0], 0), _local([np.nan, 1.0], 2)])
   def test_a_client_that_learned_nothing_keeps_its_control(self, local):
     message, own = dict(control=[tf.constant([3.0, 1.0])]), [tf.constant([1.0, 5.0])]
-    np.testing.assert_array_equal(heterogeneity.Scaffold().report(message, own, local)['kept'], own[0])
+    np.testing.assert_array_equal(heterogeneity.Scaffold().kept(message, own, local), own[0])
+    np.testing.assert_array_equal(heterogeneity.Scaffold().report(message, own, local)['change'], [0, 0])
 
   def test_nobody_came(self):
     extension = heterogeneity.Scaffold(2, 'released')
@@ -223,11 +227,11 @@ class TestFedDyn:
     end = _trained(x, 3.0, -own, pull=alpha)
     h -= alpha / 4 * (end - x)
     assert weights[1] == weights[2] == pytest.approx(end - h / alpha, rel=1e-5)
-    assert float(memory['table'][1, 0]) == pytest.approx(own - alpha * (end - x), rel=1e-5)
+    assert float(memory['own'][1, 0]) == pytest.approx(own - alpha * (end - x), rel=1e-5)
 
   def test_an_update_that_is_not_finite_leaves_the_clients_correction(self):
     own = [tf.constant([3.0, 1.0])]
-    found = heterogeneity.FedDyn().report({}, own, _local([np.nan, 1.0], 2))['kept']
+    found = heterogeneity.FedDyn().kept({}, own, _local([np.nan, 1.0], 2))
     np.testing.assert_array_equal(found, own[0])
 
 
