@@ -44,7 +44,7 @@ from quap_tff.mechanisms.parts import participation as participations
 from quap_tff.plans import leaving as leavings
 
 # The version of the folder's files and of the certificate's fields and words. A change of any is a new version.
-VERSION = 6
+VERSION = 7
 
 MECHANISM, SCHEDULE, LEDGER, CLIENTS = 'mechanism.json', 'schedule.npz', 'ledger.npz', 'clients.csv'
 KERAS_MODEL, ARRAYS_MODEL = 'final_model.keras', 'final_model.npz'
