@@ -22,6 +22,7 @@ formal claim that the audit refutes, or 130 when it was interrupted.
 from collections.abc import Mapping
 import json
 import os
+import shlex
 import sys
 import time
 from typing import Any, Optional
@@ -220,7 +221,7 @@ def _certificate(path) -> dict[str, Any]:
     raise ValueError(f'{path} has no certificate to audit: {error}') from None
   except folder_files.FolderError:
     pass
-  raise ValueError(f'{path} has no valid certificate: python -m experiments.verify {path} says why.')
+  raise ValueError(f'{path} has no valid certificate: python -m experiments.verify {shlex.quote(path)} says why.')
 
 
 def _private_key(path) -> Optional[Any]:

@@ -6,7 +6,8 @@ r"""Verifies the certificate of a certified run: makes it again from the run's f
 
 Prints one of four answers. Exit status 0: VALID, with the guarantee. Exit status 1: INVALID, with what is wrong; or
 REFUTED, if all is consistent, but the audit in the folder refutes the claim. Exit status 2: CANNOT BE VERIFIED, with
-the reason (no certificate there, a package is missing, …), or an error in the command.
+the reason (no certificate there, a package is missing, …), or an error in the command or on standard output. 130:
+interrupted. 141: nobody read the answer to its end.
 
 Everything is checked that python -m quap_tff.verify checks: each client's weights are computed again from the mechanism
 and the schedule, and every figure from the ledger. In a run of experiments.train, the flags must also give this
@@ -26,6 +27,7 @@ from typing import Optional, TYPE_CHECKING
 from absl import flags
 
 from experiments.command import command_line
+from quap_tff.common import console
 from quap_tff.common import files
 from quap_tff.common import lazy
 
@@ -44,6 +46,13 @@ _PUBLIC_KEY = flags.DEFINE_string(
   None,
   'File with an Ed25519 public key (PEM). The certificate, and the audit if there is one, must have signatures that '
   'fit this key.',
+  flag_values=_FLAGS,
+)
+_IMPORT = flags.DEFINE_multi_string(
+  'import',
+  [],
+  "Module that registers a choice of the issuer's own program, such as a weight rule, which the folder names. This "
+  'runs the code of the module, which could do anything here: read it first. May be given several times.',
   flag_values=_FLAGS,
 )
 _PUBLISH = flags.DEFINE_string(
@@ -92,6 +101,7 @@ def main(argv: list[str]) -> int:
         f'Give exactly one folder to verify, found {len(paths)}. Usage: python -m experiments.verify DIR'
       )
     status = _answer(paths[0])
+    sys.stdout.flush()
     if status == 0 and _PUBLISH.value is not None:
       publish(paths[0], _PUBLISH.value)
       if os.path.exists(os.path.join(paths[0], folders.AUDIT)):
@@ -99,7 +109,7 @@ def main(argv: list[str]) -> int:
       print(f'Published: {_PUBLISH.value}', file=sys.stderr)
     return status
   except BrokenPipeError:
-    raise
+    return console.NOT_READ
   except (ValueError, OSError) as error:
     print(f'Error: {command_line.error_text(error)}', file=sys.stderr)
     return 2
@@ -111,7 +121,7 @@ def _answer(path) -> int:
   except ImportError as error:  # A package is missing that every answer needs.
     print(f'CANNOT BE VERIFIED\n  {error}')
     return 2
-  return answer(lambda: verify(path, _PUBLIC_KEY.value))
+  return answer(lambda: verify(path, _PUBLIC_KEY.value), _IMPORT.value)
 
 
 if __name__ == '__main__':

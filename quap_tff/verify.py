@@ -2,11 +2,12 @@
 
     python -m quap_tff.verify FOLDER...
     python -m quap_tff.verify FOLDER --public_key=operator.pem
+    python -m quap_tff.verify FOLDER --import=their_weight_rule
 
 Prints one of four answers for each folder: VALID, with the guarantee; INVALID, with what is wrong; REFUTED, if all is
 consistent, but the audit in the folder refutes the claim; CANNOT BE VERIFIED, with the reason. Exit status 0:
 every folder is VALID. Exit status 1: one is INVALID or REFUTED. Exit status 2: otherwise, or for an error in the
-command.
+command, or if standard output cannot be written. 130: interrupted. 141: nobody read the answer to its end.
 
 Each client's weights are computed again from the mechanism and the public schedule, and every figure from the ledger;
 for a gate's log (`quap_tff.Gate`), every figure from the log.
@@ -17,8 +18,8 @@ compared by python -m experiments.verify.
 import argparse
 from collections.abc import Sequence
 import functools
-import sys
 
+from quap_tff.common import console
 from quap_tff.common import lazy
 
 
@@ -29,6 +30,15 @@ def main(argv: Sequence[str]) -> int:
   )
   parser.add_argument('folders', nargs='+', metavar='FOLDER', help='a folder with a certificate')
   parser.add_argument('--public_key', help='file with the Ed25519 public key (PEM) that the certificates must fit')
+  parser.add_argument(
+    '--import',
+    dest='modules',
+    action='append',
+    default=[],
+    metavar='MODULE',
+    help="module that registers a choice of the issuer's own program, such as a weight rule, which the folder names. "
+    'This runs the code of the module, which could do anything here: read it first. May be given several times',
+  )
   arguments = parser.parse_args(argv)
   try:
     verifying = lazy.load('quap_tff.certificates.verifying')
@@ -39,9 +49,9 @@ def main(argv: Sequence[str]) -> int:
   for path in arguments.folders:
     if len(arguments.folders) > 1:
       verifying.say([f'{path}:'])
-    statuses.add(verifying.answer(functools.partial(verifying.verify, path, arguments.public_key)))
+    statuses.add(verifying.answer(functools.partial(verifying.verify, path, arguments.public_key), arguments.modules))
   return verifying.INVALID if verifying.INVALID in statuses else max(statuses)
 
 
 if __name__ == '__main__':
-  sys.exit(main(sys.argv[1:]))
+  console.run(main)

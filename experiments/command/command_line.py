@@ -253,7 +253,10 @@ def run(main: Callable[[list[str]], int]) -> None:
   _on_signals(experiments.leave)
   use_own_temporary_folder()
   # An ε that the terminal's encoding does not have must not end a program.
-  for stream in (sys.stdout, sys.stderr):
+  for name in ('stdout', 'stderr'):
+    stream = getattr(sys, name)
+    if stream is None:  # It was closed. Nothing that is written there matters to anybody.
+      setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), 'w', encoding='utf-8'))
     if isinstance(stream, io.TextIOWrapper):  # A test may have put another object in its place.
       stream.reconfigure(errors='backslashreplace')
   status = INTERRUPTED

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import math
 import os
+import shlex
 import sys
 from typing import Any, Optional
 
@@ -150,7 +151,7 @@ class Outcome:
       verifying.remove(directory.path)
     else:
       verifying.issue(directory.path, run.publication.signing_key, evidence.check)
-      print(f'Certified: python -m experiments.verify {directory.path} checks it.', file=sys.stderr)
+      print(f'Certified: python -m experiments.verify {shlex.quote(directory.path)} checks it.', file=sys.stderr)
 
   def _write_clients(self, path, model):
     """One row for each client that the ledger lists. Without client metrics, nothing in it follows from their data."""

@@ -164,7 +164,7 @@ def render(certificate: Mapping[str, Any], audit: Optional[Audit] = None) -> str
     is_reading=certificate['achieved']['is_reading'],
     about=_about(certificate),
     bars=_bars(**histogram),
-    only_bar=_only_bar(certificate['achieved'], **histogram),
+    only_bar=_only_bar(certificate['achieved']),
     ticks=[(f'{_across(edge, edges):.1f}', f'{edge:.3g}') for edge in edges[::5]],
     figures=_figures(certificate),
     delta=rounding.up(certificate['guarantee']['delta'], 15),
@@ -204,9 +204,8 @@ def _in_short(certificate) -> list[tuple[str, str]]:
     ),
     (
       'How strongly?',
-      'Someone who guesses from what was released whether the data of one client were used is right at most '
-      f'{sentences.chance(certificate)}% of the time, if both were equally likely before. A coin is right 50% of the '
-      'time.',
+      'Someone who guesses from what was released whether the data of one client were used is right '
+      f'{sentences.chance(certificate)}, if both were equally likely before. A coin is right 50% of the time.',
     ),
     (
       'For how long?',
@@ -278,13 +277,12 @@ def _across(epsilon: float, edges: Sequence[float]) -> float:
   return _LEFT + _WIDTH * (epsilon - edges[0]) / (edges[-1] - edges[0])
 
 
-def _only_bar(achieved, edges: Sequence[float], clients: Sequence[int]) -> str:
-  """The histogram as a sentence, if all clients are in one bar of it."""
-  bar = next((k for k, count in enumerate(clients) if count), 0)
+def _only_bar(achieved) -> str:
+  """What to say in place of a histogram in which all clients are in one bar."""
   ended = ' when the run ended: a reading' if achieved['is_reading'] else ''
-  return (
-    f'Each of the {sum(clients):,} clients has spent an ε between {edges[bar]:.3g} and {edges[bar + 1]:.3g}{ended}.'
-  )
+  most, least = (rounding.up(achieved['epsilon_quantiles'][share], 6) for share in ('1', '0'))
+  text = f'Each of the {achieved["clients"]:,} clients has spent ε ≤ {most}{ended}.'
+  return text if least == most else f'{text} The client that spent least has spent ε ≤ {least}.'
 
 
 def _bars(edges: Sequence[float], clients: Sequence[int]) -> list[dict[str, str]]:

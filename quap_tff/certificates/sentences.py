@@ -166,13 +166,17 @@ class Figures(NamedTuple):
 
 
 def chance(certificate: Mapping[str, Any]) -> str:
-  """In %, how often a guess is right at most whether the data of one client were used, if both were equally likely.
+  """How often a guess is right whether the data of one client were used, if both were equally likely, in words.
 
   This is Φ(μ/2), the best test between two normal distributions at distance μ, and what rounding adds.
   """
   mu, slack = certificate['guarantee']['mu'], certificate['facts']['slack']
   right = 0.5 + 0.5 * math.erf(mu / math.sqrt(8)) + math.expm1(slack['epsilon']) + slack['delta']
-  return rounding.up_fixed(100 * min(1.0, right), 1)
+  for decimals in range(1, 7):
+    percent = rounding.up_fixed(100 * right, decimals)
+    if float(percent) < 100:
+      return f'at most {percent}% of the time'
+  return 'perhaps always: the guarantee does not exclude that'
 
 
 def up(value: float) -> float:

@@ -1,6 +1,7 @@
 """Issues the certificate of a folder from its files, and verifies it by making it again."""
 
 from collections.abc import Sequence
+import importlib
 import os
 import shutil
 import sys
@@ -20,6 +21,7 @@ from quap_tff.certificates.folders import folder as folders
 from quap_tff.certificates.folders import folder_files
 from quap_tff.certificates.folders import signatures
 from quap_tff.certificates.folders.folder_files import CannotTellError
+from quap_tff.common import console
 from quap_tff.common import files
 
 # The exit status of each answer.
@@ -251,9 +253,17 @@ def _changes_of_code(stretches) -> list[str]:
   return said
 
 
-def answer(find: Callable[[], Verdict]) -> int:
-  """Prints one of the four answers, and returns its exit status. Warnings go to standard error."""
+def answer(find: Callable[[], Verdict], modules: Sequence[str] = ()) -> int:
+  """Prints one of the four answers, and returns its exit status. Warnings go to standard error.
+
+  Args:
+    find: Verifies the folder.
+    modules: Names of modules that are imported first, because they register choices that the folder names.
+  """
   try:
+    for name in modules:
+      _import(name)
+      say([f'Warning: The code of {name} was run. It could change every answer of this program.'], sys.stderr)
     verdict = find()
   except (CannotTellError, ImportError) as error:
     say(['CANNOT BE VERIFIED', f'  {error}'])
@@ -274,9 +284,16 @@ def answer(find: Callable[[], Verdict]) -> int:
   return VALID
 
 
+def _import(name: str) -> None:
+  try:
+    importlib.import_module(name)
+  except Exception as error:  # It may raise anything.
+    raise CannotTellError(f'--import={name}: {type(error).__name__}: {error}') from None
+
+
 def say(lines: Sequence[str], stream: Any = None) -> None:
   """Prints lines. The texts in them may be anybody's: no character of theirs ends a line or commands a terminal."""
   stream = sys.stdout if stream is None else stream
   for line in lines:
-    plain = ''.join(c if c.isprintable() else c.encode('unicode_escape').decode() for c in line)
-    print(plain.encode(stream.encoding or 'utf-8', 'backslashreplace').decode(stream.encoding or 'utf-8'), file=stream)
+    encoding = stream.encoding or 'utf-8'
+    print(console.shown(line).encode(encoding, 'backslashreplace').decode(encoding), file=stream)

@@ -18,6 +18,10 @@ CHOICES, KIND = 'choices', 'kind'
 NOT_IN_SPECS = 'not_in_specs'
 
 
+class UnknownChoiceError(ValueError):
+  """A spec names a choice that nothing has registered here."""
+
+
 def parameters(choice: Any) -> 'dict[str, dataclasses.Field[Any]]':
   """The fields of a choice that a spec can set, by name."""
   return {f.name: f for f in dataclasses.fields(choice) if f.init and NOT_IN_SPECS not in f.metadata}
@@ -98,7 +102,9 @@ def chosen(kind: str, spec: str, registry: Mapping[str, type[Any]]) -> Iterator[
 def _split(kind: str, spec: str, registry: Mapping[str, type[Any]]) -> tuple[str, type[Any], dict[str, str]]:
   """(name, class, the text of each parameter that is given)."""
   name, _, arguments = spec.partition(':')
-  choice = lookup(kind, name, registry)
+  if name not in registry:
+    raise UnknownChoiceError(str(unknown_name_error(kind, name, list(registry))))
+  choice = registry[name]
   fields = parameters(choice)
   texts: dict[str, str] = {}
   latest = None

@@ -30,6 +30,7 @@ from quap_tff.common.numbers import rounding
 from quap_tff.common.numbers import tradeoff
 from quap_tff.mechanisms.certified import rounds as certified
 from tests.experiments import harness
+from tests.quap_tff.certificates import made
 
 pytestmark = pytest.mark.slow
 
@@ -308,3 +309,11 @@ class TestFolder:
     (audited / folders.CERTIFICATE).unlink()
     assert _audit(str(audited)) == 1
     assert 'has no certificate' in capsys.readouterr().err
+
+
+def test_a_suggested_command_can_be_given_as_it_stands(tmp_path):
+  path = made.folder(tmp_path / 'a run')
+  (path / 'more').write_text('x')
+  with pytest.raises(ValueError) as error:
+    audit._certificate(str(path))
+  assert str(error.value).endswith(f"no valid certificate: python -m experiments.verify '{path}' says why.")

@@ -183,9 +183,10 @@ class TestRun:
 
 class TestSecrets:
   def test_checkpoints_are_their_owners_from_the_start_and_are_not_published(self, tmp_path, capsys):
-    path, published = tmp_path / 'run', tmp_path / 'published'
+    path, published = tmp_path / 'a run', tmp_path / 'published'
     assert _run(path, '--stop_after=2') == 0
-    assert 'It holds the seed of the noise' in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert 'It holds the seed of the noise' in err and f"python -m experiments.verify '{path}' checks it." in err
     found = [path / 'checkpoints', *(path / 'checkpoints').rglob('*')]
     assert len(found) == 4 and not [file for file in found if stat.S_IMODE(file.stat().st_mode) & 0o077]
     assert verify.main(['verify', str(path), f'--publish={published}']) == 0

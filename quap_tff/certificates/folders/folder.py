@@ -222,7 +222,9 @@ def read_mechanism(trust: str, value: Mapping[str, Any]) -> guarantee.Guarantee:
   parts = {name: tuple(part) if isinstance(part, list) else part for name, part in value.items()}
   for name, (kind, choices) in _CHOICES.items():
     if name in parts:
-      parts[name] = registry.parse_spec(kind, str(parts[name]), choices)
+      if not isinstance(parts[name], str):
+        raise ValueError(f'the {kind} must be a text, found {parts[name]!r}')
+      parts[name] = registry.parse_spec(kind, parts[name], choices)
   parts['participation'] = participations.ParticipationConfig(**value['participation'])
   mechanism = of_trust(**parts)
   if mechanism.num_clients > _MOST_CLIENTS:

@@ -18,6 +18,7 @@ import zipfile
 import numpy as np
 
 from quap_tff.common import files
+from quap_tff.common import registry
 
 _MEBIBYTE = 1 << 20
 # Far above what runs write: a million clients make a ledger and a clients.csv of some 30 MiB each.
@@ -116,12 +117,17 @@ def damage(name: str, words: str = 'is damaged') -> Iterator[None]:
 
   Raises:
     FolderError: In place of nearly any error: the readers of archives and arrays raise a dozen kinds.
-    CannotTellError: If this person may not read the file.
+    CannotTellError: If this person may not read the file, or it names a choice of somebody's own program.
   """
   try:
     yield
   except (FolderError, CannotTellError, ImportError):
     raise
+  except registry.UnknownChoiceError as error:
+    raise CannotTellError(
+      f"{name} names a choice that is not registered here. {error} If the issuer's program registers it, get the "
+      'module that does, read it, and give --import=MODULE, which runs its code.'
+    ) from None
   except PermissionError as error:
     raise CannotTellError(f'{name} may not be read here: {error.strerror}.') from None
   except Exception as error:

@@ -128,6 +128,26 @@ def test_bars_stand_for_counts(certified):
 
 def test_a_single_bar_is_a_sentence(certified):
   certificate = made.read(certified, folders.CERTIFICATE)
-  certificate['achieved']['epsilon_histogram'] = {'edges': [0.0, 1.0, 2.0, 3.0], 'clients': [0, 0, 20000]}
+  achieved = certificate['achieved']
+  achieved['epsilon_histogram'] = {'edges': [0.0, 2.85, 3.0], 'clients': [0, 6]}
+  achieved['epsilon_quantiles'] = {name: 2.999 for name in achieved['epsilon_quantiles']}
   text = page.render(certificate)
-  assert '<svg' not in text and 'Each of the 20,000 clients has spent an ε between 2 and 3.' in text
+  assert '<svg' not in text and '<p>Each of the 6 clients has spent ε ≤ 2.999.</p>' in text
+  achieved['epsilon_quantiles']['0'] = 2.95
+  achieved['is_reading'] = True
+  said = '<p>Each of the 6 clients has spent ε ≤ 2.999 when the run ended: a reading. The client that spent least has '
+  assert f'{said}spent ε ≤ 2.95.</p>' in page.render(certificate)
+
+
+@pytest.mark.parametrize(
+  'mu, said',
+  [
+    (0.719117, 'is right at most 64.1% of the time, if'),
+    (7.344792, 'is right at most 99.99% of the time, if'),
+    (50.0, 'is right perhaps always: the guarantee does not exclude that, if'),
+  ],
+)
+def test_a_chance_below_all_is_never_all(mu, said, certified):
+  certificate = made.read(certified, folders.CERTIFICATE)
+  certificate['guarantee']['mu'] = mu
+  assert said in page.render(certificate)

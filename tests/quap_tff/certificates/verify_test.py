@@ -1,5 +1,6 @@
 """The command `python -m quap_tff.verify`: one of four answers for every folder, and never a traceback."""
 
+import importlib
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from quap_tff.certificates import verifying
 from quap_tff.certificates.folders import evidence
 from quap_tff.certificates.folders import folder as folders
 from quap_tff.certificates.folders import folder_files
+from quap_tff.mechanisms.certified import weight_rules
 from tests.quap_tff.certificates import made
 
 
@@ -143,6 +145,77 @@ class TestAnswers:
     assert 'run in 2 stretches' in lines[4]
 
 
+_HALF = """
+import dataclasses
+import numpy as np
+from quap_tff.mechanisms.certified import weight_rules
+
+@dataclasses.dataclass(frozen=True)
+class Half(weight_rules.WeightRule):
+  share: float = 0.5
+
+  def weights(self, view):
+    return np.float32(self.share)
+
+weight_rules.RULES['half'] = Half
+"""
+
+
+class TestChoicesOfSomebodysProgram:
+  @pytest.fixture(name='folder')
+  def _folder(self, tmp_path, monkeypatch):
+    """Of a weight rule that only the module `half_rule` registers."""
+    (tmp_path / 'half_rule.py').write_text(_HALF)
+    (tmp_path / 'broken_rule.py').write_text('1 / 0')
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(weight_rules.RULES, 'half', None)  # To be undone, whatever happens.
+    rule = importlib.import_module('half_rule').Half
+    yield made.folder(tmp_path / 'run', made.plan(weights=rule(0.25)))
+    sys.modules.pop('half_rule', None)
+
+  @staticmethod
+  def _forget():
+    del weight_rules.RULES['half'], sys.modules['half_rule']
+
+  def test_it_cannot_be_verified_without_the_module(self, folder, capsys):
+    self._forget()
+    status, (first, reason) = made.answer(folder, capsys)
+    assert (status, first) == (2, 'CANNOT BE VERIFIED')
+    assert "mechanism.json names a choice that is not registered here. Unknown weight rule 'half'." in reason
+    assert reason.endswith('get the module that does, read it, and give --import=MODULE, which runs its code.')
+
+  def test_it_is_valid_with_the_module(self, folder, capsys):
+    self._forget()
+    assert verify.main([str(folder), '--import=json', '--import=half_rule']) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith('VALID\n') and 'Warning: The code of half_rule was run.' in err
+
+  @pytest.mark.parametrize('name, words', [('nowhere', 'No module named'), ('broken_rule', 'ZeroDivisionError')])
+  def test_a_module_that_cannot_be_imported(self, name, words, folder, capsys):
+    status, (first, reason) = made.answer(folder, capsys, f'--import={name}')
+    assert (status, first) == (2, 'CANNOT BE VERIFIED') and f'--import={name}: ' in reason and words in reason
+
+  @pytest.mark.parametrize(
+    'place, spec, kind',
+    [
+      (('mechanism', 'weights'), 'mine:share=0.5', 'weight rule'),
+      (('mechanism', 'clip'), 'mine', 'clip rule'),
+      (('mechanism', 'correlation'), 'mine:decay=0.5', 'noise correlation'),
+      (('sparsity',), 'mine', 'sparsity'),
+    ],
+  )
+  def test_of_every_kind(self, place, spec, kind, certified, capsys):
+    def change(value):
+      for name in place[:-1]:
+        value = value[name]
+      value[place[-1]] = spec
+
+    made.change(certified, folders.MECHANISM, change)
+    made.reseal(certified)
+    status, lines = made.answer(certified, capsys)
+    assert status == 2 and f"Unknown {kind} 'mine'" in lines[1]
+
+
 class TestCommand:
   def test_several_folders(self, certified, held, tmp_path, capsys):
     arguments = [str(certified), str(held), str(tmp_path / 'nowhere')]
@@ -187,6 +260,36 @@ class TestCommand:
     )
     done = self._run(str(certified), code=code)
     assert done.returncode == 0 and done.stdout.startswith(b'VALID\n') and not done.stderr.strip()
+
+  @pytest.mark.slow
+  @pytest.mark.parametrize('is_valid', [True, False])
+  @pytest.mark.parametrize('program', ['quap_tff.verify', 'experiments.verify'])
+  def test_who_does_not_read_the_answer_is_told_no_other_one(self, program, is_valid, certified):
+    if not is_valid:
+      (certified / 'more').write_text('x')
+    answer = 0 if is_valid else 1
+    for output, status, words in (
+      ('>/dev/null', answer, ''),
+      ('>&-', answer, ''),
+      ('>/dev/full', 2, 'No space left on device'),
+      ('| true; exit ${PIPESTATUS[0]}', 141, ''),
+    ):
+      # `true` has ended before the answer comes.
+      command = (
+        f'"{sys.executable}" -c "import runpy, sys, time; sys.stdin.read(); sys.argv[1:] = [{str(certified)!r}]; '
+      )
+      command += f'runpy.run_module({program!r}, run_name={"__main__"!r})" {output}'
+      done = subprocess.run(['bash', '-c', command], input='', capture_output=True, text=True, timeout=120, check=False)
+      assert done.returncode == status and words in done.stderr and 'Traceback' not in done.stderr, (output, done)
+
+  @pytest.mark.slow
+  def test_ctrl_c(self, certified):
+    code = (
+      'import signal, os\nfrom quap_tff.certificates import verifying\n'
+      'verifying.verify = lambda *_: os.kill(os.getpid(), signal.SIGINT)\n'
+    )
+    done = self._run(str(certified), code=code)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b'', b'\nInterrupted.\n')
 
   @pytest.mark.slow
   def test_a_terminal_that_knows_few_characters(self, certified):

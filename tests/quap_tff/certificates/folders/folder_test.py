@@ -9,6 +9,7 @@ import pytest
 from quap_tff import certificates
 from quap_tff import plans
 from quap_tff.certificates.folders import folder as folders
+from quap_tff.certificates.folders import folder_files
 from quap_tff.common import registry
 from quap_tff.mechanisms import sparsity
 from quap_tff.mechanisms.certified import weight_rules
@@ -113,7 +114,8 @@ def test_a_rule_of_a_users_own(tmp_path, monkeypatch):
   monkeypatch.setitem(weight_rules.RULES, 'half', _Half)
   _check_round_trip(plan, tmp_path / 'run')
   monkeypatch.delitem(weight_rules.RULES, 'half')
-  assert "Unknown weight rule 'half'" in certificates.verify(str(tmp_path / 'run')).problems[0]
+  with pytest.raises(folder_files.CannotTellError, match="Unknown weight rule 'half'"):
+    certificates.verify(str(tmp_path / 'run'))
 
 
 def test_a_model_of_one_number_and_a_population_of_one(tmp_path):
