@@ -6,7 +6,7 @@
 Prints one of four answers for each folder: VALID, with the guarantee; INVALID, with what is wrong; REFUTED, if all is
 consistent, but the audit in the folder refutes the claim; CANNOT BE VERIFIED, with the reason. Exit status 0:
 every folder is VALID. Exit status 1: one is INVALID or REFUTED. Exit status 2: otherwise, or for an error in the
-command.
+command. Exit status 130: Ctrl-C. Exit status 141: nobody reads the answers.
 
 Each client's weights are computed again from the mechanism and the public schedule, and every figure from the ledger;
 for a gate's log (`quap_tff.Gate`), every figure from the log.
@@ -17,8 +17,8 @@ compared by python -m experiments.verify.
 import argparse
 from collections.abc import Sequence
 import functools
-import sys
 
+from quap_tff.common import console
 from quap_tff.common import lazy
 
 
@@ -44,4 +44,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == '__main__':
-  sys.exit(main(sys.argv[1:]))
+  console.run(main)
