@@ -126,6 +126,8 @@ def _of_log(arguments) -> int:
   with _blamed(arguments.log, 'read'):
     account = logs.account(log, arguments.noise_multiplier, correlation, arguments.rounds)
     assumed = None if arguments.sampling_rate is None else coins.Coins.of(log, arguments.sampling_rate)
+  if not account.names:
+    raise ValueError(f'{arguments.log} names no client: nobody has spent anything. Give a log in which somebody came.')
   found = log_report.report(
     account, arguments.noise_multiplier, arguments.delta, arguments.epsilon, correlation, assumed
   )

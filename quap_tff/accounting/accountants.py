@@ -292,7 +292,7 @@ def _check_in_range(epsilon: float, delta: float, rounds: int, sampling_rate: fl
       'Take a larger epsilon, or no sampling (sampling_rate=1).'
     )
   noise = noise_factor(histories_lib.History.gaussian(1.0, rounds), epsilon, delta, 'gaussian_exact')
-  if name == 'pld' and sampling_rate / noise < theorems.Pld.MIN_LOSS:
+  if name == 'pld' and noise > theorems.Pld.MAX_NOISE_MULTIPLIER:
     raise ValueError(
       f'epsilon={epsilon} at delta={delta} over {rounds} rounds with sampling_rate={sampling_rate} is out of range: '
       f'pld cannot hold such small losses. Without sampling, noise of z = {rounding.up(noise, 7)} is enough. Take that '

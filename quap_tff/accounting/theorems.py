@@ -219,8 +219,8 @@ class Pld(Accountant):
   # is asked for a δ smaller by this margin, and never for a δ close to the margin.
   DELTA_MARGIN = 1e-12
   MIN_DELTA = 1e-10
-  # If all rounds lose less than this (nats), the library's floats cannot tell their losses apart.
-  MIN_LOSS = 3e-8
+  # With more noise in every round, the library's floats cannot tell losses apart.
+  MAX_NOISE_MULTIPLIER = 3e7
 
   def _epsilon(self, history, delta):
     if delta < self.MIN_DELTA:
@@ -228,8 +228,10 @@ class Pld(Accountant):
         f'rounding and cut-off tails of its distributions reach about 1e-12, too close to δ = '
         f'{rounding.up(delta)} (smallest: {self.MIN_DELTA:g})'
       )
-    if max(map(_spread, history.releases)) < self.MIN_LOSS:
-      raise NotApplicableError(f'the losses of all rounds are below {self.MIN_LOSS:g}, too small for its floats')
+    if min(mechanism.noise_multiplier for mechanism, _ in history.releases) > self.MAX_NOISE_MULTIPLIER:
+      raise NotApplicableError(
+        f'with noise multipliers above {self.MAX_NOISE_MULTIPLIER:g}, losses are too small for it'
+      )
     if _discretization(history) > _COARSEST_STEP:
       raise NotApplicableError(f'losses reach beyond its grid ({_MOST_STEPS * _COARSEST_STEP:g} nats)')
     with np.errstate(over='ignore', invalid='ignore'):
@@ -296,15 +298,9 @@ _USUAL_STEP, _COARSEST_STEP = 1e-3, 0.1
 _TAIL = 1e-15
 
 
-def _spread(release: tuple[histories_lib.GaussianMechanism, int]) -> float:
-  """The order of a round's loss, nats."""
-  mechanism, _ = release
-  return min(1.0, mechanism.mu) * mechanism.sampling_rate
-
-
 def _discretization(history) -> float:
   """The step of the grid of losses, nats: small against each mechanism's loss, large enough to be computed."""
-  spread = min(map(_spread, history.releases))
+  spread = min(min(1.0, mechanism.mu) * mechanism.sampling_rate for mechanism, _ in history.releases)
   largest_mu = max(mechanism.mu for mechanism, _ in history.releases)
   largest = max(Rdp().epsilon(history, _TAIL), largest_mu * (largest_mu / 2 + 10))
   return max(min(_USUAL_STEP, _STEP_OF_SPREAD * spread), largest / _MOST_STEPS)

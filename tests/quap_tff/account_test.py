@@ -360,6 +360,10 @@ class TestLog:
     status, out, err = _run(capsys, _log(tmp_path, _rows()[0]), *_FLAGS, *more)
     assert (status, out) == (2, '') and words in err and len(err.splitlines()) == 1
 
+  def test_a_log_in_which_nobody_came(self, tmp_path, capsys):
+    status, out, err = _run(capsys, _log(tmp_path, ['1,', '2,']), *_FLAGS, '--sampling_rate=0.5')
+    assert (status, out) == (2, '') and 'names no client: nobody has spent anything' in err
+
   def test_a_log_needs_noise_and_delta_and_must_be_there(self, tmp_path, capsys):
     assert 'give --noise_multiplier and --delta' in _run(capsys, _log(tmp_path, _rows()[0]), '--delta=0.1')[2]
     status, _, err = _run(capsys, tmp_path / 'none.csv', *_FLAGS)
