@@ -11,20 +11,24 @@ text. Every client gets its own exact ε, by the filter of certified runs, and -
 exceed. What must hold for the figures, and what the usual accountants say for the same log, is printed, too.
 
 Tables go to standard output. The last line is one JSON object. For wrong input, one line on standard error says what is
-wrong. Exit status: 0; 1 if a client of a log is over the bound; 2 for wrong input. TensorFlow is not needed.
+wrong. Exit status: 0; 1 if a client of a log is over the bound; 2 for wrong input; 130 after Ctrl-C; 141 if nobody
+reads standard output. TensorFlow is not needed.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+import contextlib
 import functools
 import json
 import sys
 from typing import Any, NoReturn
 
 from quap_tff.accounting import accountants
+from quap_tff.accounting import coins
 from quap_tff.accounting import log_report
 from quap_tff.accounting import logs
 from quap_tff.common import checks
+from quap_tff.common import console
 from quap_tff.common import registry
 from quap_tff.common.numbers import rounding
 from quap_tff.mechanisms.noise import correlation as correlations
@@ -69,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     '--sampling_rate',
     type=real,
     help='probability with which each client is drawn, independently in each round (Bernoulli cohorts; default: 1, it '
-    'takes part in every round). With a log: for the amplified figures (default: the mean share of clients in a round)',
+    'takes part in every round). With a log: adds amplified figures, under the assumption that clients were drawn so',
   )
   add(
     '--accountant',
@@ -99,10 +103,8 @@ def main(argv: Sequence[str]) -> int:
     arguments = _parser().parse_args(argv)
     return _of_log(arguments) if arguments.log is not None else _of_plan(arguments)
   except (ValueError, ImportError) as error:
-    print(f'Error: {" ".join(str(error).split())}', file=sys.stderr)
-  except OSError as error:
-    print(f'Error: {error.filename or arguments.log} cannot be used: {error.strerror or error}.', file=sys.stderr)
-  return 2
+    print(f'Error: {console.shown(" ".join(str(error).split()))}', file=sys.stderr)
+  return console.FAILED
 
 
 def _of_log(arguments) -> int:
@@ -112,35 +114,58 @@ def _of_log(arguments) -> int:
   if arguments.accountant is not None or arguments.every != 1 or arguments.rounds_after:
     raise ValueError('--accountant, --every and --rounds_after are for plans without a log. Leave them out.')
   checks.number('delta', arguments.delta, above=0, below=1)
+  checks.number(
+    'noise_multiplier', arguments.noise_multiplier, at_least=accountants.MIN_FACTOR, at_most=accountants.MAX_FACTOR
+  )
   for name, bounds in (('epsilon', {'above': 0}), ('sampling_rate', {'above': 0, 'at_most': 1})):
     if (value := getattr(arguments, name)) is not None:
       checks.number(name, value, **bounds)
   if arguments.rounds is not None:
     checks.integer('rounds', arguments.rounds, at_least=1)
-  account = logs.account(logs.Log(arguments.log), arguments.noise_multiplier, correlation, arguments.rounds)
+  log = logs.Log(arguments.log)
+  with _blamed(arguments.log, 'read'):
+    account = logs.account(log, arguments.noise_multiplier, correlation, arguments.rounds)
+    assumed = None if arguments.sampling_rate is None else coins.Coins.of(log, arguments.sampling_rate)
+  if not account.names:
+    raise ValueError(f'{arguments.log} names no client: nobody has spent anything. Give a log in which somebody came.')
   found = log_report.report(
-    account, arguments.noise_multiplier, arguments.delta, arguments.epsilon, correlation, arguments.sampling_rate
+    account, arguments.noise_multiplier, arguments.delta, arguments.epsilon, correlation, assumed
   )
   head = [
     f'{len(account.names):,} clients, {int(account.counts.sum()):,} participations in {account.num_rounds:,} rounds. '
-    f'z = {rounding.down(arguments.noise_multiplier, 7)}, total δ = {rounding.up(arguments.delta, 6)}, noise: '
+    f'z = {arguments.noise_multiplier:.15g}, total δ = {rounding.up(arguments.delta, 6)}, noise: '
     f'{arguments.correlation}.',
     log_report.STATEMENT,
   ]
+  if arguments.delta * len(account.names) > 1:
+    head.append('Warning: δ is above 1/N. A program that publishes the data of a client drawn at random has such a δ.')
   if arguments.epsilon is not None:
     head.append(
-      f'Nobody has spent more than ε = {arguments.epsilon:g}.'
+      f'Nobody has spent more than ε = {rounding.up(arguments.epsilon, 7)}.'
       if not found.over
-      else f'OVER: {found.over:,} of {len(account.names):,} clients have spent more than ε = {arguments.epsilon:g}.'
+      else f'OVER: {found.over:,} of {len(account.names):,} clients have spent more than ε = '
+      f'{rounding.down(arguments.epsilon, 7)}.'
     )
   print('\n'.join(head), end='\n\n')
   print(log_report.text(found.tables))
   if arguments.output_dir is not None:
-    for sentence in log_report.write(arguments.output_dir, found, head):
+    with _blamed(f'--output_dir={arguments.output_dir}', 'written'):
+      missing = log_report.write(arguments.output_dir, found, head)
+    for sentence in missing:
       print(sentence, file=sys.stderr)
   noise = {name: getattr(arguments, name) for name in ('noise_multiplier', 'delta', 'correlation')}
   print(json.dumps({**log_report.summary(found), **noise}, allow_nan=False), flush=True)
   return 1 if found.over else 0
+
+
+@contextlib.contextmanager
+def _blamed(what: str, done: str) -> Iterator[None]:
+  """Names the file or flag that an error of the system is about."""
+  try:
+    yield
+  except OSError as error:
+    place = f' ({error.filename})' if error.filename not in (None, what) else ''
+    raise ValueError(f'{what} cannot be {done}{place}: {error.strerror or error}.') from None
 
 
 def _of_plan(arguments) -> int:
@@ -238,4 +263,4 @@ def _summary(arguments, solution: accountants.Solution, figures: dict[str, Any])
 
 
 if __name__ == '__main__':
-  sys.exit(main(sys.argv[1:]))
+  console.run(main)

@@ -42,7 +42,7 @@ class Figure:
     accountant: Name in `ACCOUNTANTS`.
     epsilon: Nats, an upper bound; +inf if some mechanism has no noise.
     delta: The total δ.
-    method: The accountant's theorem in a line.
+    method: The accountant's theorem in a line; with sampling, that the figure is the one without, if it is.
     amplification: Whether amplification by sampling is counted, and why it may be.
     neighbours: The neighbouring relation.
     unit: Whose privacy it is.
@@ -120,7 +120,10 @@ def account(
     except NotApplicableError as error:
       result[name] = NotApplicable(name, str(error))
     else:
-      result[name] = Figure(name, epsilon, delta, accountant.method, amplification(history), history.neighbours)
+      method = accountant.method
+      if history.is_sampled and epsilon >= theorems.unamplified(history, delta):
+        method = f'exact ε without sampling: {name} proves no amplification here'
+      result[name] = Figure(name, epsilon, delta, method, amplification(history), history.neighbours)
   return result
 
 
@@ -267,6 +270,8 @@ def solve(
   try:
     if noise_multiplier is None:
       assert epsilon is not None and delta is not None  # Two of the three are given.
+      if sampling_rate < 1:
+        _check_in_range(epsilon, delta, rounds, sampling_rate, name)
       noise_multiplier = noise_factor(history_at(1.0), epsilon, delta, name)
     history = history_at(noise_multiplier)
     if delta is None:
@@ -277,6 +282,22 @@ def solve(
   except NotApplicableError as error:
     raise ValueError(f'Accountant {name} has no figure for this: {error}.') from None
   return Solution(noise_multiplier, epsilon, delta, name, history)
+
+
+def _check_in_range(epsilon: float, delta: float, rounds: int, sampling_rate: float, name: str) -> None:
+  """Raises `ValueError` if the accountants that count sampling cannot hold losses that are so small."""
+  if not epsilon:
+    raise ValueError(
+      f'epsilon={epsilon} with sampling_rate={sampling_rate} is out of range: {name} proves no amplification there. '
+      'Take a larger epsilon, or no sampling (sampling_rate=1).'
+    )
+  noise = noise_factor(histories_lib.History.gaussian(1.0, rounds), epsilon, delta, 'gaussian_exact')
+  if name == 'pld' and noise > theorems.Pld.MAX_NOISE_MULTIPLIER:
+    raise ValueError(
+      f'epsilon={epsilon} at delta={delta} over {rounds} rounds with sampling_rate={sampling_rate} is out of range: '
+      f'pld cannot hold such small losses. Without sampling, noise of z = {rounding.up(noise, 7)} is enough. Take that '
+      '(sampling_rate=1), a larger epsilon, or another accountant.'
+    )
 
 
 def exact_scale(ledger: run_ledger.RunLedger, epsilon: float, delta: float) -> float:

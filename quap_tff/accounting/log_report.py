@@ -11,8 +11,11 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 
 from quap_tff.accounting import accountants
+from quap_tff.accounting import coins as coin_tests
 from quap_tff.accounting import history as histories
 from quap_tff.accounting import logs
+from quap_tff.accounting import theorems
+from quap_tff.common import console
 from quap_tff.common import files
 from quap_tff.common import lazy
 from quap_tff.common import wide
@@ -20,15 +23,11 @@ from quap_tff.common.numbers import rounding
 from quap_tff.common.numbers import tradeoff
 from quap_tff.mechanisms.noise import correlation as correlations
 
-special = lazy.module('scipy.special')
-
 CLIENTS, FIGURE, PAGE = 'clients.csv', 'epsilon.png', 'account.html'
 QUANTILES = (0.5, 0.9, 0.99, 1.0)
 # Accountants that others use.
 _USUAL = ('rdp', 'pld')
 _MOST_ROWS = 10
-# A log in which somebody comes this much too often was not drawn as an amplified figure assumes.
-_UNLIKELY = 1e-3
 
 STATEMENT = (
   'ε holds for each client if every update was clipped to norm clip·weight, and noise of standard deviation '
@@ -72,7 +71,7 @@ def report(
   delta: float,
   bound: Optional[float] = None,
   correlation: correlations.Correlation = correlations.Independent(),
-  sampling_rate: Optional[float] = None,
+  coins: Optional[coin_tests.Coins] = None,
 ) -> Report:
   """The figures of a log.
 
@@ -82,14 +81,14 @@ def report(
     delta: The total δ.
     bound: The ε that nobody may exceed.
     correlation: Of the noise.
-    sampling_rate: q, if each round drew each client by a coin of this rate. None: the mean share of clients in a round.
+    coins: The assumption that each round drew each client by a coin. None: no amplified figures.
   """
   epsilon = tradeoff.epsilon_of(np.sqrt(account.mu_squared), delta)
   tables = [
     _quantiles(epsilon),
     _by_rounds(account, epsilon),
     _largest(account, epsilon),
-    _comparison(account, noise_multiplier, delta, correlation, sampling_rate),
+    _comparison(account, noise_multiplier, delta, correlation, coins),
   ]
   over = 0 if bound is None else int(np.count_nonzero(~(epsilon <= bound)))
   return Report(account, epsilon, bound, tables, over)
@@ -119,10 +118,10 @@ def _largest(account, epsilon) -> Table:
   return Table('Those who have spent most', ('client', 'rounds', 'ε'), rows)
 
 
-def _comparison(account, noise_multiplier, delta, correlation, sampling_rate) -> Table:
+def _comparison(account, noise_multiplier, delta, correlation, coins) -> Table:
   """What the usual accountants say for the same log, and what each figure assumes. Arguments as for `report`."""
   mu = float(np.sqrt(account.mu_squared.max()))
-  rounds, most, public = account.num_rounds, int(account.counts.max()), 'none: who takes part may be known'
+  rounds, public = account.num_rounds, 'none: who takes part may be known'
   whom = 'the client that spent most'
   rows = [('exact, for each client', rounding.up(float(tradeoff.epsilon_of(mu, delta))), whom, public)]
 
@@ -139,22 +138,28 @@ def _comparison(account, noise_multiplier, delta, correlation, sampling_rate) ->
       'a client in every round',
       'none: all clients get the figure of such a client',
     )
-    rate = sampling_rate if sampling_rate is not None else int(account.counts.sum()) / (rounds * len(account.names))
-    note = 'Everyone is in every round, so there is no sampling that could amplify anything.'
-    if rate < 1:
-      add(
-        histories.History.gaussian(noise_multiplier, rounds, rate),
-        'any client',
-        f'Poisson sampling, q = {rate:.4g}: a coin for each client in each round; nobody learns who came (this log '
-        'stays secret); neighbours: add or remove one client',
-      )
-      chance = min(1.0, len(account.names) * float(special.bdtrc(most - 1, rounds, rate)))
+    note = (
+      'No amplification by sampling is counted. --sampling_rate adds figures for clients that were drawn by coins: an '
+      'assumption that no log can show.'
+    )
+    if coins is not None and coins.rate == 1:
+      note = 'With --sampling_rate=1 everyone is in every round, so there is no sampling that could amplify anything.'
+    elif coins is not None and coins.contradiction:
       note = (
-        f'By such coins, somebody would come in {most:,} of {rounds:,} rounds or more with a probability of at most '
-        f'{rounding.up(max(chance, 1e-300), 2)}.'
+        f'No amplified figures: this log was not drawn by coins of q = {coins.rate:g}. {coins.contradiction} Each '
+        f'log that was drawn so is refused with a probability of at most {coin_tests.LEVEL:g}.'
       )
-      if chance < _UNLIKELY:
-        note += ' So this log was not drawn in this way, and the amplified figures do not hold for it.'
+    elif coins is not None:
+      note = (
+        f'The figures with q = {coins.rate:g} hold only under the assumption that --sampling_rate makes, which no log '
+        'can show. It is not a finding that the log does not contradict it.'
+      )
+      add(
+        histories.History.gaussian(noise_multiplier, rounds, coins.rate),
+        'any client',
+        f'ASSUMED, which no log can show: Poisson sampling, q = {coins.rate:g}, a secret coin for each client in each '
+        'round; nobody learns who came (this log stays secret); neighbours: add or remove one client',
+      )
   header = ('accountant', 'ε', 'for', 'amplification, and what it assumes')
   return Table('What usual accountants say', header, rows, note)
 
@@ -164,17 +169,21 @@ def _figure(name, history, delta) -> str:
     found = accountants.account(history, delta, [name])[name]
   except ImportError:
     return 'needs the package dp-accounting'
-  return rounding.up(found.epsilon) if isinstance(found, accountants.Figure) else f'none: {found.reason}'
+  if isinstance(found, accountants.NotApplicable):
+    return f'none: {found.reason}'
+  if history.is_sampled and found.epsilon >= theorems.unamplified(history, delta):
+    return 'none: no amplification is proven here'
+  return rounding.up(found.epsilon)
 
 
 def text(tables: Sequence[Table]) -> str:
-  """The tables for a terminal."""
+  """The tables for a terminal, in which names command nothing."""
   lines = []
   for table in tables:
-    widths = [max(len(row[k]) for row in (table.header, *table.rows)) for k in range(len(table.header))]
+    rows = [list(map(console.shown, row)) for row in (table.header, *table.rows)]
+    widths = [max(map(len, cells)) for cells in zip(*rows)]
     lines += [f'{table.title}:'] + [
-      ('  ' + '  '.join(cell.ljust(width) for cell, width in zip(row, widths))).rstrip()
-      for row in (table.header, *table.rows)
+      ('  ' + '  '.join(cell.ljust(width) for cell, width in zip(row, widths))).rstrip() for row in rows
     ]
     lines += [f'  {table.note}', ''] if table.note else ['']
   return '\n'.join(lines)

@@ -38,6 +38,11 @@ def checked(epsilon: Any) -> Any:
   return epsilon
 
 
+def unamplified(history: histories_lib.History, delta: float) -> float:
+  """The exact ε of a client that is in every round: one that is drawn with some probability never spends more."""
+  return float(tradeoff.epsilon_of(history.always_in().total_mu, delta))
+
+
 class Accountant:
   """Interprets a history. Stateless. A subclass defines `_epsilon`, or `_epsilons` if it takes many at once.
 
@@ -93,8 +98,9 @@ class Accountant:
     """ε by this accountant, or the exact ε without sampling where that is smaller or the only one."""
     if not history.is_sampled:
       return self._epsilon(history, delta)
-    # A client that is drawn with some probability never spends more than one that is in every round.
-    always_in = float(tradeoff.epsilon_of(history.always_in().total_mu, delta))
+    always_in = unamplified(history, delta)
+    if not always_in:
+      return always_in
     try:
       return float(np.minimum(self._epsilon(history, delta), always_in))  # NaN stays NaN.
     except NotApplicableError:
@@ -195,6 +201,8 @@ class Rdp(Accountant):
 
   def _epsilon(self, history, delta):
     orders = _orders(history.is_sampled)
+    if history.is_sampled and unamplified(history, delta) <= _least_epsilon(orders, delta):
+      raise NotApplicableError('no ε of its largest order is below the one without sampling')  # Known without a sum.
     epsilon, _ = rdp.compute_epsilon(orders, _rdp_of(history, orders), delta)
     return float(epsilon) * (1 + tradeoff.RELATIVE_MARGIN)
 
@@ -211,12 +219,18 @@ class Pld(Accountant):
   # is asked for a δ smaller by this margin, and never for a δ close to the margin.
   DELTA_MARGIN = 1e-12
   MIN_DELTA = 1e-10
+  # With more noise in every round, the library's floats cannot tell losses apart.
+  MAX_NOISE_MULTIPLIER = 3e7
 
   def _epsilon(self, history, delta):
     if delta < self.MIN_DELTA:
       raise NotApplicableError(
         f'rounding and cut-off tails of its distributions reach about 1e-12, too close to δ = '
         f'{rounding.up(delta)} (smallest: {self.MIN_DELTA:g})'
+      )
+    if min(mechanism.noise_multiplier for mechanism, _ in history.releases) > self.MAX_NOISE_MULTIPLIER:
+      raise NotApplicableError(
+        f'with noise multipliers above {self.MAX_NOISE_MULTIPLIER:g}, losses are too small for it'
       )
     if _discretization(history) > _COARSEST_STEP:
       raise NotApplicableError(f'losses reach beyond its grid ({_MOST_STEPS * _COARSEST_STEP:g} nats)')
@@ -235,6 +249,12 @@ def _orders(is_sampled: bool) -> tuple[float, ...]:
   """
   own = tuple(map(float, rdp.rdp_privacy_accountant.DEFAULT_RDP_ORDERS))
   return own if is_sampled else tuple(sorted({*own, *(1 + np.exp(np.linspace(math.log(1e-2), math.log(1e9), 600)))}))
+
+
+@functools.cache
+def _least_epsilon(orders: tuple[float, ...], delta: float) -> float:
+  """The ε of a divergence of 0."""
+  return float(rdp.compute_epsilon(orders, np.zeros(len(orders)), delta)[0])
 
 
 def _composed(accountant: Any, history: histories_lib.History) -> Any:

@@ -4,6 +4,7 @@ import csv
 import itertools
 import json
 import math
+import os
 import pathlib
 import subprocess
 import sys
@@ -136,6 +137,8 @@ class TestPlan:
       ('--epsilon=1 --delta=.1 --correlation=held:decay=.5', 'depends on everybody'),
       ('--epsilon=1 --delta=.1 --output_dir=here', 'is for the account of a log'),
       ('--epsilon=1 --noise_multiplier=1e-5', 'out of reach'),
+      ('--epsilon=0 --delta=1e-5 --sampling_rate=.5', 'epsilon=0.0 with sampling_rate=0.5 is out of range'),
+      ('--epsilon=1e-6 --delta=1e-5 --rounds=1000000 --sampling_rate=.5', 'epsilon=1e-06 at delta=1e-05 over 1000000'),
     ],
   )
   def test_wrong_input_is_one_line(self, arguments, words, capsys):
@@ -220,7 +223,7 @@ class TestLog:
   def test_usual_accountants_and_what_they_assume(self, tmp_path, capsys):
     rng = np.random.default_rng(0)
     rows = [f'{t},{i}' for t in range(50) for i in np.flatnonzero(rng.random(40) < 0.3)]
-    _, out, _ = _run(capsys, _log(tmp_path, rows), *_FLAGS)
+    _, out, _ = _run(capsys, _log(tmp_path, rows), *_FLAGS, '--sampling_rate=0.3')
     table = out[out.index('What usual accountants say') :].splitlines()
     cells = [[cell.strip() for cell in line.split('  ') if cell.strip()] for line in table]
     figures = {(row[0], row[2]): float(row[1]) for row in cells if len(row) == 4 and row[0] != 'accountant'}
@@ -231,16 +234,51 @@ class TestLog:
     assert figures['pld', 'a client in every round'] == pytest.approx(
       float(tradeoff.epsilon_of(math.sqrt(50) / 4, 1e-5)), rel=2e-3
     )
-    rate = _last_line(out)['participations'] / (50 * 40)
     for name in ('rdp', 'pld'):
-      drawn = accountants.account(history.History.gaussian(4.0, 50, rate), 1e-5, [name])[name]
+      drawn = accountants.account(history.History.gaussian(4.0, 50, 0.3), 1e-5, [name])[name]
       assert figures[name, 'any client'] == pytest.approx(drawn.epsilon, rel=1e-3) and drawn.epsilon < exact
-    assert 'nobody learns who came (this log stays secret)' in out and 'was not drawn in this way' not in out
+    assert out.count('ASSUMED, which no log can show: Poisson sampling, q = 0.3') == 2
+    assert 'nobody learns who came (this log stays secret)' in out and 'is not a finding' in out
 
-  def test_a_log_that_was_not_drawn_by_coins_is_said_to_be_none(self, tmp_path, capsys):
-    rows = [f'{t},{i}' for t in range(200) for i in (0, 1 + t)]
-    _, out, _ = _run(capsys, _log(tmp_path, rows), *_FLAGS)
-    assert 'this log was not drawn in this way, and the amplified figures do not hold for it' in out
+  def test_amplified_figures_only_on_request(self, tmp_path, capsys):
+    _, out, _ = _run(capsys, _log(tmp_path, _rows()[0]), *_FLAGS)
+    assert 'No amplification by sampling is counted. --sampling_rate adds' in out and 'Poisson' not in out
+
+  def test_amplified_figures_are_refused_for_a_round_robin(self, tmp_path, capsys):
+    rows = [f'{t},{(10 * t + i) % 100}' for t in range(50) for i in range(10)]
+    status, out, _ = _run(capsys, _log(tmp_path, rows), *_FLAGS, '--sampling_rate=0.1')
+    assert status == 0 and 'No amplified figures: this log was not drawn by coins of q = 0.1.' in out
+    assert 'The clients came in 5 to 5 rounds, which is too even.' in out and 'Poisson' not in out
+
+  @pytest.mark.parametrize('noise, delta', [(1e12, 1e-5), (4, 1e-11)])
+  def test_a_figure_without_amplification_is_not_shown_as_amplified(self, noise, delta, tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    path = _log(tmp_path, [f'{t},{i}' for t in range(20) for i in np.flatnonzero(rng.random(40) < 0.3)])
+    status, out, _ = _run(capsys, path, f'--noise_multiplier={noise}', f'--delta={delta}', '--sampling_rate=0.3')
+    assert status == 0
+    assert [line for line in out.splitlines() if 'pld' in line and 'none: no amplification is proven here' in line]
+    _, out, _ = _run(capsys, f'--noise_multiplier={noise}', f'--delta={delta}', '--rounds=20', '--sampling_rate=0.3')
+    assert 'exact ε without sampling: pld proves no amplification here' in out
+
+  def test_bounds_are_rounded_up(self, tmp_path, capsys):
+    _, out, _ = _run(capsys, _log(tmp_path, _rows()[0]), *_FLAGS, '--epsilon=4.1234561234')
+    assert 'Nobody has spent more than ε = 4.123457.' in out
+    _, out, _ = _run(capsys, _log(tmp_path, _rows()[0]), *_FLAGS, '--epsilon=0.1234567899')
+    assert 'have spent more than ε = 0.1234567.' in out
+
+  def test_names_command_no_terminal(self, tmp_path, capsys):
+    _, out, _ = _run(capsys, _log(tmp_path, ['1,a\x1b[2J', '1,\u202eb', '1,Ω']), *_FLAGS)
+    assert 'a\\x1b[2J ' in out and '\\u202eb ' in out and 'Ω' in out and '\x1b' not in out and '\u202e' not in out
+
+  def test_delta_above_one_over_n(self, tmp_path, capsys):
+    path = _log(tmp_path, _rows()[0])
+    assert 'Warning: δ is above 1/N.' in _run(capsys, path, '--noise_multiplier=4', '--delta=0.26')[1]
+    assert 'Warning' not in _run(capsys, path, '--noise_multiplier=4', '--delta=0.25')[1]
+
+  def test_a_folder_that_cannot_be_written_is_blamed(self, tmp_path, capsys):
+    (tmp_path / 'file').write_text('')
+    status, _, err = _run(capsys, _log(tmp_path, _rows()[0]), *_FLAGS, f'--output_dir={tmp_path / "file"}')
+    assert status == 2 and err.startswith(f'Error: --output_dir={tmp_path / "file"} cannot be written')
 
   def test_with_weights_there_are_no_amplified_figures(self, tmp_path, capsys):
     _, out, _ = _run(capsys, _log(tmp_path, ['1,a,0.5', '1,b,1'], 'round,client,weight'), *_FLAGS)
@@ -308,6 +346,7 @@ class TestLog:
       (['--rounds=2'], 'has more than 2 rounds, which are planned'),
       (['--rounds=0'], 'rounds must be'),
       (['--noise_multiplier=0'], 'noise_multiplier must be'),
+      (['--noise_multiplier=1e-200'], 'noise_multiplier must be'),
       (['--delta=2'], 'delta must be'),
       (['--epsilon=-1'], 'epsilon must be'),
       (['--sampling_rate=2'], 'sampling_rate must be'),
@@ -321,10 +360,14 @@ class TestLog:
     status, out, err = _run(capsys, _log(tmp_path, _rows()[0]), *_FLAGS, *more)
     assert (status, out) == (2, '') and words in err and len(err.splitlines()) == 1
 
+  def test_a_log_in_which_nobody_came(self, tmp_path, capsys):
+    status, out, err = _run(capsys, _log(tmp_path, ['1,', '2,']), *_FLAGS, '--sampling_rate=0.5')
+    assert (status, out) == (2, '') and 'names no client: nobody has spent anything' in err
+
   def test_a_log_needs_noise_and_delta_and_must_be_there(self, tmp_path, capsys):
     assert 'give --noise_multiplier and --delta' in _run(capsys, _log(tmp_path, _rows()[0]), '--delta=0.1')[2]
     status, _, err = _run(capsys, tmp_path / 'none.csv', *_FLAGS)
-    assert status == 2 and 'none.csv cannot be used: No such file' in err
+    assert status == 2 and 'none.csv cannot be read: No such file' in err
 
   def test_memory_is_of_the_size_of_the_clients(self, tmp_path):
     """Ten times the rounds take no more: rows are not kept."""
@@ -342,11 +385,14 @@ class TestLog:
 
   @pytest.mark.slow
   def test_as_a_command(self, tmp_path):
-    run = lambda *arguments: subprocess.run(
-      [sys.executable, '-m', 'quap_tff.account', *arguments], cwd=ROOT, capture_output=True, encoding='utf-8'
+    run = lambda *arguments, **more: subprocess.run(
+      [sys.executable, '-m', 'quap_tff.account', *arguments], cwd=ROOT, capture_output=True, encoding='utf-8', **more
     )
     good = run('--noise_multiplier=10.8', '--rounds=200', '--delta=1e-5')
     assert good.returncode == 0 and 'Traceback' not in good.stderr
     assert _last_line(good.stdout)['epsilon']['gaussian_exact'] == pytest.approx(6, abs=0.005)
     assert run('--delta=1e-5').returncode == 2
+    assert (
+      '\\u03b4' in run('--noise_multiplier=1', '--delta=0.1', env={**os.environ, 'PYTHONIOENCODING': 'ascii'}).stdout
+    )
     assert run(_log(tmp_path, _rows()[0]), *_FLAGS, '--epsilon=0.1').returncode == 1

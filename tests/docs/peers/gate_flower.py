@@ -1,6 +1,7 @@
 """Runs the recipe for Flower of docs/gate.md, as recipe.py alongside, in Flower's simulation; prints a JSON line.
 
-Some clients drop out, and each says that it has another number of examples. All updates are clipped.
+Some clients drop out, and each says that it has another number of examples. All updates are clipped, but those of two
+clients: one replies with NaN and large numbers, and another one stays where it is.
 """
 
 import json
@@ -35,7 +36,10 @@ def train(message: Message, context: Context) -> Message:
   own, round_num = context.node_config['partition-id'], message.content['config']['server-round']
   if (own + round_num) % 7 == 0:
     raise RuntimeError('This client drops out.')
-  arrays = ArrayRecord([array + 100.0 for array in message.content['arrays'].to_numpy_ndarrays()])
+  moved = [array + (0.0 if own == 2 else 100.0) for array in message.content['arrays'].to_numpy_ndarrays()]
+  if own == 3:
+    moved[0][:3] = np.nan, 7e5, -1e5
+  arrays = ArrayRecord(moved)
   metrics = MetricRecord({'num-examples': 1 + 1000 * own})
   return Message(RecordDict({'arrays': arrays, 'metrics': metrics}), reply_to=message)
 
@@ -66,6 +70,7 @@ def serve(grid: Grid, context: Context) -> None:
         'epsilon': gate.epsilon().tolist(),
         'stddev': float(np.std(result.arrays.to_numpy_ndarrays()[0])),
         'weights': sorted(average.weights),
+        'replaced': strategy.replaced,
         'metrics': len(result.train_metrics_clientapp),
       }
     ),

@@ -1,6 +1,6 @@
 """Runs the recipe for pfl-research of docs/gate.md, as recipe.py alongside; prints a JSON line.
 
-The model is a vector, without PyTorch. All updates are clipped.
+The model is a vector, without PyTorch. All updates are clipped. One client's update begins with NaN and large numbers.
 """
 
 import json
@@ -62,6 +62,8 @@ class Shifts(FederatedAveraging):
 
   def train_one_user(self, initial_model_state, model, user_dataset, central_context):
     model.weights = model.weights + 100.0 * user_dataset.raw_data[0]
+    if user_dataset.user_id == '3':
+      model.weights[:4] = np.nan, 7e5, -1e5, np.inf
     return model.get_model_difference(initial_model_state), Metrics()
 
 

@@ -1,0 +1,181 @@
+"""Whether a log can have come from Poisson sampling: a coin of rate q for each client in each round.
+
+A log can contradict coins, and can never show them. Twelve one-sided tests look at how many participations there are,
+at the count of each client, at the size of each round, at how much counts and sizes vary, and at who comes in two
+successive rounds. Their levels add up to `LEVEL`: a log of coins is taken for another with at most that probability.
+
+Each statistic X has an exact tail or Chernoff's bound P(X >= x) <= E[exp(t·X)]·exp(-t·x), which holds for every t. A
+log does not name the clients that never came. So counts and successive rounds are those of a client that came at least
+once. Sizes of single rounds are taken given how often each client came. How much sizes vary is taken for coins of the
+clients in the log, over the probability that each of them comes at least once.
+"""
+
+from typing import Callable, NamedTuple
+
+import numpy as np
+
+from quap_tff.accounting import logs
+from quap_tff.common import checks
+from quap_tff.common import lazy
+from quap_tff.common.numbers import rounding
+
+special = lazy.module('scipy.special')
+
+LEVEL = 1e-3
+_TESTS = 12
+# t·σ in Chernoff's bound.
+_STEPS = np.geomspace(0.1, 1e3, 80)
+
+
+class Coins(NamedTuple):
+  """The assumption that a log was drawn by coins.
+
+  Attributes:
+    rate: q in (0, 1].
+    contradiction: A sentence on how the log contradicts it; '' if no test does.
+  """
+
+  rate: float
+  contradiction: str
+
+  @classmethod
+  def of(cls, log: logs.Log, rate: float) -> 'Coins':
+    """Tests a log, which is read once.
+
+    Args:
+      log: The log. Clients of weight 0 count as absent.
+      rate: q in (0, 1].
+
+    Raises:
+      LogError: If the log cannot be read.
+      OSError: As for `logs.Log.rounds`.
+    """
+    checks.number('sampling_rate', rate, above=0, at_most=1)
+    seen = _seen(log)
+    if rate == 1 or not seen.counts.size:
+      return cls(rate, '')
+    evidence, words = min(_tests(seen, rate), key=lambda test: test[0])
+    bound = _TESTS * float(np.exp(min(evidence, 0.0)))
+    if bound >= LEVEL:
+      return cls(rate, '')
+    return cls(
+      rate,
+      f'{words}. Coins give something as extreme with a probability of at most '
+      f'{rounding.up(max(bound, 1e-300), 2)}.',
+    )
+
+
+class _Seen(NamedTuple):
+  """Of N clients and T rounds: int64[N] counts, int64[T] sizes, and how often somebody came twice in a row."""
+
+  counts: np.ndarray
+  sizes: np.ndarray
+  repeats: int
+
+
+def _seen(log: logs.Log) -> _Seen:
+  counts, latest, sizes, repeats = np.zeros(0, np.int64), np.zeros(0, np.int64), [], 0
+  for number, one in enumerate(log.rounds(), 1):
+    if log.num_clients > len(counts):
+      more = max(2 * len(counts), log.num_clients, 1024) - len(counts)
+      counts, latest = np.pad(counts, (0, more)), np.pad(latest, (0, more), constant_values=-1)
+    ids = one.ids[one.weights > 0]
+    counts[ids] += 1
+    repeats += int(np.count_nonzero(latest[ids] == number - 1))
+    latest[ids] = number
+    sizes.append(len(ids))
+  return _Seen(counts[counts > 0], np.array(sizes, np.int64), repeats)
+
+
+def _tests(seen: _Seen, rate: float) -> list[tuple[float, str]]:
+  """For each test, the logarithm of a bound on its p-value, and what it found."""
+  (counts, sizes, repeats), (n, rounds) = seen, (len(seen.counts), len(seen.sizes))
+  log_absent = rounds * np.log1p(-rate)  # Of the probability that a client never comes.
+  log_present = float(np.log(-np.expm1(log_absent)))
+  total, mean, size = int(counts.sum()), rounds * rate, n * rate
+  most, least = int(counts.max()), int(counts.min())
+  largest, smallest = int(sizes.max()), int(sizes.min())
+  deviation = np.sqrt(rate * (1 - rate))
+
+  def present(log_mgf):
+    """Of a client that came, given that of a client and a statistic that is 0 for one that never came."""
+    gap = log_absent - log_mgf
+    with np.errstate(divide='ignore'):  # Too small a gap is lost in the rounding.
+      return np.where(gap < -1e-6, log_mgf + np.log1p(-np.exp(np.minimum(gap, 0.0))) - log_present, np.inf)
+
+  def of_total(t):
+    return n * present(rounds * np.logaddexp(np.log1p(-rate), np.log(rate) + t))
+
+  def of_repeats(t):
+    return n * present(np.array([_log_mgf_of_repeats(rate, rounds, one) for one in t]))
+
+  def of_size(t):
+    shares, clients = np.unique(counts / rounds, return_counts=True)
+    with np.errstate(divide='ignore'):  # Of a client that is in every round.
+      return np.logaddexp(np.log1p(-shares), np.log(shares) + t[:, np.newaxis]) @ clients
+
+  of_counts, of_sizes = _log_mgf_of_square(rounds, rate), _log_mgf_of_square(n, rate)
+  low, high = _chernoff(of_total, total, deviation * np.sqrt(n * rounds))
+  fewer, more = _chernoff(of_repeats, repeats, rate * np.sqrt(n * rounds))
+  even, uneven = _chernoff(
+    lambda t: n * (of_counts(t, 1) - log_present), float(((counts - mean) ** 2).sum()), mean * np.sqrt(2 * n)
+  )
+  steady, unsteady = _chernoff(
+    lambda t: rounds * of_sizes(t, 0) - n * log_present, float(((sizes - size) ** 2).sum()), size * np.sqrt(2 * rounds)
+  )
+  small, large = _chernoff(of_size, np.array([smallest, largest]), deviation * np.sqrt(n))
+  with np.errstate(divide='ignore'):
+    often = float(np.log(special.bdtrc(most - 1, rounds, rate))) - log_present + np.log(n)
+    seldom = float(np.log(special.bdtr(least, rounds, rate))) - log_present + np.log(n)
+  participations = f'There are {total:,} participations, where about {n * mean:,.0f} are expected'
+  successive = (
+    f'In {repeats:,} cases a client came in two successive rounds, where about {size * rate * (rounds - 1):,.0f} are '
+    'expected'
+  )
+  return [
+    (low, participations),
+    (high, participations),
+    (seldom, f'A client came in {least:,} of {rounds:,} rounds'),
+    (often, f'A client came in {most:,} of {rounds:,} rounds'),
+    (small + np.log(rounds), f'A round had {smallest:,} clients, where about {total / rounds:,.0f} are expected'),
+    (large + np.log(rounds), f'A round had {largest:,} clients, where about {total / rounds:,.0f} are expected'),
+    (even, f'The clients came in {least:,} to {most:,} rounds, which is too even'),
+    (uneven, f'The clients came in {least:,} to {most:,} rounds, which is too uneven'),
+    (steady, f'The rounds had {smallest:,} to {largest:,} clients, which is too even'),
+    (unsteady, f'The rounds had {smallest:,} to {largest:,} clients, which is too uneven'),
+    (fewer, successive),
+    (more, successive),
+  ]
+
+
+def _chernoff(log_mgf: Callable[[np.ndarray], np.ndarray], found, deviation: float) -> tuple[float, float]:
+  """Logarithms of bounds on P(X <= x) and P(X >= x), given ln E[exp(t·X)] by t; `found` is x, or one for each side."""
+  below, above = np.broadcast_to(found, 2)
+  t = _STEPS / deviation
+  with np.errstate(over='ignore', invalid='ignore', divide='ignore'):
+    lower, upper = log_mgf(-t) + t * below, log_mgf(t) - t * above
+  return float(np.nanmin(lower, initial=0.0)), float(np.nanmin(upper, initial=0.0))
+
+
+def _log_mgf_of_square(trials: int, rate: float) -> Callable[[np.ndarray, int], np.ndarray]:
+  """ln of the sum of P(K = k)·exp(t·(k - n·q)²) over k >= least, by t and least, for K ~ Binomial(n, q)."""
+  k = np.arange(trials + 1.0)
+  log_pmf = (
+    special.gammaln(trials + 1)
+    - special.gammaln(k + 1)
+    - special.gammaln(trials - k + 1)
+    + special.xlogy(k, rate)
+    + special.xlog1py(trials - k, -rate)
+  )
+  squares = (k - trials * rate) ** 2
+  return lambda t, least: np.array([special.logsumexp(log_pmf[least:] + one * squares[least:]) for one in t])
+
+
+def _log_mgf_of_repeats(rate: float, rounds: int, t: float) -> float:
+  """ln E[exp(t·how often a coin falls on its side twice in a row)], by a chain of two states."""
+  chain = np.array([[1 - rate, rate], [1 - rate, rate * np.exp(t)]])
+  if not np.isfinite(chain).all():
+    return np.inf
+  largest = float(np.linalg.eigvals(chain).real.max())
+  ends = np.array([1 - rate, rate]) @ np.linalg.matrix_power(chain / largest, rounds - 1)
+  return (rounds - 1) * float(np.log(largest)) + float(np.log(ends.sum()))
