@@ -7,11 +7,10 @@ the program goes on: nothing was released in that round.
 
 from collections.abc import Iterable
 import os
-from typing import Any
+from typing import Any, Optional
 
-import numpy as np
-
-_HEADER = 'round,client,weight\n'
+from quap_tff.accounting import logs
+from quap_tff.mechanisms import mechanism
 
 
 class LogWriter:
@@ -54,24 +53,23 @@ class LogWriter:
       self._remove_later_rounds()
     else:
       gate.save(state)
-      self._append([_HEADER])
+      self._append([logs.HEADER])
 
-  def commit(self, cohort: Any, weights: Any = 1.0) -> None:
+  def commit(self, cohort: Any, weights: Any = 1.0, released: Optional[bool] = None) -> None:
     """Charges the clients that came, by `Gate.commit`, and writes the round. Call it before the sum leaves the program.
 
     Args:
       cohort: int[M] distinct ids. Nobody, too, is a round.
       weights: float or float[M], as for the gate.
+      released: As for the gate.
 
     Raises:
       ValueError: As `Gate.commit` does. Then nothing is charged or written.
       OSError: If a file cannot be written. Then do not release the sum.
     """
-    self.gate.commit(cohort, weights)
-    ids = np.asarray(cohort, np.int64).tolist()
-    given = np.broadcast_to(np.asarray(weights, np.float64), len(ids)).tolist()
-    number = self.gate.rounds
-    self._append([f'{number},{client},{weight!r}\n' for client, weight in zip(ids, given)] or [f'{number},,\n'])
+    charged = self.gate.commit(cohort, weights, released)
+    record = mechanism.RoundRecord(cohort, None, charged, self.gate.config.noise_multiplier, released=released)
+    self._append(logs.row_texts(self.gate.rounds, record))
     self.gate.save(self._state)
 
   def _append(self, lines: Iterable[str]) -> None:
@@ -87,8 +85,10 @@ class LogWriter:
       for index, line in enumerate(f):
         if not line.endswith(b'\n') or index and int(line.split(b',')[0]) > self.gate.rounds:
           break
-        if not index and line != _HEADER.encode():
-          raise ValueError(f'{self._log} does not begin with {_HEADER.strip()!r}: it is not the log of a LogWriter.')
+        if not index and line != logs.HEADER.encode():
+          raise ValueError(
+            f'{self._log} does not begin with {logs.HEADER.strip()!r}: it is not the log of a LogWriter.'
+          )
         end, number = end + len(line), int(line.split(b',')[0]) if index else 0
       if number != self.gate.rounds:
         raise ValueError(
@@ -97,4 +97,4 @@ class LogWriter:
         )
       f.truncate(end)
     if not end:  # A crash left half a header.
-      self._append([_HEADER])
+      self._append([logs.HEADER])

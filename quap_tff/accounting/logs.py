@@ -34,6 +34,23 @@ _DIGITS = 18
 _RELEASED = {'yes': 1, 'no': 0, '': -1}
 
 
+# The first line of a log that the project writes. `row_texts` gives the others.
+HEADER = 'round,client,weight,released\n'
+
+
+def row_texts(number: int, record: mechanism.RoundRecord) -> list[str]:
+  """The rows of a round, by client, with all digits of the weights.
+
+  Args:
+    number: The round's number.
+    record: The round, whose clients are ids.
+  """
+  says, order = 'yes' if record.releases else 'no', np.argsort(record.cohort)
+  ids, weights = np.asarray(record.cohort)[order], np.asarray(record.weights, np.float64)[order]
+  rows = [f'{number},{client},{weight!r},{says}\n' for client, weight in zip(ids.tolist(), weights.tolist())]
+  return rows or [f'{number},,,{says}\n']
+
+
 class LogError(ValueError):
   """A log that cannot be read. The message names the line."""
 

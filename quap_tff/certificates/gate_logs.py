@@ -164,12 +164,10 @@ def _rounds(path: str, num_clients: int) -> Iterator[accounting.RoundRecord]:
 
 
 def _lines(rounds: Iterable[accounting.RoundRecord]) -> Iterator[str]:
-  """log.csv, round by round: clients in the order of their ids, and weights with all their digits."""
-  yield 'round,client,weight,released\n'
+  """log.csv, round by round."""
+  yield logs.HEADER
   for number, record in enumerate(rounds, 1):
-    says, order = 'yes' if record.releases else 'no', np.argsort(record.cohort)
-    rows = zip(record.cohort[order].tolist(), np.asarray(record.weights, np.float64)[order].tolist())
-    yield ''.join([f'{number},{client},{weight!r},{says}\n' for client, weight in rows] or [f'{number},,,{says}\n'])
+    yield ''.join(logs.row_texts(number, record))
 
 
 def _has_one_form(path: str, num_clients: int) -> bool:

@@ -42,7 +42,7 @@ def _check(gate):
 def test_the_log_is_that_of_the_gate():
   writer = log_writer.LogWriter(_gate())
   _rounds(writer, 12)
-  assert ',,\n' in _LOG.read_text()  # A round to which nobody came.
+  assert ',,,no\n' in _LOG.read_text()  # A round to which nobody came.
   _check(writer.gate)
 
 
@@ -105,7 +105,7 @@ def test_missing_files_are_refused():
 
 def test_a_log_that_is_too_short_is_refused():
   _rounds(log_writer.LogWriter(_gate()), 3)
-  _LOG.write_text('round,client,weight\n1,,\n')
+  _LOG.write_text('round,client,weight,released\n1,,,no\n')
   with pytest.raises(ValueError, match='ends with round 1, but the gate has committed 3'):
     log_writer.LogWriter(quap_tff.Gate.load('gate.state'))
   _LOG.write_text('round,client\n1,\n')
@@ -117,4 +117,4 @@ def test_a_round_that_the_gate_refuses_is_not_written():
   writer = log_writer.LogWriter(_gate())
   with pytest.raises(ValueError, match='was not asked for'):
     writer.commit([1])
-  assert _LOG.read_text() == 'round,client,weight\n' and writer.gate.rounds == 0
+  assert _LOG.read_text() == 'round,client,weight,released\n' and writer.gate.rounds == 0
