@@ -6,15 +6,18 @@
     2,alice,1
 
 A client is any text. `weight` may be left out, and other columns are not read. Rounds are numbered from 0 or 1, without
-a gap, in their order: they are the rounds that released a noised sum. A round that released nothing has no number.
+a gap, in their order: they are the rounds that released a noised sum. A round that released nothing has no number. A
+file whose name ends in .gz is gzipped.
 """
 
 import collections
 from collections.abc import Iterator, Sequence
 import contextlib
 import csv
+import gzip
 import itertools
 from typing import Any, NamedTuple, NoReturn, Optional
+import zlib
 
 import numpy as np
 
@@ -159,10 +162,13 @@ class Log:
   @contextlib.contextmanager
   def _opened(self) -> Iterator[tuple[Any, Iterator[list[str]]]]:
     """A reader of the file, and its rows with the header, but without empty lines."""
-    with open(self.path, newline='', encoding='utf-8-sig') as f:
+    opened: Any = gzip.open if self.path.endswith('.gz') else open
+    with opened(self.path, 'rt', newline='', encoding='utf-8-sig') as f:
       reader = csv.reader(f, strict=True)
       try:
         yield reader, filter(None, reader)
+      except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise LogError(f'{self.path} is not a whole gzip file ({error}).') from None
       except (csv.Error, UnicodeDecodeError) as error:
         raise LogError(f'{self.path}, line {reader.line_num}: it is not a CSV file in UTF-8 ({error}).') from None
 
