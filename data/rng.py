@@ -23,6 +23,7 @@ STREAMS = {
   'server_rounds': 25,
   'auxiliary': 26,
   'battery': 27,
+  'example_log': 29,
   'synthetic_teacher': 28,
   'synthetic_client': 10,
   'synthetic_test': 11,

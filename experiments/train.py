@@ -142,6 +142,8 @@ def _opening(experiment, directory):
   yield from _sentences(experiment.plan.protection)[1]
   if run.method.interpretation:
     yield run.method.interpretation
+  if run.cohorts.participation.statement:
+    yield run.cohorts.participation.statement
   if experiment.cohorts.secret:
     yield (
       'Cohorts secret: a round takes as long as its cohort is large. Keep this progress, and the times at which files '

@@ -18,6 +18,7 @@ nothing. `cohort_seed` is a seed of their own, and independent coins from it are
 
 from typing import Any, Optional
 
+from data.cohorts import replayed
 from data.cohorts import stateful
 from data.cohorts import static
 from data.cohorts.base import ParticipationChoice
@@ -39,7 +40,15 @@ PARTICIPATION_MODELS: dict[str, type[ParticipationChoice]] = {
   'flpadpm': stateful.FlPadpm,
   'client_selection': stateful.ClientSelection,
   'energy': stateful.Energy,
+  'log': replayed.Log,
 }
+
+
+def portable(spec: str) -> str:
+  """The spec as a run's folder names it, without the places of files on this machine."""
+  choice = registry.parse_spec('participation model', spec, PARTICIPATION_MODELS)
+  kept = choice.portable()
+  return spec if kept is choice else registry.format_spec(spec.partition(':')[0], kept)
 
 
 def make(

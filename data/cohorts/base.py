@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Sequence
 import dataclasses
 import itertools
 from typing import Any, Callable, ClassVar, Optional
@@ -133,6 +134,33 @@ class ParticipationChoice(checks.Checked, abc.ABC):
   @abc.abstractmethod
   def over(self, population: Population) -> ParticipationModel:
     """The model of this choice for `population`."""
+
+  @property
+  def provenance(self) -> str:
+    """Where cohorts come from, a sentence of certificates."""
+    return 'The cohorts follow from a public seed.'
+
+  @property
+  def statement(self) -> str:
+    """What is said about the cohorts before the first round, in sentences; '' if there is nothing to say."""
+    return ''
+
+  def check_rounds(self, num_rounds: int) -> None:  # noqa: B027 (most models have any number of rounds)
+    """Raises `ValueError` if the model has fewer rounds."""
+
+  def portable(self) -> ParticipationChoice:
+    """The choice as a run's folder names it, without the places of files on this machine."""
+    return self
+
+  def for_clients(self, client_ids: Sequence[str]) -> ParticipationChoice:
+    """The choice for the clients of a federation, by their ids. Most models only count clients."""
+    del client_ids
+    return self
+
+  def known(self, schedule: Sequence[np.ndarray]) -> ParticipationChoice:
+    """The choice where its file is not at hand: int64[M_t] are the clients that it drew for each planned round."""
+    del schedule
+    return self
 
 
 def independent(population: Population, rates: np.ndarray) -> ParticipationModel:

@@ -21,6 +21,7 @@ from data import datasets
 from data import features
 from data import rng
 from data.cohorts import dropouts
+from data.cohorts import ParticipationChoice
 from data.cohorts import ParticipationModel
 from experiments.command import parts
 from quap_tff import methods
@@ -128,7 +129,8 @@ class Run:
     """
     withheld = {name for name, found in parts.FLAGS.items() if found.is_path and self.method.gives_certificate}
     values = {name: None if name in withheld else value for name, value in self.flags.items()}
-    return {**values, **self._portable(), **({} if withheld else {'dataset': self.flags['dataset']})}
+    shown = {} if withheld else {name: self.flags[name] for name in ('dataset', 'participation')}
+    return {**values, **self._portable(), **shown}
 
   def identity(self) -> dict[str, Any]:
     """The flags that determine what is computed. They must be the same for a run to be resumed.
@@ -143,7 +145,8 @@ class Run:
 
   def _portable(self) -> dict[str, str]:
     """The flags whose values name files, without the places of these files on this machine."""
-    return {'dataset': datasets.portable(self.flags['dataset']), 'features': features.portable(self.flags['features'])}
+    kept = {'dataset': datasets.portable, 'features': features.portable, 'participation': cohorts.portable}
+    return {name: portable(self.flags[name]) for name, portable in kept.items()}
 
   @property
   def needs_same_code(self) -> bool:
@@ -159,6 +162,7 @@ class Run:
       ValueError: The message names the flag.
     """
     _check_data(self)
+    self.cohorts.participation.check_rounds(self.schedule.rounds)
     _check_mechanism(self)
     if self.cohorts.are_secret:
       _check_secret_cohorts(self)
@@ -203,7 +207,7 @@ class Run:
     if cohort_size is None:
       cohort_size = max(1, min(_DEFAULT_COHORT_LIMIT, round(_DEFAULT_COHORT_SHARE * num_clients)))
     dropout = dropouts.make(self.cohorts.dropout, num_clients, seed)
-    model = cohorts.make(self.cohorts.participation, num_clients, cohort_size, seed, dropout, cohort_seed)
+    model = self.cohorts.participation.over(cohorts.Population(num_clients, cohort_size, seed, dropout, cohort_seed))
     if dropout is not None:
       # A trusted server's noise was chosen for the planned cohorts, and the certificate speaks of them: a client that
       # is drawn and drops out is charged as if it had come. A client that holds noise takes it away.
@@ -211,6 +215,10 @@ class Run:
       model = dropouts.WithDropout(model, dropout, charges_absent)
     share = self.method.client_round_share
     return model if share == 1 else dropouts.WithServerRounds(model, share)
+
+  def with_cohorts(self, choice: ParticipationChoice) -> Run:
+    """The run with another choice of who takes part. Its flags stay."""
+    return dataclasses.replace(self, cohorts=dataclasses.replace(self.cohorts, participation=choice))
 
   def attackers(self, num_clients: int) -> tuple[int, ...]:
     """The malicious clients of N, ascending."""

@@ -61,7 +61,7 @@ def about(
   """
   return abouts.About(
     dataset=run.identity()['dataset'],
-    cohorts='The cohorts follow from a public seed.',
+    cohorts=run.cohorts.participation.provenance,
     tuning=run.flags['tuning'],
     test_set=resolved['test_set'],
     tests=tests,
@@ -138,6 +138,7 @@ def _plan(content, run_json) -> tuple[plans.Plan, run_lib.Run]:
       raise FolderError(f'{run_folder.RUN}: a run of --algorithm={run.flags["algorithm"]} has no certificate.')
     if run_folder.through_json(run.identity()) != identity:
       raise ValueError('identity must hold the flags that say what is computed, and no others')
+    run = run.with_cohorts(run.cohorts.participation.known(content.plan.schedule))
     return run.plan(resolved['num_clients'], folders.model_shape(resolved), resolved['test_is_of_clients']), run
 
 

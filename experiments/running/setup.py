@@ -129,6 +129,7 @@ def from_run(run: run_lib.Run, progress: Optional[Callable[[int, int], None]] = 
     auxiliary=run.method.auxiliary_share,
     progress=progress,
   )
+  run = run.with_cohorts(run.cohorts.participation.for_clients(federation.client_ids))
   attackers = run.attackers(federation.num_clients)
   client_work = run.client_work(attackers)
   federation = _attacked(federation, client_work.attack, attackers)

@@ -10,14 +10,17 @@ A client is any text. A row without a client stands for nobody, and is the only 
 `released` may be left out, and other columns are not read. Without `weight` each client has the weight 1. `released`
 is yes or no, and the same in all rows of a round. Without it, a round has released something if somebody has a weight.
 Rounds are numbered from 0 or 1, without a gap, in their order: every round that released noise has a number.
+A file whose name ends in .gz is gzipped.
 """
 
 import collections
 from collections.abc import Iterator, Sequence
 import contextlib
 import csv
+import gzip
 import itertools
 from typing import Any, NamedTuple, NoReturn, Optional
+import zlib
 
 import numpy as np
 
@@ -276,10 +279,12 @@ class Log:
   @contextlib.contextmanager
   def _opened(self) -> Iterator[tuple[Any, Iterator[list[str]]]]:
     """A reader of the file, and its rows with the header, but without empty lines."""
-    with open(self.path, newline='', encoding='utf-8-sig') as f:
+    with _open(self.path, encoding='utf-8-sig') as f:
       reader = csv.reader(f, strict=True)
       try:
         yield reader, filter(None, reader)
+      except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise LogError(f'{self.path} is not a whole gzip file ({error}).') from None
       except UnicodeDecodeError as error:
         raise LogError(f'{self.path}, line {self._undecodable()}: it is not text in UTF-8 ({error.reason}).') from None
       except csv.Error as error:
@@ -287,8 +292,12 @@ class Log:
 
   def _undecodable(self) -> int:
     """The first line that is not UTF-8. The decoder reads ahead of the lines."""
-    with open(self.path, newline='', encoding='utf-8', errors='surrogateescape') as f:
+    with _open(self.path, encoding='utf-8', errors='surrogateescape') as f:
       return next(number for number, line in enumerate(f, 1) if not line.isascii() and _has_surrogates(line))
+
+
+def _open(path: str, **how: Any) -> Any:
+  return (gzip.open if path.endswith('.gz') else open)(path, 'rt', newline='', **how)
 
 
 def _has_surrogates(text: str) -> bool:

@@ -7,11 +7,10 @@ independent noise has only c_0 = 1. c is the noise multiplier of the noised coun
 client that is in one release is still seen in those that follow, more faintly each time. So when it adds something, it
 is charged at once for all of them, up to the last planned round, and its account never grows while it stays away.
 
-w_i(t) is the weight that the rule asks for, lowered to what is left of the budget. Weights and spending follow from
-participation alone, which follows from a public seed. So every μ is a constant, and composition proves the bound
-(docs/privacy.md). If participation depended on earlier releases, a filter on Σμ² would prove the same bound for
-Gaussian mechanisms under fully adaptive composition (Smith and Thakurta 2022; Koskela, Tobaben and Honkela 2023,
-"Individual Privacy Accounting with Gaussian Differential Privacy").
+w_i(t) is the weight that the rule asks for, lowered to what is left of the budget. Weights and spending are known
+before the noise of the round is drawn. So the bound holds whoever decides, by earlier releases, who comes (theorems 1
+and 2 of docs/privacy.md). It is a bound on every path: what a client has spent is exact only if cohorts did not follow
+from releases.
 
 All rounding is on the safe side: the limit is lower than μ_max² by `SLACK`, weights are rounded down to float32, and
 what is spent is rounded up. So for any number of rounds μ² ≤ spent ≤ limit·(1 + 1e-10) < μ_max². What is spent is part

@@ -1,0 +1,93 @@
+"""Runs that replay a log of participation, and `experiments.example_log`."""
+
+import json
+
+import pytest
+
+from experiments import example_log
+from experiments import verify
+from experiments.command import command_line
+from quap_tff.accounting import logs
+from tests.experiments import harness
+
+_SIZED = ('--algorithm=fedavg', '--cohort_size=3', '--rounds=8')
+# With this seed, somebody comes in every round.
+_DEVICES = ('--num_clients=7', '--rounds=10', '--mean_cohort_size=3', '--seed=3')
+
+
+def _write(path, *flags):
+  assert command_line.status_of(example_log.main, ['example_log', f'--output={path}', *_DEVICES, *flags]) == 0
+
+
+@pytest.fixture(name='log')
+def _log(tmp_path):
+  """Devices of an example, some days long; the flags that replay it."""
+  path = tmp_path / 'devices.csv.gz'
+  _write(path)
+  return path
+
+
+def _replayed(path):
+  return f'--participation=log:path={path}'
+
+
+def test_the_same_flags_write_the_same_bytes(log, capsys):
+  before = log.read_bytes()
+  _write(log)
+  assert log.read_bytes() == before
+  _write(log, '--seed=4')
+  assert log.read_bytes() != before
+  assert command_line.status_of(example_log.main, ['example_log']) == command_line.FAILED
+  assert '--output is missing' in capsys.readouterr().err
+
+
+def test_what_does_not_fit_is_refused_before_data_are_read(log, tmp_path):
+  assert '11 rounds are planned, and' in harness.refusal(*harness.TINY, '--rounds=11', _replayed(log))
+  assert 'Use data of at least' in harness.refusal(*harness.TINY, '--num_clients=2', '--cohort_size=2', _replayed(log))
+  assert 'not found' in harness.refusal(*harness.TINY, _replayed(tmp_path / 'none.csv'))
+  assert 'sets the size of its cohorts itself' in harness.refusal(*_SIZED, _replayed(log))
+  gap = tmp_path / 'gap.csv'
+  gap.write_text('round,client\n1,ann\n3,ann\n')
+  assert 'round 2 must follow round 1' in harness.refusal(*harness.TINY, _replayed(gap))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'flags',
+  [
+    ('--algorithm=quap',),
+    ('--algorithm=fixed_dp:clip=1.0', '--dropout=bernoulli:rate=0.3'),
+    ('--algorithm=certified:clip=0.5,noise=ar1',),
+    ('--algorithm=certified:clip=0.5', '--dropout=bernoulli:rate=0.3'),
+    ('--algorithm=certified:clip=0.5,trust=secure_sum,noise=held',),
+  ],
+)
+def test_a_run_has_the_cohorts_of_the_log(log, tmp_path, flags, capfd):
+  output = tmp_path / 'run'
+  arguments = [*harness.TINY, *flags, '--rounds=6', '--epsilon=3', _replayed(log), f'--output_dir={output}']
+  assert harness.main(*arguments) == 0
+  said = capfd.readouterr().err
+  assert 'clients stand for clients of the data in the order in which they come first.' in said
+  read = logs.Log(str(log))
+  expected = [len(one.ids) for one in read.rounds()][:6]
+  came, lost = ([int(row.get(name, 0)) for row in harness.rows(output)] for name in ('cohort_size', 'dropped_out'))
+  assert expected == (came if 'certified' in flags[0] else [sum(one) for one in zip(came, lost)])
+  assert f'{8 - read.num_clients} of the 8 clients of the data are not in the log' in said
+  if 'certified' not in flags[0]:
+    return
+  # The folder names the log by its digest, not by its place, and is verified without it.
+  everything = b''.join(path.read_bytes() for path in output.rglob('*') if path.is_file())
+  assert str(log.parent).encode() not in everything
+  certificate = json.loads((output / 'certificate.json').read_text(encoding='utf-8'))
+  assert certificate['issuer']['cohorts'].startswith('The cohorts are those of a log of participation with the SHA-256')
+  log.unlink()
+  assert command_line.status_of(verify.main, ['verify', str(output)]) == 0
+
+
+@pytest.mark.slow
+def test_a_run_does_not_go_on_with_another_log(log, tmp_path, capsys):
+  arguments = [*harness.TINY, '--algorithm=fedavg', '--rounds=6', _replayed(log), f'--output_dir={tmp_path}/run']
+  assert harness.main(*arguments, '--stop_after=2') == 0
+  _write(log, '--seed=4')
+  assert harness.main(*arguments) == command_line.FAILED
+  assert 'participation' in capsys.readouterr().err
