@@ -177,12 +177,13 @@ class Log:
       return np.fromiter(map(self._places.__getitem__, names), np.int64, len(names))
     except client_names.AmbiguousNameError as error:
       text, other = error.args
-    wrong = row + names.index(text)
+    stripped = text.strip()
+    wrong = row + [name.strip() for name in names].index(stripped)
     if other is None:
       self._fail(wrong, f'its client {text!a} has no visible character. Leave the cell empty if nobody came.')
     self._fail(
       wrong,
-      f'its client {text.strip()!a} and the client {other!a} of line {self._line_of(other)} differ only by case, '
+      f'its client {stripped!a} and the client {other!a} of line {self._line_of(other)} differ only by case, '
       'spaces, invisible characters or a form of Unicode. If they are one client, write it in one way; if not, give '
       'them names that differ by more.',
     )

@@ -10,7 +10,9 @@ import pytest
 import quap_tff
 from quap_tff.common.numbers import arrays
 from quap_tff.common.numbers import tradeoff
+from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms.certified import privacy_filter
+from quap_tff.mechanisms.certified import spending
 from quap_tff.mechanisms.certified import weight_rules
 from quap_tff.mechanisms.certified.config import Certified
 from quap_tff.mechanisms.certified.config import CertifiedConfig
@@ -63,11 +65,11 @@ class TestIsTheFilterOfCertifiedRuns:
   @pytest.mark.parametrize('rule', [weight_rules.Uniform(), weight_rules.Participation(), weight_rules.Online()])
   @pytest.mark.parametrize('name', CORRELATIONS)
   def test_weights_and_accounts_have_the_same_bits(self, name, rule):
-    """The run is of TensorFlow's functions, the gate of NumPy's."""
+    """The run is of TensorFlow's functions, the gate and the account of a history of NumPy's."""
     from tests.quap_tff import rounds
 
     process, gate = rounds.Process(_config(name, rule), [(2,)]), _gate(name, num_rounds=NUM_ROUNDS)
-    state, lowered = process.initialize(), 0
+    state, lowered, records = process.initialize(), 0, []
     for cohort in _schedule():
       state = process.next(state, [[np.ones(2)]] * len(cohort), cohort).state
       weights = state.weights[cohort]
@@ -77,6 +79,9 @@ class TestIsTheFilterOfCertifiedRuns:
         lowered += np.count_nonzero((allowed > 0) & (allowed < 1))
       gate.commit(cohort, weights)
       assert _bits(state.accounts) == _bits(gate._spending._accounts)
+      records.append(mechanism.RoundRecord(cohort, None, weights, MULTIPLIERS[name]))
+      account = spending.spending(records, CORRELATIONS[name], NUM_CLIENTS, NUM_ROUNDS)
+      assert account.mu_squared.tobytes() == np.asarray(state.accounts.spent).tobytes()
       assert (state.round, state.noise.counter) == (gate.rounds, gate.releases)
     assert (gate.ask(range(NUM_CLIENTS)) == 0).all()  # After the last planned round.
     assert not isinstance(rule, weight_rules.Uniform) or lowered

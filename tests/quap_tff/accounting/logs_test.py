@@ -104,8 +104,8 @@ class TestCells:
     'other', ['JOSÉ', 'jose\u0301', 'ｊosé', 'j osé', 'jo\u200bsé', 'jos\xadé', '\u202ejosé', 'jo\ufe0fsé', 'jo\x00sé']
   )
   def test_names_that_can_be_taken_for_each_other(self, other, tmp_path):
-    for first, second in (('josé', other), (other, 'josé')):
-      words = _refused(tmp_path, f'round,client\n1,x\n2,{first}\n2,y\n3,{second}\n')
+    for first, second, space in (('josé', other, ''), (other, 'josé', ''), ('josé', other, ' ')):
+      words = _refused(tmp_path, f'round,client\n1,x\n2,{first}\n2,y\n3,{second}{space}\n')
       assert words.startswith(f'line 5: its client {second!a} and the client {first!a} of line 3 differ only by case')
       assert words.isascii()
 
