@@ -1,6 +1,7 @@
-r"""Computes what each client of a log has spent; or, without a log, one of ε, δ and noise from the other two.
+r"""Computes what each client of a log has spent, or which noise it needs; without a log, one of ε, δ and noise.
 
     python -m quap_tff.account LOG.csv --noise_multiplier=6 --delta=1e-5 --epsilon=3 --output_dir=DIR
+    python -m quap_tff.account LOG.csv --epsilon=2 --delta=1e-6
     python -m quap_tff.account --noise_multiplier=10.8 --rounds=200 --delta=1e-5
     python -m quap_tff.account --epsilon=6 --delta=1e-5 --rounds=200
     python -m quap_tff.account --epsilon=2 --delta=1e-6 --rounds=1000 --sampling_rate=0.01 --accountant=rdp
@@ -8,7 +9,8 @@ r"""Computes what each client of a log has spent; or, without a log, one of ε, 
 
 A log has a row for each client in each round, under the header `round,client` or `round,client,weight`; a client is any
 text. Every client gets its own exact ε, by the filter of certified runs, and --epsilon is the bound that nobody may
-exceed. What must hold for the figures, and what the usual accountants say for the same log, is printed, too.
+exceed. What must hold for the figures, and what the usual accountants say for the same log, is printed, too. Without
+--noise_multiplier, the log says which cohorts are expected, and a table has the noise that each mechanism needs.
 
 Tables go to standard output. The last line is one JSON object. For wrong input, one line on standard error says what is
 wrong. Exit status: 0; 1 if a client of a log is over the bound; 2 for wrong input; 130 after Ctrl-C; 141 if nobody
@@ -29,12 +31,17 @@ from quap_tff.accounting import log_report
 from quap_tff.accounting import logs
 from quap_tff.common import checks
 from quap_tff.common import console
+from quap_tff.common import lazy
 from quap_tff.common import registry
 from quap_tff.common.numbers import rounding
 from quap_tff.mechanisms.noise import correlation as correlations
 
+noise_choices = lazy.module('quap_tff.plans.noise_choices')
+
 # The most releases for which every coefficient is computed.
 _MOST_RELEASES = 100_000
+# The most participations of a log from which a noise is chosen.
+_MOST_PARTICIPATIONS = 10**6
 
 
 class _Parser(argparse.ArgumentParser):
@@ -109,11 +116,16 @@ def main(argv: Sequence[str]) -> int:
 
 def _of_log(arguments) -> int:
   correlation = _correlation(arguments)
-  if arguments.noise_multiplier is None or arguments.delta is None:
-    raise ValueError('With a log, give --noise_multiplier and --delta. --epsilon is the bound, if there is one.')
+  if arguments.delta is None or arguments.noise_multiplier is None and arguments.epsilon is None:
+    raise ValueError(
+      'With a log, give --noise_multiplier and --delta, and --epsilon if there is a bound; or --epsilon and --delta, '
+      'for the noise that these cohorts need.'
+    )
   if arguments.accountant is not None or arguments.every != 1 or arguments.rounds_after:
     raise ValueError('--accountant, --every and --rounds_after are for plans without a log. Leave them out.')
   checks.number('delta', arguments.delta, above=0, below=1)
+  if arguments.noise_multiplier is None:
+    return _noise_for_log(arguments, correlation)
   checks.number(
     'noise_multiplier', arguments.noise_multiplier, at_least=accountants.MIN_FACTOR, at_most=accountants.MAX_FACTOR
   )
@@ -156,6 +168,71 @@ def _of_log(arguments) -> int:
   noise = {name: getattr(arguments, name) for name in ('noise_multiplier', 'delta', 'correlation')}
   print(json.dumps({**log_report.summary(found), **noise}, allow_nan=False), flush=True)
   return 1 if found.over else 0
+
+
+def _noise_for_log(arguments, correlation) -> int:
+  """The noise for the cohorts of a log, by every mechanism."""
+  for name in ('rounds', 'sampling_rate', 'output_dir'):
+    if getattr(arguments, name) is not None:
+      raise ValueError(f'--{name} is for the account of a log, with --noise_multiplier. Leave it out.')
+  epsilon, delta = checks.number('epsilon', arguments.epsilon, above=0), arguments.delta
+  log, cohorts, total = logs.Log(arguments.log), [], 0
+  with _blamed(arguments.log, 'read'):
+    for one in log.rounds():
+      cohorts.append(one.ids[one.weights > 0].copy())
+      total += len(cohorts[-1])
+      if total > _MOST_PARTICIPATIONS:
+        raise ValueError(
+          f'{arguments.log} has more than {_MOST_PARTICIPATIONS:,} participations, too many to choose a noise from. '
+          'Give a part of it, or --noise_multiplier.'
+        )
+  num_clients = log.num_clients
+  least = noise_choices.least_noise(cohorts, num_clients, epsilon, delta, correlation)
+  print(
+    f'{num_clients:,} clients, {total:,} participations in {len(cohorts):,} rounds. ε = {epsilon:g}, total δ = '
+    f'{delta:g}, noise: {arguments.correlation}.\n'
+    f'z = {rounding.up(least, 6)} is the least noise with which nobody passes ε, if all have the weight 1 in all of '
+    'these rounds.\nThe noise is chosen from who came, and from no data. In other rounds, other clients come: a filter '
+    '(quap_tff.Gate, or a certified run) keeps each of them within ε whoever comes.\n'
+  )
+  found = list(noise_choices.choices(cohorts, num_clients, epsilon, delta))
+  print(log_report.text([_choices_table(found), _ends_table(cohorts, num_clients, epsilon, delta, correlation)]))
+  rows = [{**one._asdict(), 'correlation': correlations.spec_of(one.correlation)} for one in found]
+  values = {'noise_multiplier': least, 'epsilon': epsilon, 'delta': delta, 'correlation': arguments.correlation}
+  counts = {'clients': num_clients, 'rounds': len(cohorts), 'participations': total}
+  print(json.dumps({**values, **counts, 'choices': rows}, allow_nan=False), flush=True)
+  return 0
+
+
+def _choices_table(found) -> log_report.Table:
+  rows = [
+    (
+      correlations.spec_of(one.correlation),
+      'the server' if one.trust == 'server' else 'a secure sum',
+      'by a plan' if one.is_planned else '1 for all',
+      rounding.up(one.noise_multiplier, 5),
+      f'{one.share:.1%}',
+      f'{one.ended:,}',
+    )
+    for one in found
+  ]
+  header = ('noise', 'trusted', 'weights', 'z', 'share of the ceiling', 'budgets that end')
+  return log_report.Table(
+    'Which mechanism makes how much of the budgets',
+    header,
+    rows,
+    'The ceiling is the largest signal-to-noise ratio of the last model that any Gaussian mechanism can have. Planned '
+    'weights are those of the online rule; with a secure sum, z is the noise of one client.',
+  )
+
+
+def _ends_table(cohorts, num_clients, epsilon, delta, correlation) -> log_report.Table:
+  rows = [
+    (rounding.up(one.noise_multiplier, 5), f'{one.ended:,}', *(str(r) if r else '' for r in one[2:]))
+    for one in noise_choices.ends(cohorts, num_clients, epsilon, delta, correlation)
+  ]
+  header = ('z', 'budgets that end', 'the first in round', 'their median')
+  return log_report.Table('With less noise and a filter, at weights of 1', header, rows, '')
 
 
 @contextlib.contextmanager

@@ -396,3 +396,38 @@ class TestLog:
       '\\u03b4' in run('--noise_multiplier=1', '--delta=0.1', env={**os.environ, 'PYTHONIOENCODING': 'ascii'}).stdout
     )
     assert run(_log(tmp_path, _rows()[0]), *_FLAGS, '--epsilon=0.1').returncode == 1
+
+
+class TestNoiseForLog:
+  def _log(self, tmp_path):
+    rng, lines = np.random.default_rng(5), ['round,client']
+    for number in range(1, 13):
+      lines += [f'{number},dev{i}' for i in range(8) if rng.random() < 0.9 - 0.1 * i]
+    (tmp_path / 'log.csv').write_text('\n'.join(lines) + '\n')
+    return str(tmp_path / 'log.csv')
+
+  @pytest.mark.parametrize('correlation', ['independent', 'ar1:decay=0.9'])
+  def test_the_noise_is_just_enough_for_the_log(self, correlation, tmp_path, capsys):
+    log = self._log(tmp_path)
+    status, out, err = _run(capsys, log, '--epsilon=2', '--delta=1e-6', f'--correlation={correlation}')
+    found = _last_line(out)
+    assert (status, err) == (0, '') and found['correlation'] == correlation and found['clients'] == 8
+    assert {one['trust'] for one in found['choices']} == {'server', 'secure_sum'}
+    assert 'share of the ceiling' in out and 'budgets that end' in out
+    for factor, over in ((1.0, 0), (1 - 1e-6, 1)):
+      arguments = f'--noise_multiplier={found["noise_multiplier"] * factor!r}', f'--correlation={correlation}'
+      assert _run(capsys, log, '--epsilon=2', '--delta=1e-6', *arguments)[0] == over
+
+  @pytest.mark.parametrize(
+    'flags, words',
+    [
+      (['--epsilon=2'], 'or --epsilon and --delta, for the noise that these cohorts need'),
+      (['--delta=1e-6'], 'With a log, give --noise_multiplier and --delta'),
+      (['--epsilon=0', '--delta=1e-6'], 'epsilon must be'),
+      (['--epsilon=2', '--delta=1e-6', '--rounds=30'], '--rounds is for the account of a log'),
+      (['--epsilon=2', '--delta=1e-6', '--output_dir=x'], '--output_dir is for the account of a log'),
+    ],
+  )
+  def test_wrong_flags(self, flags, words, tmp_path, capsys):
+    status, out, err = _run(capsys, self._log(tmp_path), *flags)
+    assert (status, out) == (2, '') and words in err
