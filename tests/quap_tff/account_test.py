@@ -343,7 +343,7 @@ class TestLog:
   @pytest.mark.parametrize(
     'more, words',
     [
-      (['--rounds=2'], 'has more than 2 rounds, which are planned'),
+      (['--rounds=2'], 'There are more than the 2 planned rounds'),
       (['--rounds=0'], 'rounds must be'),
       (['--noise_multiplier=0'], 'noise_multiplier must be'),
       (['--noise_multiplier=1e-200'], 'noise_multiplier must be'),
