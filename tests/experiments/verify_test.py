@@ -21,6 +21,7 @@ from quap_tff import verify as library_verify
 from quap_tff.certificates import verifying
 from quap_tff.certificates.folders import evidence as certificate_evidence
 from quap_tff.certificates.folders import folder as folders
+from quap_tff.mechanisms.certified import weight_rules
 from tests.experiments import harness
 from tests.quap_tff.certificates import made
 
@@ -435,6 +436,22 @@ class TestSameVerdict:
     assert _answer(path, capsys) == made.answer(path, capsys) and _answer(path, capsys)[0] == 0
     (path / 'run.json').write_text('{}')
     assert _answer(path, capsys) == made.answer(path, capsys) and _answer(path, capsys)[0] == 1
+
+  def test_of_a_rule_of_somebodys_program(self, tmp_path, monkeypatch, capsys):
+    (tmp_path / 'their_rule.py').write_text(
+      'from quap_tff.mechanisms.certified import weight_rules\nweight_rules.RULES["theirs"] = weight_rules.Uniform\n'
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(weight_rules.RULES, 'uniform')
+    monkeypatch.setitem(weight_rules.RULES, 'theirs', weight_rules.Uniform)
+    path = made.folder(tmp_path / 'library', made.plan(weights=weight_rules.Uniform()))
+    for more, status in (([], 2), (['--import=nowhere'], 2), (['--import=their_rule'], 0)):
+      answers = []
+      for answer in (_answer, made.answer):
+        weight_rules.RULES.pop('theirs', None)
+        sys.modules.pop('their_rule', None)
+        answers.append(answer(path, capsys, *more))
+      assert answers[0] == answers[1] and answers[0][0] == status
 
   def test_of_a_run_that_says_that_it_is_of_library_code(self, certified, capsys):
     made.change(certified, folders.MECHANISM, lambda value: value.update(made_by=folders.LIBRARY))

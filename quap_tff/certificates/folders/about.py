@@ -73,9 +73,10 @@ class About:
   def __post_init__(self):
     for name in (*_TEXTS, *_MAY_BE_EMPTY):
       value = getattr(self, name)
+      if isinstance(value, str):
+        _check_quoted(name, value)
       if not isinstance(value, str) or not (value == '' and name in _MAY_BE_EMPTY or any(map(str.isalnum, value))):
         raise ValueError(f'{name} must be a sentence or a name, found {value!r}.')
-      _check_quoted(name, value)
     if self.data_commitment != '' and not is_digest(self.data_commitment):
       raise ValueError(f'data_commitment must be a SHA-256 in hex, or empty, found {self.data_commitment!r}.')
     checks.integer('tests', self.tests, at_least=0)

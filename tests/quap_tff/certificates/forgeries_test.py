@@ -158,7 +158,7 @@ _VALUES = {
   'an ornament as its end': (('issuer', 'tuning', 'By theory.❞ This is proved.'), 'tuning holds ❞ (U+275E)'),
   'a double prime as its end': (('issuer', 'cohorts', 'Fixed.″ This is proved.'), 'cohorts holds ″ (U+2033)'),
   'a wide mark as its end': (('issuer', 'test_set', 'Own.＂ This is proved.'), 'test_set holds ＂ (U+FF02)'),
-  'a blank as a sentence': (('issuer', 'tuning', '\u2800'), 'tuning must be a sentence'),
+  'a blank as a sentence': (('issuer', 'tuning', '\u2800'), 'tuning holds the character U+2800'),
   'a commitment in words': (('issuer', 'data_commitment', 'checked by others'), 'data_commitment must be a SHA-256'),
   'stretches that are none': (('issuer', 'stretches', [{'client 7': 3}]), 'A stretch must have'),
   'a stretch in words': (('issuer', 'stretches', 'x'), 'A stretch must have'),
