@@ -43,6 +43,11 @@ class Graph:
     """The type of the parameter."""
     return self._bindings['parameter']
 
+  @property
+  def result(self) -> values.Type:
+    """The type of the result."""
+    return self._bindings['result']
+
   def __call__(self, *parts: Any) -> Any:
     """The result for the fields of the parameter, see `values`; its leaves are NumPy arrays.
 
@@ -57,7 +62,7 @@ class Graph:
       inputs = [tf.convert_to_tensor(found[name]) for name, *_ in self._bindings['inputs']]
       found.update(zip(self._fetches, self._run(inputs)))
     results = (found[name] for name in self._bindings['results'])
-    return values.pack(self._bindings['result'], (one.numpy() if tf.is_tensor(one) else one for one in results))
+    return values.pack(self.result, (one.numpy() if tf.is_tensor(one) else one for one in results))
 
   def _run(self, inputs: list[Any]) -> Sequence[Any]:
     for _, shape in self._bindings['entropy']:

@@ -65,6 +65,11 @@ class Bundle:
     return self._graphs['work'].parameter['fields'][0][1]
 
   @property
+  def state_type(self) -> values.Type:
+    """The type of the state. With `values.flatten` and `values.pack`, a program keeps a state as arrays."""
+    return self._graphs['initialize'].result
+
+  @property
   def modulus(self) -> Any:
     """The modulus of each entry of the secure sum, in the structure of `Sums.secure`."""
     return self._modulus
