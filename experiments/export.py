@@ -54,15 +54,15 @@ def main(argv: list[str]) -> int:
   evidence.check_before(experiment)
   with runtime.activate(experiment.runtime):
     process = experiment.build_process()
-    exporting.export(experiment.plan, process, output, rounds=_rounds(experiment), about=_about(experiment))
+    exporting.export(experiment.plan, process, output, rounds=rounds_of(experiment), about=_about(experiment))
   print(f'{output} holds the run. quap_tff.Bundle({output!r}) plays it.', file=sys.stderr)
   if clients is not None:
-    files.write(clients, files.npz(_examples(experiment.federation)))
+    files.write(clients, files.npz(examples_of(experiment.federation)))
     print(f'{clients} holds the data of the clients: keep it where they may be kept.', file=sys.stderr)
   return 0
 
 
-def _rounds(experiment: Any) -> bundle_files.Rounds:
+def rounds_of(experiment: Any) -> bundle_files.Rounds:
   """What a simulation plays. Cohorts that are secret are not written."""
   rounds = range(1, experiment.run.schedule.rounds + 1)
   if experiment.cohorts.secret:
@@ -84,7 +84,7 @@ def _about(experiment: Any) -> Optional[abouts.About]:
   )
 
 
-def _examples(federation: Any) -> dict[str, np.ndarray]:
+def examples_of(federation: Any) -> dict[str, np.ndarray]:
   """All examples as the dataset `npz` has them, ready to be trained on."""
   clients = range(len(federation.clients))
   parts = [federation.clients[client] for client in clients]

@@ -49,7 +49,8 @@ def totals(output: Any, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     y: The labels.
   """
   # A negative label says that there is none: padding is not a class, so its places never count as hits.
-  hits = tf.cast(tf.argmax(output.predictions, axis=-1), y.dtype) == y
+  # Not `==`, which in graphs of TFF compares objects.
+  hits = tf.equal(tf.cast(tf.argmax(output.predictions, axis=-1), y.dtype), y)
   labels = tf.math.count_nonzero(y >= 0)
   return tf.cast(output.loss, tf.float64) * tf.cast(labels, tf.float64), tf.math.count_nonzero(hits), labels
 

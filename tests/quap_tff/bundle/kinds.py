@@ -26,6 +26,7 @@ from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import layers
 from quap_tff.mechanisms.parts.budgets import BudgetConfig
 from quap_tff.mechanisms.quap.config import NoiseConfig
+from quap_tff.training import evaluation
 from quap_tff.training import heterogeneity
 from tests.quap_tff import examples
 from tests.quap_tff.bundle import playing
@@ -169,6 +170,9 @@ def export(name, folder):
     keep('metrics', t, output.metrics)
     if ledger is not None:
       ledger.append(plan.record(output, cohort))
+  evaluate = evaluation.build_evaluation(model_fn)
+  tested = evaluate(process.get_model_weights(state), kept['x0'], kept['y0'])
+  kept.update({f'tested_{field}': np.asarray(value) for field, value in tested.items()})
   if ledger is not None:
     kept.update({f'ledger_{field}': value for field, value in ledger.state_dict().items()})
   files.write(os.path.join(folder, 'expected.npz'), files.npz(kept))

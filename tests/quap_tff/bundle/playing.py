@@ -86,6 +86,9 @@ def play(folder):
       for what, value in (('state', state), ('metrics', metrics)):
         for i, leaf in enumerate(leaves(value)):
           compare('states', f'{what}{t}_{i}', leaf)
+  last = values.pack(bundle.state_type, iter(of_round('state', ROUNDS)))
+  for name, value in bundle.evaluate(bundle.weights(last), expected['x0'], expected['y0']).items():
+    compare('states', f'tested_{name}', value)
   if ledger is not None:
     for name, value in ledger.state_dict().items():
       compare('states', f'ledger_{name}', value)
