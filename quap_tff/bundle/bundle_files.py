@@ -34,6 +34,10 @@ from quap_tff.mechanisms.parts import postprocessing
 VERSION = 1
 
 MANIFEST, GRAPHS, PLAN, RUN = 'manifest.json', 'graphs.json', 'plan.json', 'run.json'
+# Of `quap_tff.Plan`, those that are attributes of the same names.
+_ARGUMENTS = (
+  'draw attendance averaging colluders client_metrics test_is_of_clients model extension sparsity sparsity_seed'.split()
+)
 _UNSTATED = abouts.About('not stated', 'not stated', 'not stated', 'not stated')
 
 
@@ -89,20 +93,9 @@ def texts(
 def _of_plan(plan):
   if plan is None:
     return None
-  sparse = plan.sparsity.is_sparse
-  arguments = dict(
-    mechanism=plan.mechanism.inner if sparse else plan.mechanism,
-    draw=plan.draw,
-    schedule=plan.schedule or None,
-    attendance=plan.attendance,
-    averaging=plan.averaging,
-    colluders=plan.colluders,
-    client_metrics=plan.client_metrics,
-    test_is_of_clients=plan.test_is_of_clients,
-    model=plan.model,
-    extension=plan.extension,
-    sparsity=plan.sparsity,
-    sparsity_seed=plan.sparsity_seed,
+  arguments = {name: getattr(plan, name) for name in _ARGUMENTS}
+  arguments.update(
+    mechanism=plan.mechanism.inner if plan.sparsity.is_sparse else plan.mechanism, schedule=plan.schedule or None
   )
   try:
     value = {'arguments': codec.encoded(arguments), 'leaving': codec.encoded(plan.leaving)}

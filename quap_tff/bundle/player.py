@@ -114,7 +114,8 @@ class Bundle:
 
   def update(self, state: Any, total: Sums) -> tuple[Any, Any]:
     """The state after a round and the round's metrics, from the state before it and the sum over its clients."""
-    state, metrics = self._graphs['update'](state, [self._graphs['report'](total.plain), [], [], total.secure])
+    sums = [self._graphs['report'](total.plain), [], [], total.secure]
+    state, metrics = self._graphs['update'](state, sums).values()
     return state, metrics
 
   def record(self, state: Any, metrics: Any, cohort: Any) -> accounting.RoundRecord:
@@ -163,8 +164,8 @@ class Bundle:
 
 def _map(function: Any, value: Any, *others: Any) -> Any:
   """The structure of a value with `function` of its leaves, and of those of others, which have the same."""
-  if isinstance(value, Mapping):
-    return {name: _map(function, part, *(one[name] for one in others)) for name, part in value.items()}
   if isinstance(value, list):
     return [_map(function, *parts) for parts in zip(value, *others)]
+  if isinstance(value, dict):
+    return values.Struct((name, _map(function, *(one[name] for one in (value, *others)))) for name in value)
   return function(value, *others)

@@ -1,16 +1,14 @@
-"""Values of a bundle's graphs: nested Python structures of NumPy arrays, and their types as JSON has them.
+"""Values of a bundle's graphs: nested structures of NumPy arrays, and their types as JSON has them.
 
-    {"dtype": "float32", "shape": [null, 10]}                                a tensor; null for a size that is not fixed
-    {"fields": [["x", …], ["y", …]], "container": "dict", "named" or "list"} a structure; names are null in a list
-    {"sequence": …}                                                          a client's examples: a dataset
+    {"dtype": "float32", "shape": [null, 10]}     a tensor; null for a size that is not fixed
+    {"fields": [["x", …], ["y", …]]}              a structure: a `Struct`, or a list if its fields have no names
+    {"sequence": …}                               a client's examples: a dataset
 
-Fields have TFF's order. A value's structures are `OrderedDict`s, named tuples and lists. As arguments, all that has the
-fields will do.
+Fields have TFF's order.
 """
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Iterator, Mapping, Sequence
 import functools
 from typing import Any, Optional
@@ -23,20 +21,22 @@ from quap_tff.common.lazy import tf
 Type = Mapping[str, Any]
 
 
+class Struct(dict[str, Any]):
+  """A dict whose values are attributes, too."""
+
+  def __getattr__(self, name: str) -> Any:
+    try:
+      return self[name]
+    except KeyError:
+      raise AttributeError(name) from None
+
+
 def pack(kind: Type, leaves: Iterator[Any]) -> Any:
   """The value of a type, from its leaves in order."""
   if 'fields' not in kind:
     return next(leaves)
-  found = [(name, pack(part, leaves)) for name, part in kind['fields']]
-  if kind['container'] == 'dict':
-    return collections.OrderedDict(found)
-  parts = [part for _, part in found]
-  return _named_tuple(tuple(name for name, _ in found))(*parts) if kind['container'] == 'named' else parts
-
-
-@functools.cache
-def _named_tuple(names: tuple[str, ...]) -> Any:
-  return collections.namedtuple('Struct', names)  # type: ignore[misc]
+  parts = [(name, pack(part, leaves)) for name, part in kind['fields']]
+  return Struct(parts) if parts and parts[0][0] else [part for _, part in parts]
 
 
 def flatten(kind: Type, value: Any, name: str) -> list[Any]:
@@ -50,7 +50,8 @@ def flatten(kind: Type, value: Any, name: str) -> list[Any]:
   Raises:
     ValueError: If the value is not of the type.
   """
-  return [_leaf(*leaf) for leaf in _leaves(kind, value, name)]
+  as_leaf = lambda part: _variant if 'sequence' in part else _tensor
+  return [as_leaf(part)(part, own, path) for part, own, path in _leaves(kind, value, name)]
 
 
 def _leaves(kind: Type, value: Any, name: str) -> Iterator[tuple[Type, Any, str]]:
@@ -58,28 +59,13 @@ def _leaves(kind: Type, value: Any, name: str) -> Iterator[tuple[Type, Any, str]
   if 'fields' not in kind:
     yield kind, value, name
     return
-  fields = kind['fields']
-  if isinstance(value, (list, tuple)) and not hasattr(value, '_fields'):
-    own: dict[Any, Any] = dict(enumerate(value))
-    names: list[Any] = list(range(len(fields)))
-  else:
-    own = dict(value) if isinstance(value, Mapping) else _attributes(value)
-    names = [field for field, _ in fields]
-  if own.keys() != set(names):
-    wanted, found = (', '.join(map(str, one)) or 'no fields' for one in (names, own))
-    raise ValueError(f'{name} must be {described(kind)}, with {wanted}; found {found}.')
+  fields, is_named = kind['fields'], isinstance(value, Mapping)
+  own = value if is_named else dict(enumerate(value)) if isinstance(value, (list, tuple)) else {}
+  names = [field if is_named else place for place, (field, _) in enumerate(fields)]
+  if set(own) != set(names):
+    raise ValueError(f'{name} must be {described(kind)}, found {", ".join(map(str, own)) or type(value).__name__}.')
   for place, (field, part) in zip(names, fields):
     yield from _leaves(part, own[place], f'{name}.{field or place}')
-
-
-def _attributes(value: Any) -> dict[str, Any]:
-  return value._asdict() if hasattr(value, '_asdict') else dict(getattr(value, '__dict__', {}))
-
-
-def _leaf(kind: Type, value: Any, name: str) -> Any:
-  if 'sequence' in kind:
-    return tf.data.experimental.to_variant(_dataset(kind['sequence'], value, name))
-  return _tensor(kind, value, name)
 
 
 def _tensor(kind: Type, value: Any, name: str) -> Any:
@@ -101,8 +87,12 @@ def _fits(expected: Optional[Sequence[Any]], found: Optional[Sequence[Any]]) -> 
   return len(expected) == len(found) and all(None in pair or pair[0] == pair[1] for pair in zip(expected, found))
 
 
+def _variant(kind: Type, value: Any, name: str) -> Any:
+  """A dataset of elements of a type, as a tensor."""
+  return tf.data.experimental.to_variant(_dataset(kind['sequence'], value, name))
+
+
 def _dataset(element: Type, value: Any, name: str) -> Any:
-  """A dataset of elements of a type."""
   if isinstance(value, tf.data.Dataset):
     for kind, spec, path in _leaves(element, value.element_spec, name):
       is_same = isinstance(spec, tf.TensorSpec) and spec.dtype.name.replace('string', 'str') == kind['dtype']
@@ -127,8 +117,8 @@ def _types(kind: Type) -> Iterator[Type]:
 
 
 def _for_dataset(value: Any) -> Any:
-  """A structure with tuples in place of lists, which TensorFlow would take for one array."""
-  if isinstance(value, Mapping):
+  """A structure that TensorFlow knows: lists, which it would take for one array, become tuples."""
+  if isinstance(value, dict):
     return {name: _for_dataset(part) for name, part in value.items()}
   return tuple(map(_for_dataset, value)) if isinstance(value, list) else value
 

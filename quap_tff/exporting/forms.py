@@ -63,10 +63,6 @@ def of_process(process: Any) -> dict[str, Exported]:
       )
   graphs = {name: _exported(getattr(form, name), *arguments) for name, arguments in _ARGUMENTS.items()}
   graphs['initialize'] = _exported(initialize, draws=True)
-  # The compiler forgets which Python structures these are.
-  state, metrics = (_described(part.member) for part in process.next.type_signature.result)
-  graphs['initialize'].bindings['result'] = state
-  graphs['update'].bindings['result'] = {'fields': [[None, state], [None, metrics]], 'container': 'list'}
   return graphs
 
 
@@ -108,7 +104,7 @@ def _exported(computation: Any, *arguments: str, draws: bool = False) -> Exporte
   variables = [[dtype.name, _sizes(shape)] for dtype, shape in section.variables]
   count = len(section.used)
   bindings = {
-    'parameter': {'fields': [[name, _described(one)] for name, one in zip(arguments, kinds)], 'container': 'dict'},
+    'parameter': {'fields': [[name, _described(one)] for name, one in zip(arguments, kinds)]},
     'result': _described(signature.result),
     'arguments': taken,
     'results': returned,
@@ -138,13 +134,7 @@ def _described(kind: tff.Type) -> dict[str, Any]:
     return {'sequence': _described(kind.element)}
   if not isinstance(kind, tff.StructType):
     raise ValueError(f'A bundle holds tensors, structures of them, and sequences, and this process has {kind}.')
-  python = getattr(kind, 'python_container', None)
-  is_named = bool(len(kind)) and all(name for name, _ in tff.structure.iter_elements(kind))
-  container = 'list' if not is_named else 'dict' if python is None or issubclass(python, Mapping) else 'named'
-  return {
-    'fields': [[name, _described(part)] for name, part in tff.structure.iter_elements(kind)],
-    'container': container,
-  }
+  return {'fields': [[name, _described(part)] for name, part in tff.structure.iter_elements(kind)]}
 
 
 def _sizes(shape: tf.TensorShape) -> Optional[list[Optional[int]]]:

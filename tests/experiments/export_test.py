@@ -21,7 +21,7 @@ def _export(folder, *flags):
 
 def test_a_run_is_exported_and_simulated(tmp_path, capsys):
   clients = tmp_path / 'clients.npz'
-  flags = ['--algorithm=certified', '--dropout=bernoulli:rate=0.3', '--cohort_size=3', f'--clients={clients}']
+  flags = ['--algorithm=certified', '--dropout=bernoulli:rate=0.6', '--cohort_size=3', f'--clients={clients}']
   assert _export(tmp_path / 'bundle', *flags) == 0
   bundle = quap_tff.Bundle(tmp_path / 'bundle')
   assert [len(cohort) for cohort in bundle.rounds.cohorts] == [3, 3, 3] and sum(map(len, bundle.rounds.absent))

@@ -16,6 +16,7 @@ import tensorflow_federated as tff
 import quap_tff
 from quap_tff import plans
 from quap_tff import runtime
+from quap_tff.bundle import values
 from quap_tff.common import files
 from quap_tff.federated.stock import mechanism as stocks
 from quap_tff.mechanisms import sparsity
@@ -65,14 +66,14 @@ class Kind:
 
 
 def _certified(options=None, **changes):
-  values = {'num_clients': CLIENTS, 'clip': clip_rules.Fixed(0.5), **changes}
-  return Kind(lambda: plans.CertifiedPlan(examples.guarantee(**values), SCHEDULE, **(options or {})))
+  fields = {'num_clients': CLIENTS, 'clip': clip_rules.Fixed(0.5), **changes}
+  return Kind(lambda: plans.CertifiedPlan(examples.guarantee(**fields), SCHEDULE, **(options or {})))
 
 
 def _quap(**changes):
   budget = BudgetConfig(4.0, 8)
-  values = dict(num_clients=CLIENTS, budget=budget, clip=_PREVIOUS, noise=NoiseConfig(calibration='analytic'))
-  return Kind(lambda: plans.Plan(quap_tff.QuapConfig(**{**values, **changes})))
+  fields = dict(num_clients=CLIENTS, budget=budget, clip=_PREVIOUS, noise=NoiseConfig(calibration='analytic'))
+  return Kind(lambda: plans.Plan(quap_tff.QuapConfig(**{**fields, **changes})))
 
 
 def _stock():
@@ -134,6 +135,10 @@ def _data(kind, client, answers):
   return parts
 
 
+def _leaves(value):
+  return tff.structure.flatten(tff.structure.from_container(value, recursive=True))
+
+
 def export(name, folder):
   """Writes the bundle of a kind, and what TFF gives: with TFF's context that is active, or in process."""
   kind = KINDS[name]
@@ -148,7 +153,7 @@ def export(name, folder):
   ledger = plan.new_ledger() if plan is not None else None
 
   def keep(what, round_num, value):
-    found = tff.structure.flatten(tff.structure.from_container(value, recursive=True))
+    found = _leaves(value)
     kept[f'{what}_leaves'] = np.array(len(found))
     kept.update({f'{what}{round_num}_{i}': np.asarray(leaf) for i, leaf in enumerate(found)})
 
@@ -161,7 +166,8 @@ def export(name, folder):
     kept[f'cohort{t}'] = cohort
     for client in cohort.tolist() if answers is not None else ():
       kept.update({f'answer{t}_{client}_{field}': np.asarray(v) for field, v in answers[client].items()})
-    message, total = bundle.prepare(state), bundle.zero()
+    packed = values.pack(bundle.state_type, iter(_leaves(state)))
+    message, total = bundle.prepare(packed), bundle.zero()
     for client in cohort.tolist():
       total = bundle.add(total, bundle.work(playing.client_data(kept, t, client), message))
     kept.update({f'total{t}_{i}': np.asarray(leaf) for i, leaf in enumerate(playing.leaves(total))})

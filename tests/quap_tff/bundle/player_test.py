@@ -91,7 +91,7 @@ def test_refuses_a_folder_that_is_none(tmp_path):
 
 def test_refuses_a_plan_of_other_parts(copied):
   value = json.loads((copied / bundle_files.PLAN).read_text())
-  value['arguments']['dict'][0][1]['fields']['num_clients'] = 5
+  dict(value['arguments']['dict'])['mechanism']['fields']['num_clients'] = 5
   text = json.dumps(value)
   (copied / bundle_files.PLAN).write_text(text)
   digest = json.loads(bundle_files.manifest({}, {bundle_files.PLAN: text.encode()}))['files'][bundle_files.PLAN]
@@ -106,8 +106,8 @@ def test_refuses_a_plan_of_other_parts(copied):
   [
     (_client(x=np.ones([3, 2], np.float32)), r'data\.examples\.x must be float32\[\?,1\], found float32\[3, 2\]'),
     (_client(x=np.ones([3, 1])), r'data\.examples\.x must be float32\[\?,1\], found float64\[3, 1\]'),
-    (dict(client_id=0), r'data must be \{client_id: sequence.*with client_id, examples; found client_id'),
-    (_client(z=1), 'with x, y; found x, y, z'),
+    (dict(client_id=0), r'data must be \{client_id: sequence.*\}, found client_id'),
+    (_client(z=1), r'y: float32\[\?,1\]\}, found x, y, z'),
     ({**_client(), 'client_id': tf.data.Dataset.from_tensors(1.0)}, r'client_id must be int64\[\] in each element'),
     ({**_client(), 'client_id': tf.data.Dataset.from_tensors((1, 1))}, r'client_id must be int64\[\] in each element'),
   ],
@@ -206,7 +206,7 @@ def test_a_type_is_a_line_for_people(bundle):
 
 def test_packs_what_it_flattens():
   leaf = {'dtype': 'float32', 'shape': [None]}
-  kind = {'fields': [['b', leaf], ['a', {'fields': [[None, leaf]], 'container': 'list'}]], 'container': 'named'}
+  kind = {'fields': [['b', leaf], ['a', {'fields': [[None, leaf]]}]]}
   one, other = np.zeros(1, np.float32), np.ones(2, np.float32)
   packed = values.pack(kind, iter([one, other]))
   assert (packed.b is one, packed.a[0] is other) == (True, True)

@@ -58,13 +58,13 @@ def _run(bundle, clients, output, *flags):
 
 
 def test_a_certified_run_is_valid(bundle, clients, tmp_path, capsys):
-  assert _run(bundle, clients, tmp_path / 'run', '--eval_every=2') == 0
+  assert _run(bundle, clients, tmp_path / 'run', '--rounds=3') == 0
   summary = json.loads(capsys.readouterr().out.splitlines()[-1])
   assert (summary['rounds'], summary['planned_rounds'], summary['model_protected']) == (3, 3, True)
   verdict = quap_tff.certificates.verify(str(tmp_path / 'run'))
   assert not verdict.problems and 'ε = 3' in verdict.statement
   issuer = json.loads((tmp_path / 'run' / 'certificate.json').read_text())['issuer']
-  assert (issuer['dataset'], issuer['tests']) == ('made-up numbers', 2)
+  assert (issuer['dataset'], issuer['tests']) == ('made-up numbers', 1)
   assert issuer['test_accuracy'] == summary['test_accuracy']
 
 
@@ -75,16 +75,17 @@ def test_a_run_that_is_stopped_says_so(bundle, clients, tmp_path):
   assert not quap_tff.certificates.verify(str(tmp_path / 'run')).problems
 
 
-def test_an_interrupted_run_keeps_whole_rounds(bundle, clients):
-  data = simulation.Clients(clients)
+def test_an_interrupted_run_keeps_whole_rounds(bundle, clients, monkeypatch):
+  found, lines = quap_tff.Bundle(bundle), []
+  work = found.work
 
-  def interrupted(client):
+  def interrupted(data, message):
     if len(lines) == 2:
       raise KeyboardInterrupt
-    return data(client)
+    return work(data, message)
 
-  lines: list[str] = []
-  outcome = simulation.simulate(quap_tff.Bundle(bundle), interrupted, say=lines.append)
+  monkeypatch.setattr(found, 'work', interrupted)
+  outcome = simulation.simulate(found, simulation.read_clients(clients)[0], say=lines.append)
   assert (outcome.rounds, outcome.ledger.num_rounds, outcome.test) == (2, 2, None)
   assert lines[-1] == 'Interrupted: 2 rounds are kept.'
 
@@ -98,7 +99,7 @@ def test_clients_that_hold_noise_get_a_certificate(context, clients, tmp_path):
 def test_no_certificate_for_noise_with_a_known_seed(context, clients, tmp_path, capsys):
   path = _written(_certified(noise_seed=3), tmp_path / 'seeded')
   assert _run(path, clients, tmp_path / 'run') == 0
-  assert 'There will be no certificate. This run cannot be certified. Its noise has a seed' in capsys.readouterr().err
+  assert 'There is no certificate. This run cannot be certified. Its noise has a seed' in capsys.readouterr().err
   assert sorted(os.listdir(tmp_path / 'run')) == ['final_model.npz', 'ledger.npz', 'summary.json']
 
 
@@ -119,21 +120,21 @@ def test_the_average_of_the_rounds_is_published(bundle, clients):
   found.rounds = bundle_files.Rounds(examples.SCHEDULE, averaging=postprocessing.Tail(1), shrinkage=0.5)
   seen, update = [], found.update
   found.update = lambda *arguments: seen.append(update(*arguments)) or seen[-1]
-  weights = simulation.simulate(found, simulation.Clients(clients)).weights.trainable
+  weights = simulation.simulate(found, simulation.read_clients(clients)[0]).weights.trainable
   expected = np.mean([found.weights(state).trainable[0] for state, _ in seen], axis=0, dtype=np.float64) / 2
   np.testing.assert_allclose(weights[0], expected, rtol=1e-6)
 
 
 def test_who_is_absent_sends_nothing(bundle, clients):
   found = quap_tff.Bundle(bundle)
-  data = simulation.client_data(found, 2, simulation.Clients(clients), [2], None)
+  data = simulation.client_data(found, 2, simulation.read_clients(clients)[0][2], [2])
   assert (len(data['examples']['x']), data['client_id']) == (0, 2)
 
 
 @pytest.mark.parametrize(
   'change, error',
   [
-    (lambda arrays: arrays.pop('client'), 'must hold x, y and client, of one length, found x, x_test, y, y_test'),
+    (lambda arrays: arrays.pop('client'), 'must be an .npz file with x, y and client, of one length'),
     (lambda arrays: arrays.update(client=arrays['client'] + 1), 'no examples of client 0, who takes part'),
     (lambda arrays: arrays.update(x=arrays['x'][:, :2]), r'x must be float32\[\?,8\], found float32\[5, 2\]'),
   ],
@@ -155,14 +156,14 @@ def test_refuses_what_is_no_data_no_bundle_and_no_new_folder(bundle, clients, tm
   assert _run(bundle, clients, tmp_path / 'run', '--rounds=0') == 2
   lines = capsys.readouterr().err.splitlines()
   assert [line[:7] for line in lines] == 4 * ['Error: ']
-  assert 'must be an .npz file that experiments.export' in lines[0] and 'manifest.json is missing' in lines[1]
+  assert 'must be an .npz file with x, y and client' in lines[0] and 'manifest.json is missing' in lines[1]
 
 
 def test_a_bundle_without_rounds_cannot_be_simulated(bundle, clients):
   found = quap_tff.Bundle(bundle)
   found.rounds = bundle_files.Rounds()
   with pytest.raises(ValueError, match='does not say who takes part'):
-    simulation.simulate(found, simulation.Clients(clients))
+    simulation.simulate(found, simulation.read_clients(clients)[0])
 
 
 def test_signs_the_certificate(bundle, clients, tmp_path):
