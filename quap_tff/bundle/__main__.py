@@ -57,6 +57,7 @@ def _run(arguments):
   if arguments.signing_key is not None:
     signatures.read_private_key(arguments.signing_key)
   clients, test = simulation.read_clients(arguments.clients)
+  bundle = player.Bundle(arguments.bundle)
   has_gpu = bool(tf.config.list_physical_devices('GPU'))
   threads = arguments.threads or (1 if has_gpu else os.cpu_count() or 1)
   if not has_gpu:
@@ -64,7 +65,6 @@ def _run(arguments):
     with contextlib.suppress(RuntimeError):  # TensorFlow was in use before, and keeps its threads.
       tf.config.threading.set_intra_op_parallelism_threads(1)
       tf.config.threading.set_inter_op_parallelism_threads(threads)
-  bundle = player.Bundle(arguments.bundle)
   outcome = simulation.simulate(bundle, clients, test, num_rounds=arguments.rounds, num_threads=threads, say=say)
   summary = simulation.keep(bundle, outcome, arguments.output, arguments.signing_key)
   reason = summary.get('no_certificate')

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 import dataclasses
 import hashlib
+import importlib.util
 import json
 from typing import Any, NamedTuple, Optional
 
@@ -129,9 +130,12 @@ def read(path: str) -> Content:
 
   Raises:
     FolderError: If a file is missing, damaged or changed. The message names it, and says what to do.
-    CannotTellError: If there is no such folder, or the bundle is of another version, or of a newer TensorFlow.
+    CannotTellError: If there is no such folder, or the bundle is of another version, or TensorFlow is missing or too
+      old.
   """
   folder_files.entries(path)
+  if importlib.util.find_spec('tensorflow') is None:
+    raise folder_files.CannotTellError('TensorFlow plays bundles, and is not installed here: pip install tensorflow.')
   value = folder_files.read_json(path, MANIFEST)
   with folder_files.damage(MANIFEST):
     version, code = value['version'], value['code']['quap_tff']

@@ -10,6 +10,7 @@ ledger.append(bundle.record(state, metrics, cohort))     server
 from __future__ import annotations
 
 from collections.abc import Mapping
+import functools
 import os
 from typing import Any, NamedTuple, Optional, Union
 
@@ -57,7 +58,6 @@ class Bundle:
     self.plan, self.rounds, self.about = content.plan, content.rounds, content.about
     self.versions = content.versions
     self._graphs = {name: graphs.Graph(one, content.bindings[name]) for name, one in content.graphs.items()}
-    self._modulus = self._graphs['secure_modular_sum_modulus']()
 
   @property
   def data_type(self) -> values.Type:
@@ -69,10 +69,10 @@ class Bundle:
     """The type of the state. With `values.flatten` and `values.pack`, a program keeps a state as arrays."""
     return self._graphs['initialize'].result
 
-  @property
+  @functools.cached_property
   def modulus(self) -> Any:
     """The modulus of each entry of the secure sum, in the structure of `Sums.secure`."""
-    return self._modulus
+    return self._graphs['secure_modular_sum_modulus']()
 
   def initialize(self) -> Any:
     """A first state. The key of its noise is new with each call, unless the plan has a given seed: keep it secret."""
@@ -99,7 +99,7 @@ class Bundle:
 
   def zero(self) -> Sums:
     """The sum over no clients."""
-    return Sums(self._graphs['zero'](), _map(np.zeros_like, self._modulus))
+    return Sums(self._graphs['zero'](), _map(np.zeros_like, self.modulus))
 
   def add(self, total: Sums, update: Sums) -> Sums:
     """The sum with one more client."""
@@ -110,7 +110,7 @@ class Bundle:
     return Sums(self._graphs['merge'](total.plain, other.plain), self._secure(total, other))
 
   def _secure(self, total, other):
-    return _map(lambda a, b, modulus: (a + b) % modulus, total.secure, other.secure, self._modulus)
+    return _map(lambda a, b, modulus: (a + b) % modulus, total.secure, other.secure, self.modulus)
 
   def update(self, state: Any, total: Sums) -> tuple[Any, Any]:
     """The state after a round and the round's metrics, from the state before it and the sum over its clients."""

@@ -84,6 +84,12 @@ def test_refuses_an_older_tensorflow(copied):
     quap_tff.Bundle(copied)
 
 
+def test_says_that_tensorflow_is_missing(folder, monkeypatch):
+  monkeypatch.setattr(bundle_files.importlib.util, 'find_spec', lambda name: None)
+  with pytest.raises(ValueError, match='is not installed here: pip install tensorflow'):
+    quap_tff.Bundle(folder)
+
+
 def test_refuses_a_folder_that_is_none(tmp_path):
   with pytest.raises(ValueError, match='does not exist'):
     quap_tff.Bundle(tmp_path / 'none')
