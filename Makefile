@@ -4,6 +4,7 @@
 # make test        runs all tests
 # make test-fast   runs the fast ones in about 90 seconds; the others are marked as slow, see pytest.ini
 # make test-light  runs those that need no TensorFlow, with the newest Python and packages, see tests/light.py
+# make test-bundle plays exported rounds by the newest Python and TensorFlow, which takes 1 GB; CI leaves it out
 # make lint        checks style and types
 # make docs        builds the documentation into build/site
 # make tutorial    runs docs/tutorial.ipynb and keeps its outputs in the file
@@ -33,7 +34,10 @@ LIGHT_CANDIDATES := $(if $(BASE_PYTHON),$(BASE_PYTHON),python3 $(wildcard \
 LIGHT_SUITABLE := import sys, ensurepip, venv; v = sys.version_info; \
   v >= (3, 9) and v.releaselevel == "final" and print(v.major, v.minor, sys.executable)
 
-.PHONY: clean compare demo docs lint setup test test-fast test-light tutorial
+# What the tests of bundles find if it is there: see tests/quap_tff/bundle/playing_test.py.
+BUNDLE_VENV := build/bundle_venv
+
+.PHONY: clean compare demo docs lint setup test test-bundle test-fast test-light tutorial
 
 demo: $(READY)
 	@$(PYTHON) -m experiments.demo
@@ -47,9 +51,17 @@ test: $(READY)
 test-fast: $(READY)
 	@$(PYTHON) -m pytest tests -m "not slow" --numprocesses=auto --maxprocesses=4 --dist=loadfile
 
+# The newest suitable Python makes the environment.
+NEWEST = $$(for python in $(LIGHT_CANDIDATES); do $$python -c '$(LIGHT_SUITABLE)' 2>/dev/null; done \
+  | sort -k1,1n -k2,2n | tail -n 1 | cut -d" " -f3-)
+
+test-bundle: $(READY)
+	@$(NEWEST) -m venv --clear $(BUNDLE_VENV)
+	@$(BUNDLE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check ".[bundle]"
+	@$(PYTHON) -m pytest tests/quap_tff/bundle -rs
+
 test-light:
-	@base=$$(for python in $(LIGHT_CANDIDATES); do $$python -c '$(LIGHT_SUITABLE)' 2>/dev/null; done \
-	  | sort -k1,1n -k2,2n | tail -n 1 | cut -d" " -f3-); \
+	@base=$(NEWEST); \
 	if [ -z "$$base" ]; then \
 	  echo "make test-light needs Python 3.9 or later with its venv package. None of these is suitable: $(LIGHT_CANDIDATES). Name another: make test-light BASE_PYTHON=/path/to/python3" >&2; \
 	  exit 1; \

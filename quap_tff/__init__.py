@@ -17,7 +17,9 @@ __getattr__, __dir__ = lazy.exports(
   {
     'accounting': [],
     'auditing': [],
+    'bundle.player': ['Bundle'],
     'certificates': [],
+    'exporting.export': ['export'],
     'federated.aggregation': ['CertifiedAggregationFactory', 'QuapAggregationFactory'],
     'federated.client_ids': ['with_client_ids'],
     'federated.client_work': ['build_client_work'],

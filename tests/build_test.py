@@ -10,7 +10,13 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).absolute().parents[1]
-WITHOUT_TFF = ('quap_tff/common', 'quap_tff/mechanisms', 'quap_tff/accounting', 'quap_tff/certificates')
+WITHOUT_TFF = (
+  'quap_tff/common',
+  'quap_tff/mechanisms',
+  'quap_tff/accounting',
+  'quap_tff/certificates',
+  'quap_tff/bundle',
+)
 
 # Import name -> distribution, where they differ.
 DISTRIBUTIONS = {

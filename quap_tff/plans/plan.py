@@ -57,6 +57,8 @@ class Plan:
     model: The model's shape, once it is known.
     leaving: What leaves clients in a round of a certified run, as (intrinsic, name, type) for each tensor, read off the
       process that `build_process` made; None before.
+    process: The process that `build_process` made last without anything `around` it; None before.
+    model_fn: Makes the model of that process.
   """
 
   def __init__(
@@ -126,6 +128,8 @@ class Plan:
     self.schedule, self.attendance, self.averaging = list(schedule or ()), attendance, averaging
     self.colluders = tuple(colluders)
     self.leaving: Optional[leavings.Leaving] = None
+    self.process: Any = None
+    self.model_fn: Optional[Callable[[], Any]] = None
     shows_clients = not (facts.trust == 'client' or facts.is_certified)
     self.client_metrics = shows_clients if client_metrics is None else client_metrics
     self.test_is_of_clients = test_is_of_clients
@@ -299,6 +303,8 @@ class Plan:
       client_metrics=self.client_metrics,
       with_answers=self.holds_noise,
     )
+    if around is None:
+      self.process, self.model_fn = process, model_fn
     if around is None and self.mechanism.facts.is_certified:
       self.leaving = leavings.of_process(process)
       leavings.check(self.leaving, self)

@@ -9,6 +9,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from quap_tff.common import checks
+from quap_tff.training import batches
 from quap_tff.training import model_functions
 
 EvaluateFn = Callable[[Any, Any, Any], Mapping[str, Any]]
@@ -31,35 +32,27 @@ def build_evaluation(model: model_functions.Model, batch_size: int = 1000) -> Ev
     `ValueError` if `x` and `y` differ in length. Calls must not overlap: the model's variables hold the weights.
   """
 
-  def totals_of(forward_pass, x, y):
-    output = forward_pass(x, y)
-    # A negative label says that there is none: padding is not a class, so its places never count as hits.
-    hits = tf.cast(tf.argmax(output.predictions, axis=-1), y.dtype) == y
-    labels = tf.math.count_nonzero(y >= 0)
-    loss_sum = tf.cast(output.loss, tf.float64) * tf.cast(labels, tf.float64)
-    return loss_sum, tf.math.count_nonzero(hits), labels
-
-  assign, evaluate_batch, _ = _traced(model, batch_size, totals_of)
+  assign, evaluate_batch, _ = _traced(model, batch_size, lambda forward_pass, x, y: totals(forward_pass(x, y), y))
 
   def evaluate(weights, x, y) -> Mapping[str, Any]:
-    lengths = {len(leaf) for leaf in tf.nest.flatten((x, y))}
-    if len(lengths) != 1:
-      raise ValueError(f'Expected x and y of equal length, found lengths {sorted(lengths)}.')
-    (num_examples,) = lengths
     assign(weights)
-    totals = np.zeros(3)
-    for begin in range(0, num_examples, batch_size):
-      rows = slice(begin, begin + batch_size)
-      x_batch, y_batch = (tf.nest.map_structure(lambda leaf, rows=rows: leaf[rows], part) for part in (x, y))
-      totals += [float(t) for t in evaluate_batch(x_batch, y_batch)]
-    loss_sum, hits, labels = totals
-    return collections.OrderedDict(
-      loss=loss_sum / labels if labels else float('nan'),
-      accuracy=hits / labels if labels else float('nan'),
-      num_examples=num_examples,
-    )
+    return batches.evaluated(evaluate_batch, x, y, batch_size)
 
   return evaluate
+
+
+def totals(output: Any, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+  """The sum of the losses of a batch, float64, and how many labels it hits, and has, int64.
+
+  Args:
+    output: A `tff.learning.models.BatchOutput`, whose predictions are scores over classes in the last dimension.
+    y: The labels.
+  """
+  # A negative label says that there is none: padding is not a class, so its places never count as hits.
+  # Not `==`, which in graphs of TFF compares objects.
+  hits = tf.equal(tf.cast(tf.argmax(output.predictions, axis=-1), y.dtype), y)
+  labels = tf.math.count_nonzero(y >= 0)
+  return tf.cast(output.loss, tf.float64) * tf.cast(labels, tf.float64), tf.math.count_nonzero(hits), labels
 
 
 def build_logits(model: model_functions.Model, batch_size: int = 1000) -> Callable[[Any, np.ndarray], np.ndarray]:

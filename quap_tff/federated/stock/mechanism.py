@@ -37,6 +37,10 @@ else:
 _UNSEEDED = (
   "TFF's noise takes no seed: a run that was interrupted and resumed is not bit for bit the uninterrupted one."
 )
+_REPEATED = (
+  "TFF's tree takes the seed of its noise when the process is built, and all runs of one bundle would have the same "
+  'noise'
+)
 _IDEAL = (
   'The figures are for ideal Gaussian noise; the noise that TFF adds is weaker: {reason}. It is drawn as single '
   "float32 numbers, whose low bits reveal whether a guess of a client's update is right."
@@ -181,6 +185,7 @@ class Stock(mechanism.Configured):
       noises_empty_rounds=self.stock.noises_empty_rounds,
       # Where TFF takes no seed, a round that is run again draws other noise.
       is_saved_before_release=not self.stock.takes_noise_seed,
+      unexported=_REPEATED if self.stock.takes_noise_seed and self.config.noise.seed is None else '',
       noise_note=_IDEAL.format(reason=_NOT_CRYPTOGRAPHIC if self.stock.takes_noise_seed else _FEW_BITS),
       note='' if self.stock.takes_noise_seed else _UNSEEDED,
     )

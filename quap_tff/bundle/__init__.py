@@ -1,0 +1,7 @@
+"""Bundles: rounds that TFF compiled, for TensorFlow alone.
+
+    quap_tff.export(plan, process, 'bundle')      with TFF, see `quap_tff.exporting`
+    bundle = quap_tff.Bundle('bundle')            anywhere
+
+Nothing here imports TFF.
+"""

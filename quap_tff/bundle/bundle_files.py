@@ -1,0 +1,179 @@
+"""The files of a bundle, written and read.
+
+    manifest.json     versions, and SHA-256 of each other file
+    graphs.json       the bindings of each graph, see `graphs`: the types of a client's data among them
+    NAME.pb           the graphs: initialize, prepare, work, zero, accumulate, merge, report, update, …, evaluate
+    plan.json         the plan, which keeps the account; null if there is none
+    run.json          who takes part in which round, and what is published
+    mechanism.json    of a certified plan, as certificates write it
+
+A run of a bundle draws the key of its noise itself, by the graph `initialize`. So no two runs have the same, and the
+bundle holds no secret, unless the plan has a given seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import hashlib
+import importlib.util
+import json
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+
+from quap_tff import plans
+from quap_tff.bundle import codec
+from quap_tff.certificates.folders import about as abouts
+from quap_tff.certificates.folders import folder as folders
+from quap_tff.certificates.folders import folder_files
+from quap_tff.common import files
+from quap_tff.common.lazy import tf
+from quap_tff.mechanisms.parts import postprocessing
+
+# A change of the files, or of what a graph takes and gives, is a new version.
+VERSION = 1
+
+MANIFEST, GRAPHS, PLAN, RUN = 'manifest.json', 'graphs.json', 'plan.json', 'run.json'
+# Of `quap_tff.Plan`, those that are attributes of the same names.
+_ARGUMENTS = (
+  'draw attendance averaging colluders client_metrics test_is_of_clients model extension sparsity sparsity_seed'.split()
+)
+_UNSTATED = abouts.About('not stated', 'not stated', 'not stated', 'not stated')
+
+
+@dataclasses.dataclass(frozen=True)
+class Rounds:
+  """What a simulation plays.
+
+  Attributes:
+    cohorts: int64[M_t], the clients of each round.
+    absent: int64[A_t], those of them that drop out, and send an update of zero.
+    averaging: The average of the iterates that is published.
+    shrinkage: The factor in (0, 1] on the weights that are published.
+  """
+
+  cohorts: Sequence[np.ndarray] = ()
+  absent: Sequence[np.ndarray] = ()
+  averaging: postprocessing.Averaging = postprocessing.LastIterate()
+  shrinkage: float = 1.0
+
+
+class Content(NamedTuple):
+  """The content of a bundle.
+
+  Attributes:
+    graphs: Serialized graphs by name.
+    bindings: Their bindings by name.
+    plan: The plan, or None.
+    rounds: What a simulation plays.
+    about: The statements of the issuer of a certificate.
+    versions: Those of Python, TensorFlow and TFF by which it was exported.
+  """
+
+  graphs: Mapping[str, bytes]
+  bindings: Mapping[str, Any]
+  plan: Optional[plans.Plan]
+  rounds: Rounds
+  about: abouts.About
+  versions: Mapping[str, str]
+
+
+def texts(
+  bindings: Mapping[str, Any], plan: Optional[plans.Plan], rounds: Rounds, about: Optional[abouts.About]
+) -> dict[str, str]:
+  """All files but graphs and manifest, by name. Raises `ValueError` if the plan can't be written."""
+  found = {GRAPHS: json.dumps(bindings), PLAN: json.dumps(_of_plan(plan)), RUN: json.dumps(codec.encoded(rounds))}
+  if plan is not None and plan.mechanism.facts.is_certified:
+    about = _UNSTATED if about is None else about
+    leaving = plan.leaving or ()
+    found[folders.MECHANISM] = folders.mechanism_text(plan, leaving, about, folders.LIBRARY, abouts.this_code())
+  return found
+
+
+def _of_plan(plan):
+  if plan is None:
+    return None
+  arguments = {name: getattr(plan, name) for name in _ARGUMENTS}
+  arguments.update(
+    mechanism=plan.mechanism.inner if plan.sparsity.is_sparse else plan.mechanism, schedule=plan.schedule or None
+  )
+  try:
+    value = {'arguments': codec.encoded(arguments), 'leaving': codec.encoded(plan.leaving)}
+    value['fingerprint'] = plan.fingerprint
+    _plan(value)
+  except ValueError as error:
+    raise ValueError(
+      f'The plan cannot be written: {error}. A bundle is for plans of the classes of quap_tff. With plan=None, the '
+      'process is exported without an account.'
+    ) from None
+  return value
+
+
+def _plan(value) -> plans.Plan:
+  plan = plans.Plan(**codec.decoded(value['arguments']))
+  plan.leaving = codec.decoded(value['leaving'])
+  if plan.fingerprint != value['fingerprint']:
+    raise ValueError('its parts give another plan than the one that was exported')
+  return plan
+
+
+def manifest(versions: Mapping[str, str], content: Mapping[str, bytes]) -> str:
+  """manifest.json of files by name."""
+  digests = {name: hashlib.sha256(one).hexdigest() for name, one in sorted(content.items())}
+  value = {'version': VERSION, 'code': abouts.this_code(), 'versions': dict(versions), 'files': digests}
+  return files.json_text(value)
+
+
+def read(path: str) -> Content:
+  """The content of the bundle in a folder, checked.
+
+  Raises:
+    FolderError: If a file is missing, damaged or changed. The message names it, and says what to do.
+    CannotTellError: If there is no such folder, or the bundle is of another version, or TensorFlow is missing or too
+      old.
+  """
+  folder_files.entries(path)
+  if importlib.util.find_spec('tensorflow') is None:
+    raise folder_files.CannotTellError('TensorFlow plays bundles, and is not installed here: pip install tensorflow.')
+  value = folder_files.read_json(path, MANIFEST)
+  with folder_files.damage(MANIFEST):
+    version, code = value['version'], value['code']['quap_tff']
+    digests, versions = dict(value['files']), dict(value['versions'])
+  if version != VERSION:
+    raise folder_files.CannotTellError(
+      f'{path} is a bundle of version {version}, and this quap_tff plays version {VERSION} alone. Export the run again '
+      f'with this quap_tff, or install the one that exported it, {code}.'
+    )
+  if _minor(tf.__version__) < _minor(versions['tensorflow']):
+    raise folder_files.CannotTellError(
+      f'{path} was exported by TensorFlow {versions["tensorflow"]}, and this is {tf.__version__}, which is older. '
+      f'Install a newer one: pip install "tensorflow>={versions["tensorflow"]}".'
+    )
+  content = {name: _checked(path, name, digest) for name, digest in digests.items()}
+  words = f'cannot be read by this quap_tff. Export the run again, or install the one that exported it, {code}'
+  with folder_files.damage(f'The bundle in {path}', words):
+    plan_json, rounds = json.loads(content[PLAN]), codec.decoded(json.loads(content[RUN]))
+    about = _UNSTATED
+    if folders.MECHANISM in content:
+      issuer = json.loads(content[folders.MECHANISM])['issuer']
+      about = abouts.About(**{**issuer, 'stretches': tuple(issuer['stretches'])})
+    graphs = {name[:-3]: one for name, one in content.items() if name.endswith('.pb')}
+    plan = None if plan_json is None else _plan(plan_json)
+    return Content(graphs, json.loads(content[GRAPHS]), plan, rounds, about, versions)
+
+
+def _minor(version: str) -> tuple[int, ...]:
+  return tuple(map(int, version.split('.')[:2]))
+
+
+def _checked(path: str, name: str, digest: str) -> bytes:
+  """A file with this digest."""
+  with open(folder_files.check_regular(path, name), 'rb') as f:
+    found = f.read()
+  if hashlib.sha256(found).hexdigest() != digest:
+    raise folder_files.FolderError(
+      f'{name} in {path} is not the file that was exported: its SHA-256 is not in {MANIFEST}. Copy the bundle '
+      'again, or export the run again.'
+    )
+  return found

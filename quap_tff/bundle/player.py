@@ -1,0 +1,171 @@
+"""Plays rounds that TFF compiled, by TensorFlow alone. One round of a bundle, as a server and its clients play it:
+
+message = bundle.prepare(state)                          server  to every client
+update = bundle.work(data, message)                      client  from its own data
+total = bundle.add(total, update)                        server  from total = bundle.zero(); or `merge` of shards
+state, metrics = bundle.update(state, total)             server
+ledger.append(bundle.record(state, metrics, cohort))     server
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+import functools
+import os
+from typing import Any, NamedTuple, Optional, Union
+
+import numpy as np
+
+from quap_tff import accounting
+from quap_tff.bundle import bundle_files
+from quap_tff.bundle import graphs
+from quap_tff.bundle import values
+from quap_tff.common import checks
+from quap_tff.training import batches
+
+
+class Sums(NamedTuple):
+  """What leaves a client, or the sum of it over some clients.
+
+  Attributes:
+    plain: What the server may see of each client: a structure of arrays.
+    secure: What goes into a secure sum, modulo `Bundle.modulus`: a structure of integer arrays; empty without one.
+  """
+
+  plain: Any
+  secure: Any
+
+
+class Bundle:
+  """A run that was exported, see the module.
+
+  Values go in and come out as nested structures of NumPy arrays. TensorFlow's tensors are taken, too.
+
+  Attributes:
+    plan: The `quap_tff.Plan`, which keeps the account; None if the process was exported without one.
+    rounds: Who takes part in which round, and what is published: a `bundle_files.Rounds`.
+    about: The statements that a certificate repeats.
+    versions: Those of Python, TensorFlow and TFF by which it was exported.
+  """
+
+  def __init__(self, folder: Union[str, os.PathLike]):
+    """Reads the bundle in a folder, and compares its files with the manifest.
+
+    Raises:
+      ValueError: If a file is missing or was changed, the bundle is of another version, or this TensorFlow is too old.
+    """
+    content = bundle_files.read(os.fspath(folder))
+    self.plan, self.rounds, self.about = content.plan, content.rounds, content.about
+    self.versions = content.versions
+    self._graphs = {name: graphs.Graph(one, content.bindings[name]) for name, one in content.graphs.items()}
+
+  @property
+  def data_type(self) -> values.Type:
+    """The type of one client's data, see `values`."""
+    return self._graphs['work'].parameter['fields'][0][1]
+
+  @property
+  def state_type(self) -> values.Type:
+    """The type of the state. With `values.flatten` and `values.pack`, a program keeps a state as arrays."""
+    return self._graphs['initialize'].result
+
+  @functools.cached_property
+  def modulus(self) -> Any:
+    """The modulus of each entry of the secure sum, in the structure of `Sums.secure`."""
+    return self._graphs['secure_modular_sum_modulus']()
+
+  def initialize(self) -> Any:
+    """A first state. The key of its noise is new with each call, unless the plan has a given seed: keep it secret."""
+    return self._graphs['initialize']()
+
+  def prepare(self, state: Any) -> Any:
+    """The message to every client of a round, from the state before it."""
+    return self._graphs['prepare'](state)
+
+  def work(self, data: Any, message: Any) -> Sums:
+    """What a client sends. Calls may overlap.
+
+    Args:
+      data: The client's data, of `data_type`, by name. A sequence is a `tf.data.Dataset`, a list of elements, or one
+        element: `client_id=np.int64(3)`, `examples=dict(x=…, y=…)` with all examples.
+      message: From `prepare`.
+
+    Raises:
+      ValueError: If the data are of another type.
+      tf.errors.InvalidArgumentError: If the round itself refuses them.
+    """
+    plain, _, _, secure = self._graphs['work'](data, message)
+    return Sums(plain, secure)
+
+  def zero(self) -> Sums:
+    """The sum over no clients."""
+    return Sums(self._graphs['zero'](), _map(np.zeros_like, self.modulus))
+
+  def add(self, total: Sums, update: Sums) -> Sums:
+    """The sum with one more client."""
+    return Sums(self._graphs['accumulate'](total.plain, update.plain), self._secure(total, update))
+
+  def merge(self, total: Sums, other: Sums) -> Sums:
+    """The sum of two sums."""
+    return Sums(self._graphs['merge'](total.plain, other.plain), self._secure(total, other))
+
+  def _secure(self, total, other):
+    return _map(lambda a, b, modulus: (a + b) % modulus, total.secure, other.secure, self.modulus)
+
+  def update(self, state: Any, total: Sums) -> tuple[Any, Any]:
+    """The state after a round and the round's metrics, from the state before it and the sum over its clients."""
+    sums = [self._graphs['report'](total.plain), [], [], total.secure]
+    state, metrics = self._graphs['update'](state, sums).values()
+    return state, metrics
+
+  def record(self, state: Any, metrics: Any, cohort: Any) -> accounting.RoundRecord:
+    """The cost of a round, for the ledger that `plan.new_ledger` gives.
+
+    Args:
+      state: The state after the round.
+      metrics: The round's metrics.
+      cohort: int[M], distinct ids of the clients that took part.
+
+    Raises:
+      ValueError: If this is not the cohort of the round, or the bundle has no plan.
+    """
+    if self.plan is None:
+      raise ValueError(
+        'This bundle was exported without a plan, so nothing is known of what a round costs. Export it with one: '
+        'quap_tff.export(plan, plan.build_process(…), folder).'
+      )
+    return self.plan.recorded(state.aggregator, metrics['aggregator'], cohort)
+
+  def weights(self, state: Any) -> Any:
+    """The model's weights, `trainable` and `non_trainable`, lists of arrays."""
+    return state.global_model_weights
+
+  def evaluate(self, weights: Any, x: Any, y: Any, batch_size: int = 1000) -> Mapping[str, Any]:
+    """`<loss=float, accuracy=float, num_examples=int>` of weights on examples.
+
+    Args:
+      weights: As from `weights`.
+      x: The examples, n rows.
+      y: Their labels.
+      batch_size: Examples in a batch.
+
+    Raises:
+      ValueError: If `x` and `y` are not of the model's types, or no evaluation was exported.
+    """
+    checks.integer('batch_size', batch_size, at_least=1)
+    evaluate: Optional[graphs.Graph] = self._graphs.get('evaluate')
+    if evaluate is None:
+      raise ValueError(
+        'This bundle has no evaluation: the process came without its model, or the model is not a classifier. Export '
+        'it with model_fn, or evaluate the weights yourself.'
+      )
+    return batches.evaluated(lambda *batch: evaluate(weights, *batch), x, y, batch_size)
+
+
+def _map(function: Any, value: Any, *others: Any) -> Any:
+  """The structure of a value with `function` of its leaves, and of those of others, which have the same."""
+  if isinstance(value, list):
+    return [_map(function, *parts) for parts in zip(value, *others)]
+  if isinstance(value, dict):
+    return values.Struct((name, _map(function, *(one[name] for one in (value, *others)))) for name in value)
+  return function(value, *others)

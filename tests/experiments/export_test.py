@@ -1,0 +1,60 @@
+"""Tests of `experiments.export`: a preset becomes a bundle and a file of data, from which a run is simulated."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+from experiments import export
+import quap_tff
+from quap_tff.bundle import __main__ as program
+
+pytestmark = pytest.mark.slow
+
+_FLAGS = ['--dataset=digits', '--num_clients=8', '--rounds=3', '--model=linear_features', '--num_threads=2']
+
+
+def _export(folder, *flags):
+  return export.main(['export', *_FLAGS, f'--output={folder}', *flags])
+
+
+def test_a_run_is_exported_and_simulated(tmp_path, capsys):
+  clients = tmp_path / 'clients.npz'
+  flags = ['--algorithm=certified', '--dropout=bernoulli:rate=0.6', '--cohort_size=3', f'--clients={clients}']
+  assert _export(tmp_path / 'bundle', *flags) == 0
+  bundle = quap_tff.Bundle(tmp_path / 'bundle')
+  assert [len(cohort) for cohort in bundle.rounds.cohorts] == [3, 3, 3] and sum(map(len, bundle.rounds.absent))
+  assert (bundle.about.dataset, bundle.about.model) == ('digits', 'linear_features')
+  with np.load(clients) as kept:
+    assert set(kept.files) == {'x', 'y', 'client', 'x_test', 'y_test'} and set(kept['client']) == set(range(8))
+  assert program.main(['run', f'{tmp_path}/bundle', f'--clients={clients}', f'--output={tmp_path}/run']) == 0
+  assert not quap_tff.certificates.verify(str(tmp_path / 'run')).problems
+  assert json.loads(capsys.readouterr().out.splitlines()[-1])['test_accuracy'] > 0
+
+
+def test_secret_cohorts_are_not_written(tmp_path):
+  flags = ['--algorithm=tff_dp_fedavg', '--participation=bernoulli', '--cohort_seed=secret']
+  assert _export(tmp_path / 'bundle', *flags) == 0
+  bundle = quap_tff.Bundle(tmp_path / 'bundle')
+  assert not bundle.rounds.cohorts and bundle.plan.draw.secret
+
+
+@pytest.mark.parametrize(
+  'flags, error',
+  [
+    (['--algorithm=certified', '--output_dir=x'], '--output_dir: nothing is trained here'),
+    (['--gaussian_calibration=analytic'], 'clients wait for others in mid-round.*timing=previous'),
+    (['--algorithm=scaffold'], 'TFF does not compile this process to one message.*federated_select'),
+    (['--algorithm=tff_dp_ftrl'], 'all runs of one bundle would have the same noise'),
+  ],
+)
+def test_says_why_a_run_is_not_exported(flags, error, tmp_path):
+  with pytest.raises(ValueError, match=error):
+    _export(tmp_path / 'bundle', *flags)
+  assert not os.path.exists(tmp_path / 'bundle')
+
+
+def test_refuses_a_folder_that_exists(tmp_path):
+  with pytest.raises(ValueError, match='--output must be a new folder'):
+    _export(tmp_path, '--algorithm=certified')
