@@ -298,7 +298,8 @@ class Log:
 
 
 def _open(path: str, **how: Any) -> Any:
-  return (gzip.open if path.endswith('.gz') else open)(path, 'rt', newline='', **how)
+  opened: Any = gzip.open if path.endswith('.gz') else open
+  return opened(path, 'rt', newline='', **how)
 
 
 def _has_surrogates(text: str) -> bool:

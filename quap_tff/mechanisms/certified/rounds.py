@@ -265,7 +265,7 @@ def check_weights(config: configs.Certified) -> None:
   count = config.num_rounds if config.num_rounds is not None else _COMPARED_ROUNDS
   ids = np.arange(min(config.num_clients, _COMPARED_CLIENTS))
   cohorts = [ids] * min(count, _COMPARED_ROUNDS)
-  name, kept = type(config.weights).__name__, []
+  name, kept = type(config.weights).__name__, list[np.ndarray]()
   remedy = (
     'Write it by the functions of quap_tff.common.numbers.arrays, which take both: `xp = arrays.namespace(view.rates)`.'
   )
