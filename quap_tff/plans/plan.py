@@ -406,4 +406,5 @@ class Plan:
         reading. Without a schedule, the figures are those of the rounds in the ledger: a guarantee if their number was
         fixed beforehand, and otherwise a reading.
     """
+    reports.check_ledger(self, ledger)
     return reports.of_run(self, ledger, cohorts)

@@ -99,14 +99,18 @@ class Report:
     return '\n'.join(lines + [self.protection.text.replace(self.protection.statement, self.formal.text)])
 
 
-def of_run(plan: plans.Plan, ledger: accounting.RunLedger, cohorts: Optional[Sequence[Any]]) -> Report:
-  """See `Plan.report`."""
+def check_ledger(plan: plans.Plan, ledger: accounting.RunLedger) -> None:
+  """Raises `ValueError` if the ledger is of another plan."""
   own, found = (one.state_dict()['fingerprint'] for one in (plan.new_ledger(), ledger))
   if not np.array_equal(own, found):
     raise ValueError(
       'This ledger is of another plan, because their fingerprints differ. Give a ledger that new_ledger of this plan '
       'has made, or ask the plan of the run for the report.'
     )
+
+
+def of_run(plan: plans.Plan, ledger: accounting.RunLedger, cohorts: Optional[Sequence[Any]]) -> Report:
+  """See `Plan.report`, which checks whose ledger it is."""
   nominal, protection = plan.has_nominal, plan.protection
   stopped = cohorts is not None and ledger.num_rounds < len(cohorts) and protection.model_protected
   return Report(
