@@ -242,7 +242,9 @@ class TestModelFile:
     x = np.random.default_rng(0).random((5, *model.input_shape[1:]), np.float32)
     np.save(tmp_path / 'x.npy', x)
     code = (
-      'import sys\nimport numpy as np\nimport tensorflow as tf\n'
+      'import os\nimport sys\n'
+      'sys.path[:] = [path for path in sys.path if not os.path.isdir(os.path.join(path, "quap_tff"))]\n'
+      'import numpy as np\nimport tensorflow as tf\n'
       f'model = tf.keras.models.load_model({str(runs / name / "final_model.keras")!r})\n'
       'np.save("y.npy", model.predict(np.load("x.npy"), verbose=0))\n'
       'try:\n  import quap_tff\nexcept ImportError:\n  print("without quap_tff")\n'

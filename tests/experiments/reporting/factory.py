@@ -191,11 +191,11 @@ def make_ledger(flags: Mapping[str, Any], rounds: int, spread: float, scale: flo
     'noise_multipliers': np.full(rounds, 1.0),
     'count_noise_multipliers': np.full(rounds, np.inf),
     'clipping_norms': np.full(rounds, 1.0),
+    'released': np.ones(rounds, bool),
     'num_clients': np.int64(clients),
     'delta': np.float64(flags['delta']),
     'fingerprint': np.zeros(32, np.uint8),
-    'gains': np.zeros(0),
-    'decays': np.zeros(0),
+    'correlation': np.frombuffer(b'independent', np.uint8),
   }
 
 

@@ -160,9 +160,8 @@ class TestPlotRun:
     assert figure.axes[1].get_lines()[0].get_ydata().tolist() == [1.0, 2.5] and figure.axes[1].get_ylim()[0] == 0
     assert plots.panels_of(accuracy)[-1] is plots.panels_of({**accuracy, 'norm_p10': accuracy['round']})[-1]
 
-  @pytest.mark.parametrize('decays', [(), (0.5,)])
-  def test_the_spent_epsilon_is_that_of_the_account_up_to_each_round(self, decays):
-    correlation = correlations.of_terms(np.full(len(decays), 0.4), np.array(decays))
+  @pytest.mark.parametrize('correlation', [correlations.Independent(), correlations.Blt((0.4,), (0.5,))])
+  def test_the_spent_epsilon_is_that_of_the_account_up_to_each_round(self, correlation):
     ledger, rounds = accounting.RunLedger(3, 1e-5, 'a run', correlation), 100
     for t in range(rounds):
       ledger.append(

@@ -185,7 +185,7 @@ _VALUES_OF_HELD = {
   'weights of others': (('mechanism', 'planned_weights', [0.5]), 'planned_weights must be float[6]'),
   'a key that leaves': (
     ('leaves_clients', 0, ['federated_aggregate', 'noise_key', 'int64[4]']),
-    'nothing leaves a client but secure sums of noised updates',
+    'nothing leaves a client but the secure sums and the report of the mechanism',
   ),
   'an id that is a vector': (
     ('leaves_clients', 0, ['federated_aggregate', 'client_id', 'float32[8]']),
