@@ -87,8 +87,9 @@ class TestPredictions:
     for images in (x[..., 0], x.astype(np.float64), np.rint(x * 16).astype(np.int64)):
       np.testing.assert_array_equal(predictor(images), expected)
     np.testing.assert_array_equal(predictor(1 - x, invert=True), expected)
-    np.testing.assert_array_equal(predictor(x[3]), expected[3:4])
-    np.testing.assert_array_equal(predictor(x[3, ..., 0]), expected[3:4])
+    # On some processors, products of one row are rounded in another way than those of several.
+    np.testing.assert_allclose(predictor(x[3]), expected[3:4], rtol=1e-5)
+    np.testing.assert_allclose(predictor(x[3, ..., 0]), expected[3:4], rtol=1e-5)
     assert predictor(x[:0]).shape == (0, 10)
     assert abs(predictor(1 - x) - expected).max() > 1e-3
 

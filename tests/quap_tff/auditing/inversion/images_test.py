@@ -23,10 +23,11 @@ class TestMeasures:
     np.testing.assert_allclose(images.ssim(x, x), np.ones(3), atol=1e-6)
 
   def test_ssim_of_constant_images_by_hand(self):
-    # Without variance the structure term is one and the luminance term is (2ab + c)/(a² + b² + c), c = 0.01².
+    # Without variance the structure term is one and the luminance term is (2ab + c)/(a² + b² + c), c = 0.01². Float32
+    # convolutions of some processors leave a little variance.
     a, b = 0.25, 0.75
     true, recovered = np.full([1, 16, 16, 1], a, np.float32), np.full([1, 16, 16, 1], b, np.float32)
-    np.testing.assert_allclose(images.ssim(true, recovered), (2 * a * b + 1e-4) / (a * a + b * b + 1e-4), rtol=1e-4)
+    np.testing.assert_allclose(images.ssim(true, recovered), (2 * a * b + 1e-4) / (a * a + b * b + 1e-4), rtol=4e-4)
 
   def test_the_negative_has_a_negative_ssim(self):
     x = _random(2)
