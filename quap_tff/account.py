@@ -193,7 +193,7 @@ def _noise_for_log(arguments, correlation) -> int:
     f'{delta:g}, noise: {arguments.correlation}.\n'
     f'z = {rounding.up(least, 6)} is the least noise with which nobody passes ε, if all have the weight 1 in all of '
     'these rounds.\nThe noise is chosen from who came, and from no data. In other rounds, other clients come: a filter '
-    '(quap_tff.Gate, or a certified run) keeps each of them within ε whoever comes.\n'
+    '(quap_tff.Gate, or a certified run) keeps each client within ε, also in other cohorts.\n'
   )
   found = list(noise_choices.choices(cohorts, num_clients, epsilon, delta))
   print(log_report.text([_choices_table(found), _ends_table(cohorts, num_clients, epsilon, delta, correlation)]))

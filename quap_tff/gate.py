@@ -169,7 +169,7 @@ class Gate:
     ids = checks.cohort(cohort, self.num_clients)
     weights = self._allowed(ids, np.ones(len(ids)))
     self._asked[ids] = True
-    return np.float32(weights >= 1) if whole else weights
+    return (weights >= 1).astype(np.float32) if whole else weights
 
   def commit(self, cohort: Any, weights: Any = 1.0, released: Optional[bool] = None) -> np.ndarray:
     """Charges the clients that came in a round. Call it before their sum leaves the program.
@@ -219,7 +219,7 @@ class Gate:
     self._asked[:] = False
     return charged
 
-  def _record(self, ids, weights, released):
+  def _record(self, ids: np.ndarray, weights: np.ndarray, released: Optional[bool]) -> mechanism.RoundRecord:
     return mechanism.RoundRecord(ids, None, weights, self.config.noise_multiplier, released=released)
 
   def digest_of(self, number: int, record: mechanism.RoundRecord) -> bytes:
@@ -234,7 +234,7 @@ class Gate:
     parts = self._parameters_text.encode(), b'%d %d' % (number, record.releases), ids.tobytes(), weights.tobytes()
     return hashlib.sha256(b''.join(hashlib.sha256(part).digest() for part in parts)).digest()[:_DIGEST_BYTES]
 
-  def _allowed(self, ids, proposed):
+  def _allowed(self, ids: np.ndarray, proposed: np.ndarray) -> np.ndarray:
     """float32[M], the weights up to `proposed` that budgets pay for in the next round."""
     accounts, left = self._spending.accounts_of(ids), self.config.rounds_left(self.rounds + 1)
     prices = privacy_filter.prices_of(self._prices, ids)

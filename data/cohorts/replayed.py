@@ -17,7 +17,7 @@ from quap_tff.accounting import logs
 from quap_tff.common.numbers import samplers
 
 _MOST_NAMES_IN_AN_ERROR = 3
-_SAMPLER = samplers.Sampler(reason='the cohorts stand in a log, and nothing is known of how they came about')
+_SAMPLER = samplers.Sampler(reason='the cohorts were read from a log, and nothing is known of how they came about')
 
 
 class _Content(NamedTuple):

@@ -179,7 +179,7 @@ class Pool:
     Args:
       request: Chooses among the owners.
       owners: int[n] or str[n], the owner of each training example. Owners are in the order of their sorted ids.
-      prefix: Before an owner's number in its id. A name is an id as it is.
+      prefix: Before an owner's number in its id. An owner's name is its id, unchanged.
       test_share: The share of the owners that only test. If it is not 0, their examples replace the test set.
       **facts: Other fields of the federation.
     """

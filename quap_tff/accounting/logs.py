@@ -111,8 +111,8 @@ class Log:
     """The rounds, from the first line on; each call reads the file anew.
 
     Raises:
-      LogError: For a row that is none, a gap between rounds, a client twice in a round or under two spellings, a round
-        that contradicts itself, or a file without rows.
+      LogError: For a row that cannot be read, a gap between rounds, a client twice in a round or under two spellings, a
+        round that contradicts itself, or a file without rows.
       OSError: If the file cannot be read.
     """
     self._places = client_names.Places()

@@ -3,7 +3,7 @@
     manifest.json     versions, and SHA-256 of each other file
     graphs.json       the bindings of each graph, see `graphs`: the types of a client's data among them
     NAME.pb           the graphs: initialize, prepare, work, zero, accumulate, merge, report, update, …, evaluate
-    plan.json         the plan, which keeps the account; null if there is none
+    plan.json         the plan, which keeps the account; null without one
     run.json          who takes part in which round, and what is published
     mechanism.json    of a certified plan, as certificates write it
 

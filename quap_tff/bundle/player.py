@@ -39,7 +39,7 @@ class Sums(NamedTuple):
 class Bundle:
   """A run that was exported, see the module.
 
-  Values go in and come out as nested structures of NumPy arrays. TensorFlow's tensors are taken, too.
+  Values go in and come out as nested structures of NumPy arrays. Tensors of TensorFlow may go in, too.
 
   Attributes:
     plan: The `quap_tff.Plan`, which keeps the account; None if the process was exported without one.

@@ -36,7 +36,7 @@ def read_clients(path: str) -> tuple[dict[int, Examples], Optional[tuple[Any, An
     path: An .npz file of x[n, …], y[n, …], client int[n], the client of each example, and x_test, y_test.
 
   Raises:
-    ValueError: If it cannot be read, or lacks an array.
+    ValueError: If it cannot be read, or an array is missing.
   """
   try:
     with np.load(path, allow_pickle=False) as kept:

@@ -16,8 +16,8 @@ def shown(text: str) -> str:
 def run(main: Callable[[Sequence[str]], int]) -> NoReturn:
   """Runs a command, and ends the process with the status that `main` returns.
 
-  Standard output may be closed, or lack characters: it then gets their escapes. The status is 130 after Ctrl-C, 141 if
-  the reader of standard output has gone, and 2 if it cannot be written for another reason, such as a full disk.
+  Standard output may be closed. Characters that it cannot show are written as escapes. The status is 130 after Ctrl-C,
+  141 if the reader of standard output has gone, and 2 if it cannot be written for another reason, such as a full disk.
 
   Args:
     main: Takes the arguments and returns a status. It lets errors of standard output pass.

@@ -100,7 +100,7 @@ def choices(cohorts: Sequence[np.ndarray], num_clients: int, epsilon: float, del
   ceiling = len(np.unique(np.concatenate(releases))) * tradeoff.mu_at_most(epsilon, delta)
   signal = sum(map(len, releases))
 
-  def for_all(correlation):
+  def for_all(correlation: correlations.Correlation) -> Choice:
     z = least_noise(releases, num_clients, epsilon, delta, correlation)
     noise = math.sqrt(correlation.covariance(releases, [z] * len(releases)).sum())
     return Choice(correlation, 'server', False, z, signal / noise / ceiling, 0)
@@ -116,7 +116,7 @@ def choices(cohorts: Sequence[np.ndarray], num_clients: int, epsilon: float, del
   yield _planned(held_config.HeldConfig(num_clients, epsilon, delta).settled(releases), releases)
 
 
-def _planned(planned: guarantee.Planned, releases) -> Choice:
+def _planned(planned: guarantee.Planned, releases: Sequence[np.ndarray]) -> Choice:
   config = planned.mechanism
   ended = np.zeros(config.num_clients, bool)
   for ids, one in zip(releases, config.simulated(releases)):

@@ -8,7 +8,7 @@ client that is in one release is still seen in those that follow, more faintly e
 is charged at once for all of them, up to the last planned round, and its account never grows while it stays away.
 
 w_i(t) is the weight that the rule asks for, lowered to what is left of the budget. Weights and spending are known
-before the noise of the round is drawn. So the bound holds whoever decides, by earlier releases, who comes (theorems 1
+before the noise of the round is drawn. So the bound holds if earlier releases decide who comes (theorems 1
 and 2 of docs/privacy.md). It is a bound on every path: what a client has spent is exact only if cohorts did not follow
 from releases.
 

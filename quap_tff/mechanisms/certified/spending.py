@@ -2,7 +2,7 @@
 
 A history is a sequence of rounds (`quap_tff.mechanisms.mechanism.RoundRecord`) under one correlation of the noise. Each
 round charges its clients by the filter's own arithmetic (`privacy_filter.charged`); under noise that clients hold, by
-`held_noise`. So the same history gives the same bits, whoever has kept it.
+`held_noise`. So the same history gives the same bits in all of them.
 
 Under correlated noise a client is charged at once for what later releases will still show of it. How many can follow is
 either known, because the history is complete, or bounded by the number of planned rounds, of which some may release
@@ -109,7 +109,7 @@ class Spending:
     self.num_rounds += 1
     self.num_releases += record.releases
 
-  def _charge(self, ids, weights, record, releases_left):
+  def _charge(self, ids: np.ndarray, weights: np.ndarray, record: mechanism.RoundRecord, releases_left: float) -> None:
     noise, count_noise = record.noise_multiplier, record.count_noise_multiplier
     if self._correlation.num_buffers:
       if self._noise_multiplier not in (None, noise):
@@ -137,7 +137,7 @@ class Spending:
     )
     privacy_filter.put(self._accounts, ids, own)
 
-  def _grow(self, num_clients):
+  def _grow(self, num_clients: int) -> None:
     before = len(self._unbounded)
     if num_clients > before:
       grown = privacy_filter.opened(max(2 * before, num_clients), self._correlation.num_buffers)
