@@ -238,6 +238,6 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
     if self.holds_noise:
       more = dict(attendance=setting.schedule, colluders=self.colluders)
     schedule = setting.drawn_schedule if self.holds_noise else setting.schedule
-    return plans.CertifiedPlan(
+    return plans.certified_plan(
       self.configure(setting), schedule, averaging=setting.averaging, **more, **setting.options
     )

@@ -82,7 +82,7 @@ class Plan:
     Args:
       mechanism: The mechanism of its rounds.
       draw: How the cohorts are drawn. By default nothing is known about it, and it amplifies nothing.
-      schedule: int64[M_t] for each planned round, of a mechanism that was settled on it: see `CertifiedPlan`, which
+      schedule: int64[M_t] for each planned round, of a mechanism that was settled on it: see `certified_plan`, which
         makes it, and the next three.
       attendance: Who comes of those who were drawn, int64[M_t] for each planned round; None if this is not known.
       averaging: The average of the iterates that is published, if the noise was chosen for one.
@@ -100,10 +100,10 @@ class Plan:
       ValueError: If the options do not go together, or not with the mechanism.
     """
     if not isinstance(draw, samplers.Sampler):
-      raise TypeError(f'draw must be a Sampler, found {type(draw).__name__}. A schedule is for quap_tff.CertifiedPlan.')
+      raise TypeError(f'draw must be a Sampler, found {type(draw).__name__}. A schedule is for quap_tff.certified_plan.')
     facts = mechanism.facts
     if facts.is_certified and schedule is None:
-      raise ValueError('The noise of a certified run is chosen from a schedule: use quap_tff.CertifiedPlan.')
+      raise ValueError('The noise of a certified run is chosen from a schedule: use quap_tff.certified_plan.')
     if facts.is_certified and extension is not None and extension.exact_releases:
       raise ValueError(
         f'A certified run releases noised sums alone, but with {type(extension).__name__} as configured '

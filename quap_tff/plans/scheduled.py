@@ -24,7 +24,7 @@ from quap_tff.plans import plan as plans
 CALIBRATIONS = ('documents', 'exact')
 
 
-def CertifiedPlan(
+def certified_plan(
   config: guarantee.GuaranteeConfig,
   schedule: Sequence[Any],
   *,
@@ -65,7 +65,7 @@ def CertifiedPlan(
   if not isinstance(config, guarantee.GuaranteeConfig):
     raise TypeError(
       'A certified plan begins with its configuration, a quap_tff.CertifiedConfig or quap_tff.HeldConfig, found '
-      f'{type(config).__name__}: CertifiedPlan(config, schedule).'
+      f'{type(config).__name__}: certified_plan(config, schedule).'
     )
   if not isinstance(averaging, postprocessing.Averaging):
     raise TypeError(

@@ -188,7 +188,7 @@ def read(path: str) -> Content:
     abouts.check_code(code)
   schedule, attendance = _schedule(path, config)
   with folder_files.damage(f'{MECHANISM} or {SCHEDULE}'):
-    plan = plans.CertifiedPlan(
+    plan = plans.certified_plan(
       config,
       schedule,
       attendance=attendance,

@@ -27,7 +27,7 @@ _ABOUT = abouts.About('made-up numbers', 'They were written down.', 'Not tuned.'
 
 
 def _certified(**changes):
-  plan = quap_tff.CertifiedPlan(examples.guarantee(clip=clip_rules.Fixed(0.5), **changes), examples.SCHEDULE)
+  plan = quap_tff.certified_plan(examples.guarantee(clip=clip_rules.Fixed(0.5), **changes), examples.SCHEDULE)
   plan.build_process(_MODEL_FN)
   return plan
 

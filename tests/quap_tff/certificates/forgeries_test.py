@@ -53,7 +53,7 @@ def _refit(path):
   value = made.read(path, _MECHANISM)
   config = folders.read_mechanism(value['trust'], value['mechanism'])
   schedule, attendance = folders._schedule(str(path), config)
-  plan = plans.CertifiedPlan(
+  plan = plans.certified_plan(
     config,
     schedule,
     attendance=attendance,

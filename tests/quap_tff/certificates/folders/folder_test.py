@@ -156,7 +156,7 @@ def test_exact_functions_of_clients_data_are_refused(options, words, tmp_path):
 
 
 def test_a_plan_whose_process_was_never_built_is_refused(tmp_path):
-  plan = plans.CertifiedPlan(made.plan().config, made.SCHEDULE, model=made.MODEL)
+  plan = plans.certified_plan(made.plan().config, made.SCHEDULE, model=made.MODEL)
   with pytest.raises(ValueError, match='build it first, by plan.build_process'):
     made.folder(tmp_path / 'run', plan)
 
