@@ -91,7 +91,9 @@ class PublicPlan:
     """That of a `quap_tff.certified_plan` of a `quap_tff.HeldConfig`, or of its mechanism."""
     config = getattr(plan, 'config', plan)
     if not isinstance(config, configs.Held):
-      raise ValueError('A guard is for a plan in which clients hold the noise: quap_tff.certified_plan of a HeldConfig.')
+      raise ValueError(
+        'A guard is for a plan in which clients hold the noise: quap_tff.certified_plan of a HeldConfig.'
+      )
     return cls(
       weights=np.asarray(config.planned_weights, np.float32).astype(np.float64),
       limit=config.limit,

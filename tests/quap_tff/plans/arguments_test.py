@@ -35,7 +35,7 @@ def test_of_a_plan(make, message):
     make()
 
 
-@pytest.mark.parametrize('schedule', [5, None, examples.guarantee()])
+@pytest.mark.parametrize('schedule', [5, examples.guarantee()])
 def test_what_is_no_schedule(schedule):
   with pytest.raises(
     ValueError, match=r'A schedule must be a sequence with int\[clients\] for each planned round, found'
