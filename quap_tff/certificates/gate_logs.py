@@ -152,15 +152,8 @@ def _committed(gate: Any, path: str) -> Iterator[accounting.RoundRecord]:
 
 def _rounds(path: str, num_clients: int) -> Iterator[accounting.RoundRecord]:
   """The rounds of a log whose clients are ids; raises `ValueError` for other names."""
-  log, ids = logs.Log(path), np.zeros(0, np.int64)
-  for one in log.rounds():
-    if log.num_clients > len(ids):
-      names = log.names[len(ids) :]
-      strangers = [name for name in names if not _is_id(name, num_clients)]
-      if strangers:
-        raise ValueError(f'Clients must be ids in [0, {num_clients}), found {strangers[0]!r}.')
-      ids = np.append(ids, np.array(names, np.int64))
-    yield accounting.RoundRecord(ids[one.ids], None, one.weights, math.nan, released=one.released)
+  for one in logs.by_id(path, num_clients):
+    yield accounting.RoundRecord(one.ids, None, one.weights, math.nan, released=one.released)
 
 
 def _lines(rounds: Iterable[accounting.RoundRecord]) -> Iterator[str]:
@@ -213,10 +206,6 @@ def read(path: str) -> _Content:
     account = logs.account(logs.Log(log), config.noise_multiplier, config.correlation, planned)
   epsilon = tradeoff.epsilon_of(np.sqrt(account.mu_squared), config.delta)
   return _Content(config, statements, value['code'], account, epsilon)
-
-
-def _is_id(name: str, num_clients: int) -> bool:
-  return name.isascii() and name.isdigit() and str(int(name[:20])) == name and int(name) < num_clients
 
 
 def problems(path: str, certificate: Any) -> list[str]:

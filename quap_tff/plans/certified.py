@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 import dataclasses
+import os
 from typing import Any, Optional
 
 import numpy as np
 
+from quap_tff.accounting import logs
 from quap_tff.common import checks
 from quap_tff.mechanisms.certified import guarantee
 from quap_tff.mechanisms.held import config as held_config
@@ -52,8 +54,9 @@ def certified_plan(
   Args:
     config: What is asked of the mechanism, or a mechanism.
     schedule: int[M_t], distinct ids in [0, N), for each of the T planned rounds.
-    expected: int[M_t], as many as there are rounds; or rates, float[T, N] in [0, 1], from which one run is drawn by a
-      fixed seed.
+    expected: int[M_t], as many as there are rounds; or the path of a log of participation, whose clients are ids
+      (docs/gate.md has the format); or a model of `data.cohorts`; or rates, float[T, N] in [0, 1], from which one run
+      is drawn by a fixed seed.
     averaging: The average of the iterates that is published. The noise is chosen for it; `postprocessing.Planned` is
       chosen together with the noise.
     attendance: int[M_t] for each planned round: who really comes of those who were drawn, if this is known. Only with a
@@ -143,6 +146,12 @@ def _settled_on(
 
 def _expected_cohorts(config: guarantee.GuaranteeConfig, expected: Any) -> list[np.ndarray]:
   """int64[M_t] for each round."""
+  if isinstance(expected, (str, os.PathLike)):
+    expected = [one.ids for one in logs.by_id(os.fspath(expected), config.num_clients)]
+  elif hasattr(expected, 'cohort'):
+    if config.num_rounds is None:
+      raise ValueError(f'How many rounds of {type(expected).__name__} are expected? Give num_rounds.')
+    expected = [expected.cohort(round_num) for round_num in range(1, config.num_rounds + 1)]
   if isinstance(expected, np.ndarray) and expected.dtype.kind == 'f':
     if expected.ndim != 2 or expected.shape[1] != config.num_clients or not ((expected >= 0) & (expected <= 1)).all():
       raise ValueError(

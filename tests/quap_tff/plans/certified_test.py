@@ -1,5 +1,7 @@
 """Certified plans without a schedule: what their noise is chosen from, what they refuse, and whom `ask` lets in."""
 
+import types
+
 import numpy as np
 import pytest
 
@@ -39,6 +41,15 @@ class TestNoise:
     random = np.random.default_rng(0)
     drawn = [np.flatnonzero(random.random(N) < one) for one in rates]
     assert plans[0].mechanism == quap_tff.certified_plan(_config(), expected=drawn).mechanism
+
+  def test_a_log_and_a_model_are_read(self, tmp_path):
+    log, config = tmp_path / 'log.csv', _config(num_rounds=12)
+    rows = [f'{t},{i}' for t, ids in enumerate(PAST, 1) for i in (ids if len(ids) else [''])]
+    log.write_text('round,client\n' + '\n'.join(rows) + '\n')
+    model = types.SimpleNamespace(cohort=lambda round_num: PAST[round_num - 1])
+    expected = quap_tff.certified_plan(config, expected=PAST).mechanism
+    for one in (str(log), log, model):
+      assert quap_tff.certified_plan(config, expected=one).mechanism == expected
 
   def test_numbers_are_taken_as_they_are(self):
     plan = quap_tff.certified_plan(_config(**_NUMBERS))
@@ -90,6 +101,10 @@ class TestNoise:
     (
       lambda: quap_tff.certified_plan(_config(), expected=np.full([3, 5], 0.5)),
       r'float\[T, 8\].*found float64\[3, 5\]',
+    ),
+    (
+      lambda: quap_tff.certified_plan(_config(), expected=types.SimpleNamespace(cohort=lambda t: PAST[t - 1])),
+      'How many rounds of SimpleNamespace are expected. Give num_rounds',
     ),
     (
       lambda: quap_tff.certified_plan(_config(num_rounds=5), expected=PAST),
