@@ -24,7 +24,7 @@ __getattr__, __dir__ = lazy.exports(
     'federated.client_ids': ['with_client_ids'],
     'federated.client_work': ['build_client_work'],
     'federated.learning_process': ['build_certified_fed_avg', 'build_quap_fed_avg'],
-    'gate': ['Gate'],
+    'accounting.gate': ['Gate'],
     'mechanisms.parts.budgets': ['BudgetConfig'],
     'mechanisms.certified.config': ['Certified', 'CertifiedConfig'],
     'mechanisms.parts.clip_rules': [],

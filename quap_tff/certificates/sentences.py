@@ -140,7 +140,7 @@ class Figures(NamedTuple):
     """The figures of a plan, of which the model's shape is known, and a ledger."""
     mu, slack, config = accounting.total_mu(ledger), plan.slack, plan.config
     largest = tradeoff.mu_at_most(config.epsilon - slack.epsilon, config.delta - slack.delta)
-    return cls(plan, ledger, about, mu, slack.of(mu.whole, config.delta), largest)
+    return cls(plan, ledger, about, mu, slack.of_those_who(mu.came, mu.whole, config.delta), largest)
 
   @property
   def ended_early(self) -> bool:

@@ -68,6 +68,8 @@ def calibrated(
   releases = [cohort for cohort in cohorts if len(cohort)]
   if not releases:
     raise ValueError('Nobody takes part in any of the planned rounds, so no noise and no divisor can be chosen.')
+  if config.spent_before is not None and not config.limit[np.unique(np.concatenate(releases))].any():
+    raise ValueError(guarantee.NOTHING_LEFT)
   bounds = participation_bounds(releases, config.num_clients, min_separation)
   found = config.correlation.candidates(len(releases), *bounds)
   if len(found) > 1:
@@ -198,7 +200,7 @@ def simulated(
   rounds, largest, prices = [], 0.0, config.prices
   for ids, (weights, spent) in zip(cohorts, _run(config, prices, cohorts, kept)):
     limit = privacy_filter.prices_of(prices, np.asarray(ids, np.int64)).limit
-    largest = np.maximum(largest, (spent / limit).max(initial=0.0))  # NaN stays NaN.
+    largest = np.maximum(largest, privacy_filter.share_of(limit, spent).max(initial=0.0))  # NaN stays NaN.
     rounds.append(guarantee.PlannedRound(weights, float(largest)))
   return rounds
 

@@ -30,6 +30,7 @@ from quap_tff.common import registry
 from quap_tff.common.numbers import slack as slacks
 from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms.certified import guarantee
+from quap_tff.mechanisms.certified import privacy_filter
 from quap_tff.mechanisms.noise import correlation as correlations
 from quap_tff.mechanisms.noise import held_noise
 from quap_tff.mechanisms.noise import integers
@@ -120,7 +121,7 @@ class HeldConfig(guarantee.GuaranteeConfig):
     averages = averaging.candidates(len(cohorts))
     limits = np.broadcast_to(self.limit, [self.num_clients])
     if not any(limits[cohort].any() for cohort in cohorts):
-      raise ValueError('No client that takes part has a limit above 0, so no noise can be chosen.')
+      raise ValueError(guarantee.NOTHING_LEFT)
     shares = [postprocessing.kept_shares(average.shares(len(cohorts))) for average in averages]
     decay = 0.0 if self.threshold is not None else self.correlation.decay
     # A decay is chosen by mean costs, which are far cheaper to compute than their margins.
@@ -227,7 +228,7 @@ class Held(guarantee.Guarantee, HeldConfig):
       if is_released:
         account = after
       weights = planned[ids] * np.float32(is_released)
-      found.append(guarantee.PlannedRound(weights, float(np.max(account.spent / limit, initial=0.0))))
+      found.append(guarantee.PlannedRound(weights, float(np.max(privacy_filter.share_of(limit, account.spent), initial=0.0))))
     return found
 
   def _grid(self, num_weights):
@@ -246,7 +247,7 @@ class Held(guarantee.Guarantee, HeldConfig):
       num_coordinates=num_weights,
       num_participations=self._most_participations,
     )
-    return grid.slack(self._smallest_epsilon, largest, self.delta, self._draws(grid), more)
+    return self._with_slack_before(grid.slack(self._smallest_epsilon, largest, self.delta, self._draws(grid), more))
 
   def _draws(self, grid):
     """The draws of all releases, as `Grid.slack` takes them. A client in a new chain draws twice with the σ of W."""
