@@ -240,6 +240,10 @@ def _figures(certificate) -> list[tuple[str, str]]:
       ('Own bound', f'ε = {rounding.up(own["epsilon"], 15)} for {own["clients"]:,} clients')
       for own in guarantee['own_bounds']
     ),
+    *(
+      ('Spent before', f'by {before["clients"]:,} clients, at most ε = {rounding.up(before["epsilon_max"], 6)}')
+      for before in filter(None, [guarantee.get('spent_before')])
+    ),
     ('Trust', sentences.OF_TRUST[guarantee['trust']].short),
     *(
       (f'Colluders: {one["clients"]:,}', f'ε = {rounding.up(one["epsilon"], 6)}, whichever other clients they are')

@@ -32,6 +32,7 @@ def CertifiedPlan(
   attendance: Optional[Sequence[Any]] = None,
   colluders: Sequence[int] = (),
   min_separation: Optional[int] = None,
+  spent: Any = None,
   **options: Any,
 ) -> plans.Plan:
   """The plan of a certified run: its noise and divisor are chosen here, before training, from the planned cohorts.
@@ -54,6 +55,8 @@ def CertifiedPlan(
       for each.
     min_separation: How many rounds the sampler promises from one round of a client to its next; None if it promises
       nothing. The published choices of noise are made for it.
+    spent: What clients have spent in earlier runs: a file, or float[N] μ², as `accounting.read_spent` takes it. Budgets
+      and figures count from there. None: that of the configuration.
     **options: The options of every plan, see `quap_tff.Plan`. Exact functions of clients' data (`client_metrics`) are
       released only if they are asked for.
 
@@ -73,6 +76,8 @@ def CertifiedPlan(
       'postprocessing.AVERAGINGS are those of the flag --averaging.'
     )
   cohorts = checks.schedule(schedule, config.num_clients)
+  if spent is not None:
+    config = dataclasses.replace(config, spent_before=tuple(accounting.read_spent(spent, config.num_clients).tolist()))
   mechanism, averaging = config.settled(cohorts, averaging, min_separation)
   colluders = tuple(checks.integer('colluders', k, at_least=1) for k in colluders)
   mechanism.check_colluders(colluders, attendance is not None)

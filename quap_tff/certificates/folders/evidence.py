@@ -143,6 +143,8 @@ def ledger_problems(plan: plans.Plan, ledger: accounting.RunLedger) -> list[str]
     for name in ('num_clients', 'delta', 'fingerprint', 'correlation')
     if not np.array_equal(state[name], expected[name])
   ]
+  if not np.array_equal(ledger.spent_before, plan.new_ledger().spent_before):
+    found.append(f'spent_before in {folders.LEDGER} is not that of the mechanism.')
   if ledger.num_rounds > len(plan.schedule):
     found.append(f'{folders.LEDGER} has {ledger.num_rounds} rounds, and {len(plan.schedule)} are planned.')
   if found:
