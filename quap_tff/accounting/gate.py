@@ -344,13 +344,17 @@ class Gate:
   def _allowed(self, ids: np.ndarray, proposed: np.ndarray) -> np.ndarray:
     """float32[M], the weights up to `proposed` that budgets pay for in the next round."""
     accounts, left = self._spending.accounts_of(ids), self.config.rounds_left(self.rounds + len(self._open) + 1)
-    if self._open:  # Then the noise is independent.
-      held = np.zeros(self.num_clients)
-      for one in self._open:
-        held[one.cohort] += one.cost
-      accounts = accounts._replace(spent=accounts.spent + held[ids])
+    if self._open:
+      accounts = accounts._replace(spent=accounts.spent + self._held(ids))
     prices = privacy_filter.prices_of(self._prices, ids)
     return privacy_filter.spend(prices, accounts, np.int64(self.releases), left, proposed)[0]
+
+  def _held(self, ids: np.ndarray) -> np.ndarray:
+    """float64[M], what is kept of the clients' budgets for reserved rounds."""
+    held = np.zeros(self.num_clients)
+    for one in self._open:
+      held[one.cohort] += one.cost
+    return held[ids]
 
   def epsilon(self) -> np.ndarray:
     """float64[N], what each client has spent at `delta`, with what later releases will still show of it, rounded up.

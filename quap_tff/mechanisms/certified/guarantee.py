@@ -326,10 +326,12 @@ class Guarantee(GuaranteeConfig, mechanism.Mechanism):
     return slacks.Slack(integers.RESERVE * self._smallest_epsilon, integers.RESERVE * self.delta)
 
   def _with_slack_before(self, own: slacks.Slack) -> slacks.Slack:
-    """What rounding costs, with as much for everything that was released before as a run may at most have."""
-    if self.spent_before is None:
-      return own
-    return slacks.Slack(own.epsilon + self._reserve.epsilon, own.delta + self._reserve.delta)
+    return slacks.Slack(own.epsilon + self.slack_before.epsilon, own.delta + self.slack_before.delta)
+
+  @property
+  def slack_before(self) -> slacks.Slack:
+    """What is kept for rounding in everything that was released before: as much as a run may at most have."""
+    return slacks.Slack() if self.spent_before is None else self._reserve
 
   @property
   def _smallest_epsilon(self) -> float:

@@ -91,10 +91,12 @@ def share_of_ceiling(planned: guarantee.Planned, cohorts: Sequence[Any]) -> floa
     cohorts: int[M_t], the schedule, in which every round has clients.
   """
   config = planned.mechanism
+  limits = np.broadcast_to(np.sqrt(config.limit), [config.num_clients])
+  # Who has nothing left has no part in a round, and where nobody has anything left, there is none.
+  cohorts = [ids for ids in (np.asarray(one)[limits[one] > 0] for one in cohorts) if len(ids)]
   sums = np.array([one.weights.sum(dtype=np.float64) for one in config.simulated(cohorts)])
   published = np.cumsum(planned.averaging.shares(len(cohorts))[::-1])[::-1]
   covariance = config.correlation.covariance(cohorts, [config.noise_multiplier] * len(cohorts))
-  limits = np.broadcast_to(np.sqrt(config.limit), [config.num_clients])
   ceiling = limits[np.unique(np.concatenate(cohorts))].sum()
   return float(published @ sums / math.sqrt(published @ covariance @ published) / ceiling)
 

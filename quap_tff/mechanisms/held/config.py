@@ -118,9 +118,12 @@ class HeldConfig(guarantee.GuaranteeConfig):
   ) -> guarantee.Planned:
     """The bounds of a separation play no part here."""
     cohorts = checks.schedule(cohorts, self.num_clients)
+    most_clients = max(map(len, cohorts), default=0)
     averages = averaging.candidates(len(cohorts))
     limits = np.broadcast_to(self.limit, [self.num_clients])
-    if not any(limits[cohort].any() for cohort in cohorts):
+    # Who has nothing left sends nothing, and so adds no noise.
+    cohorts = [ids[limits[ids] > 0] for ids in cohorts]
+    if not any(map(len, cohorts)):
       raise ValueError(guarantee.NOTHING_LEFT)
     shares = [postprocessing.kept_shares(average.shares(len(cohorts))) for average in averages]
     decay = 0.0 if self.threshold is not None else self.correlation.decay
@@ -137,7 +140,7 @@ class HeldConfig(guarantee.GuaranteeConfig):
       divisor=found.divisor if self.divisor is None else self.divisor,
       num_rounds=len(cohorts),
       planned_weights=tuple(weights.tolist()),
-      most_clients=max(map(len, cohorts)),
+      most_clients=most_clients,
     )
     return guarantee.Planned(Held(**values), averages[found.average])
 
