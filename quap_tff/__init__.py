@@ -19,6 +19,7 @@ __getattr__, __dir__ = lazy.exports(
     'auditing': [],
     'bundle.player': ['Bundle'],
     'certificates': [],
+    'cohorts': [],
     'exporting.export': ['export'],
     'federated.aggregation': ['CertifiedAggregationFactory', 'QuapAggregationFactory'],
     'federated.client_ids': ['with_client_ids'],

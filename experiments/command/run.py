@@ -19,16 +19,17 @@ from typing import Any, Optional
 from data import cohorts
 from data import datasets
 from data import features
-from data import rng
 from data.cohorts import dropouts
 from data.cohorts import ParticipationChoice
 from data.cohorts import ParticipationModel
 from experiments.command import parts
 from quap_tff import methods
 from quap_tff import plans
+from quap_tff.cohorts import default_cohort_size
 from quap_tff.common import checks
 from quap_tff.common import flag_fields
 from quap_tff.common import registry
+from quap_tff.common.numbers import rng
 from quap_tff.mechanisms import facts as facts_lib
 from quap_tff.mechanisms.parts import layers as layers_lib
 from quap_tff.mechanisms.parts import postprocessing
@@ -36,7 +37,6 @@ from quap_tff.training import client_update
 from quap_tff.training import malicious as malicious_lib
 from quap_tff.training import models
 
-_DEFAULT_COHORT_SHARE, _DEFAULT_COHORT_LIMIT = 0.3, 30
 _COHORT_SEED_BITS = 256
 # How to test on others than the clients themselves.
 _OTHERS = {
@@ -205,7 +205,7 @@ class Run:
       cohort_seed = secrets.randbits(_COHORT_SEED_BITS)
     cohort_size, seed = self.cohorts.cohort_size, self.schedule.seed
     if cohort_size is None:
-      cohort_size = max(1, min(_DEFAULT_COHORT_LIMIT, round(_DEFAULT_COHORT_SHARE * num_clients)))
+      cohort_size = default_cohort_size(num_clients)
     dropout = dropouts.make(self.cohorts.dropout, num_clients, seed)
     model = self.cohorts.participation.over(cohorts.Population(num_clients, cohort_size, seed, dropout, cohort_seed))
     if dropout is not None:

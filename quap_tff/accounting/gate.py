@@ -201,9 +201,9 @@ class Gate:
   def reserve(self, cohort: Any, whole: bool = False) -> Reservation:
     """A round that begins now and is committed later, in any order. Until then nobody else spends what it may cost.
 
-    End each by `commit`, which gives back what it does not charge, or by `give_back`. Reservations are not saved: a round
-    that was not committed has released nothing. Under correlated noise the cost of a round depends on the one before, so
-    one round at a time can be reserved, and no other one is asked for or committed meanwhile.
+    End each by `commit`, which gives back what it does not charge, or by `give_back`. Reservations are not saved: a
+    round that was not committed has released nothing. Under correlated noise the cost of a round depends on the one
+    before, so one round at a time can be reserved, and no other one is asked for or committed meanwhile.
 
     Args:
       cohort: int[M] distinct ids of all who may come.
@@ -229,8 +229,8 @@ class Gate:
   def give_back(self, reservation: Reservation) -> None:
     """Ends a reserved round whose noise was not drawn, or whose sum was never added up. It charges nobody.
 
-    A round whose sum was computed counts, even if it is then withheld: commit it. And why a round is given back must not
-    depend on clients' data in another way than through what was released.
+    A round whose sum was computed counts, even if it is then withheld: commit it. And why a round is given back must
+    not depend on clients' data in another way than through what was released.
 
     Raises:
       ValueError: If the round is not reserved any more.
@@ -238,11 +238,7 @@ class Gate:
     self._open.pop(self._place_of(reservation))
 
   def commit(
-    self,
-    cohort: Any,
-    weights: Any = 1.0,
-    released: Optional[bool] = None,
-    reservation: Optional[Reservation] = None,
+    self, cohort: Any, weights: Any = 1.0, released: Optional[bool] = None, reservation: Optional[Reservation] = None
   ) -> np.ndarray:
     """Charges the clients that came in a round. Call it before their sum leaves the program.
 
@@ -287,9 +283,9 @@ class Gate:
       client = ids[over[0]]
       allowed = self._allowed(ids[over[:1]], np.ones(1))[0] if most is None else most[client]
       raise ValueError(
-        f'Client {client} may have a weight of at most {allowed:.9g} in round {number}, found {charged[over[0]]:.9g}: its '
-        f'budget pays for no more. {len(over)} of {len(ids)} clients are over. Commit the weights that ask gives, and '
-        'leave out clients of weight 0. Nothing was charged.'
+        f'Client {client} may have a weight of at most {allowed:.9g} in round {number}, found {charged[over[0]]:.9g}: '
+        f'its budget pays for no more. {len(over)} of {len(ids)} clients are over. Commit the weights that ask gives, '
+        'and leave out clients of weight 0. Nothing was charged.'
       )
     self._spending.add(record, self.config.rounds_left(number))
     self.digests.append(self.digest_of(number, record))
@@ -303,8 +299,8 @@ class Gate:
     found = [place for place, one in enumerate(self._open) if one is reservation]
     if not found:
       raise ValueError(
-        'This round is not reserved: it was committed or given back, or is of another gate. Reserve it anew. Nothing was '
-        'charged.'
+        'This round is not reserved: it was committed or given back, or is of another gate. Reserve it anew. Nothing '
+        'was charged.'
       )
     return found[0]
 
@@ -312,9 +308,9 @@ class Gate:
     """Raises `ValueError` where another round is open whose cost depends on whether this one comes before it."""
     if self._open and self.config.correlation.num_buffers:
       raise ValueError(
-        f'No round can be {done} while another one is reserved: under correlated noise the cost of a round depends on the '
-        'rounds before it, so it is not known which budget is left. Commit the reserved round or give it back first, or '
-        'use independent noise. Nothing was charged.'
+        f'No round can be {done} while another one is reserved: under correlated noise the cost of a round depends on '
+        'the rounds before it, so it is not known which budget is left. Commit the reserved round or give it back '
+        'first, or use independent noise. Nothing was charged.'
       )
 
   def _check_number(self, done: str) -> None:
@@ -322,8 +318,8 @@ class Gate:
     if planned is not None and number > planned:
       more = f' {len(self._open)} of them are reserved.' if self._open else ''
       raise ValueError(
-        f'Round {number} cannot be {done}: num_rounds={planned}, and clients were charged for no more.{more} Stop here. '
-        'More rounds need a new gate.'
+        f'Round {number} cannot be {done}: num_rounds={planned}, and clients were charged for no more.{more} Stop '
+        'here. More rounds need a new gate.'
       )
 
   def _record(self, ids: np.ndarray, weights: np.ndarray, released: Optional[bool]) -> mechanism.RoundRecord:
@@ -503,8 +499,8 @@ class Gate:
     for name in {**found, **expected}:
       if (value := expected.get(name)) != found.get(name):
         raise ValueError(
-          f'{path} is of a gate with {name}={_short(found.get(name))}, expected {_short(value)}. Give the parameters of '
-          'the gate that was saved. Other parameters need a new gate, and new clients.'
+          f'{path} is of a gate with {name}={_short(found.get(name))}, expected {_short(value)}. Give the parameters '
+          'of the gate that was saved. Other parameters need a new gate, and new clients.'
         )
     gate._buffers = [arrays[f'buffer{j}'] for j in range(len(arrays)) if f'buffer{j}' in arrays]
     return gate

@@ -55,9 +55,7 @@ class LogWriter:
       gate.save(state)
       self._append([logs.HEADER])
 
-  def commit(
-    self, cohort: Any, weights: Any = 1.0, released: Optional[bool] = None, reservation: Any = None
-  ) -> None:
+  def commit(self, cohort: Any, weights: Any = 1.0, released: Optional[bool] = None, reservation: Any = None) -> None:
     """Charges the clients that came, by `Gate.commit`, and writes the round. Call it before the sum leaves the program.
 
     Args:

@@ -228,8 +228,8 @@ class RunLedger:
     Returns:
       offsets int64[T+1]; clients int32[K], budgets and weights float64[K]; noise_multipliers, count_noise_multipliers
       and clipping_norms float64[T]; released bool[T]; num_clients int64[], delta float64[], fingerprint uint8[32]
-      (SHA-256 of the text); correlation uint8[L], the spec of the noise's correlation in UTF-8; and, where something was
-      spent before, spent_before float64[N].
+      (SHA-256 of the text); correlation uint8[L], the spec of the noise's correlation in UTF-8; and, where something
+      was spent before, spent_before float64[N].
       The arrays are read-only and not copied; later rounds leave them as they are.
     """
     return {

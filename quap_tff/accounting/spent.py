@@ -60,8 +60,8 @@ def read_spent(source: Union[str, os.PathLike, Any], num_clients: Optional[int] 
   total = len(found) if num_clients is None else num_clients
   if len(found) > total:
     raise ValueError(
-      f'{path} has {len(found)} clients, and this run has {total}. Give the run at least as many clients, with the same '
-      'ids; those who no longer come need not be in a cohort.'
+      f'{path} has {len(found)} clients, and this run has {total}. Give the run at least as many clients, with the '
+      'same ids; those who no longer come need not be in a cohort.'
     )
   return np.append(found, np.zeros(total - len(found)))
 

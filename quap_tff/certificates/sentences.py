@@ -321,7 +321,8 @@ def against_colluders(figures: Figures) -> list[dict[str, Any]]:
     sends = planned.weights > 0
     account = account.after(np.asarray(ids)[sends], planned.weights[sends].astype(np.float64))
   return _with_epsilon(
-    figures, [({'clients': count}, _with_before(plan, held_noise.mu_against_any(account, count))) for count in plan.colluders]
+    figures,
+    [({'clients': count}, _with_before(plan, held_noise.mu_against_any(account, count))) for count in plan.colluders],
   )
 
 

@@ -32,8 +32,8 @@ _PUBLIC_METRICS = {'exhausted_clients', 'weight_mean', 'weight_min', 'spent_max'
 # How many rounds the account of rounding covers if their number is not planned.
 _OPEN_ENDED = 10**6
 NOTHING_LEFT = (
-  'No client that takes part has anything left of its budget, so no noise can be chosen. Give a larger epsilon, or plan '
-  'rounds of other clients.'
+  'No client that takes part has anything left of its budget, so no noise can be chosen. Give a larger epsilon, or '
+  'plan rounds of other clients.'
 )
 
 
@@ -151,8 +151,8 @@ class GuaranteeConfig(mechanism.Configuration):
       epsilon = rounding.up(float(tradeoff.epsilon_of(math.sqrt(spent[client]), self.delta)))
       raise ValueError(
         f'{len(over)} clients have spent more before than they may in all. Client {client} has spent ε = {epsilon} at '
-        f'delta={self.delta:g}, and its bound is {bounds[client]:g}. Give it a bound that covers that: a larger epsilon, '
-        'or own_epsilon.'
+        f'delta={self.delta:g}, and its bound is {bounds[client]:g}. Give it a bound that covers that: a larger '
+        'epsilon, or own_epsilon.'
       )
     object.__setattr__(self, 'spent_before', tuple(spent.tolist()) if spent.any() else None)
 

@@ -231,7 +231,9 @@ class Held(guarantee.Guarantee, HeldConfig):
       if is_released:
         account = after
       weights = planned[ids] * np.float32(is_released)
-      found.append(guarantee.PlannedRound(weights, float(np.max(privacy_filter.share_of(limit, account.spent), initial=0.0))))
+      found.append(
+        guarantee.PlannedRound(weights, float(np.max(privacy_filter.share_of(limit, account.spent), initial=0.0)))
+      )
     return found
 
   def _grid(self, num_weights):

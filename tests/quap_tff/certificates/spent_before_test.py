@@ -135,14 +135,18 @@ class TestRefuses:
 
   def test_more_than_the_bound(self):
     over = tradeoff.mu_at_most(3.2, DELTA) ** 2
-    with pytest.raises(ValueError, match='Client 1 has spent ε = 3.2 at delta=1e-05, and its bound is 3. Give it a bound'):
+    with pytest.raises(
+      ValueError, match='Client 1 has spent ε = 3.2 at delta=1e-05, and its bound is 3. Give it a bound'
+    ):
       self._config((0, over, 0))
     own = configs.CertifiedConfig(3, 4.0, DELTA, own_epsilon=(1, 3.5, 4), spent_before=(0, over, 0))
     assert own.limit[1] > 0 and own.limit[0] < own.limit[2]
     with pytest.raises(ValueError, match='Client 0 .* its bound is 1'):
       configs.CertifiedConfig(3, 4.0, DELTA, own_epsilon=(1, 3.5, 4), spent_before=(over, 0, 0))
 
-  @pytest.mark.parametrize('bad, said', [((0, -1, 0), 'at least 0'), ((0, math.nan, 0), 'at least 0'), ((0, 0), 'float')])
+  @pytest.mark.parametrize(
+    'bad, said', [((0, -1, 0), 'at least 0'), ((0, math.nan, 0), 'at least 0'), ((0, 0), 'float')]
+  )
   def test_what_is_no_cost(self, bad, said):
     with pytest.raises(ValueError, match=said):
       self._config(bad)

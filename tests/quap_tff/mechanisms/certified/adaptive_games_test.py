@@ -212,7 +212,7 @@ def test_no_adversary_gets_past_the_limit(game, broken, at_least):
   ],
 )
 def test_no_adversary_gets_past_the_limit_of_several_runs(game):
-  """He decides by the releases of one run who comes in the next. A run that forgets the ones before does not stop him."""
+  """He decides by the releases of one run who comes in the next. A run that forgets the others does not stop him."""
   ratios = _ratios(game)
   assert ratios.max() <= 1
   assert ratios.max() > 0.95
