@@ -254,7 +254,7 @@ class RunLedger:
       for name in IDENTITY
       if not np.array_equal(arrays[name], expected[name])
     ]
-    if not np.array_equal(arrays.get(SPENT_BEFORE), expected.get(SPENT_BEFORE)):
+    if not np.array_equal(RunLedger.from_state_dict(arrays).spent_before, self.spent_before):
       differences.append(f'{SPENT_BEFORE}, which this run has otherwise')
     if differences:
       raise ValueError(f'The saved ledger belongs to another run: it has {"; ".join(differences)}.')

@@ -46,13 +46,13 @@ def read_spent(source: Union[str, os.PathLike, Any], num_clients: Optional[int] 
   """
   if not isinstance(source, (str, os.PathLike)):
     return checks.numbers_of_clients('spent', source, len(source) if num_clients is None else num_clients)
-  path = os.fspath(source)
+  path, found = os.fspath(source), np.zeros(0)
   if path.endswith('.csv'):
     known = _of_clients_file(path)
-    found = np.zeros(1 + max(known, default=-1))
+    found = np.zeros(1 + max(known, default=-1), np.float64)
     found[list(known)] = list(known.values())
   elif zipfile.is_zipfile(path) and path.endswith('.npz'):
-    found = history.total_mu(run_ledger.RunLedger.load(path)).whole ** 2
+    found = np.square(history.total_mu(run_ledger.RunLedger.load(path)).whole)
   else:
     found = gate.Gate.load(path).mu_squared
   if not np.isfinite(found).all():

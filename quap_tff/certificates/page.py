@@ -240,10 +240,7 @@ def _figures(certificate) -> list[tuple[str, str]]:
       ('Own bound', f'ε = {rounding.up(own["epsilon"], 15)} for {own["clients"]:,} clients')
       for own in guarantee['own_bounds']
     ),
-    *(
-      ('Spent before', f'by {before["clients"]:,} clients, at most ε = {rounding.up(before["epsilon_max"], 6)}')
-      for before in filter(None, [guarantee.get('spent_before')])
-    ),
+    *([_before(guarantee['spent_before'])] if 'spent_before' in guarantee else []),
     ('Trust', sentences.OF_TRUST[guarantee['trust']].short),
     *(
       (f'Colluders: {one["clients"]:,}', f'ε = {rounding.up(one["epsilon"], 6)}, whichever other clients they are')
@@ -260,6 +257,10 @@ def _figures(certificate) -> list[tuple[str, str]]:
     ('Noise multiplier', rounding.down(facts['noise_multiplier'], 6)),
     ('Divisor', f'{facts["divisor"]:.6g}'),
   ]
+
+
+def _before(spent: Mapping[str, Any]) -> tuple[str, str]:
+  return 'Spent before', f'by {spent["clients"]:,} clients, at most ε = {rounding.up(spent["epsilon_max"], 6)}'
 
 
 def _digests(certificate) -> list[tuple[str, str]]:
