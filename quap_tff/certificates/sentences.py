@@ -267,6 +267,8 @@ def assumptions_before(config: guarantee.Guarantee, counts_rounding: bool = True
     "that each client's bound was fixed before the first of these releases, and that no earlier run had a larger one. "
     'If a bound was raised because of what was released, the figures are readings and not guarantees.'
   ]
+  if config.holds_noise:
+    found.append('No guard checks it: a client that has spent something before must compare it with the plan.')
   if counts_rounding:
     found.append(
       f'It is assumed that rounding in all earlier runs costs at most {rounding.down(kept.epsilon, 3)} in ε and '
