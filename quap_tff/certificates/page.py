@@ -229,6 +229,10 @@ def _about(certificate) -> list[tuple[str, str]]:
   ]
 
 
+def _before(spent: Mapping[str, Any]) -> tuple[str, str]:
+  return 'Spent before', f'by {spent["clients"]:,} clients, at most ε = {rounding.up(spent["epsilon_max"], 6)}'
+
+
 def _figures(certificate) -> list[tuple[str, str]]:
   guarantee, achieved, facts = (certificate[name] for name in ('guarantee', 'achieved', 'facts'))
   quantiles = ', '.join(f'{float(q):.0%}: {rounding.up(value)}' for q, value in achieved['epsilon_quantiles'].items())
@@ -257,10 +261,6 @@ def _figures(certificate) -> list[tuple[str, str]]:
     ('Noise multiplier', rounding.down(facts['noise_multiplier'], 6)),
     ('Divisor', f'{facts["divisor"]:.6g}'),
   ]
-
-
-def _before(spent: Mapping[str, Any]) -> tuple[str, str]:
-  return 'Spent before', f'by {spent["clients"]:,} clients, at most ε = {rounding.up(spent["epsilon_max"], 6)}'
 
 
 def _digests(certificate) -> list[tuple[str, str]]:

@@ -407,7 +407,6 @@ def assumptions(figures: Figures) -> list[str]:
     features = f'The data that features were made from are assumed to be public. {stated(about.public_data)}'
   return [
     *(one.format(opens=opens) for one in OF_TRUST[config.trust].assumptions),
-    *assumptions_before(config),
     f'Whether a client takes part in a round does not depend on its data. {stated(about.cohorts)}',
     f"Each client's part of a sum is bounded, and a client without data adds zero. {clipping(figures.plan)}",
     "Constants and hyper-parameters are public. It is assumed that their choice does not depend on clients' data. "
@@ -419,6 +418,7 @@ def assumptions(figures: Figures) -> list[str]:
     ),
     features,
     f"The test set is public and contains no client's data. {stated(about.test_set)}",
+    *assumptions_before(config),
     'Running times depend on how much data clients have. They are outside the guarantee, and so is an observer who '
     "watches the program run or sees its operator's terminal, which shows progress.",
     'Verification recomputes what follows from the files of the run. It cannot tell whether the program that wrote '

@@ -9,7 +9,6 @@ import pytest
 
 import quap_tff
 from quap_tff import accounting
-from quap_tff import plans
 from quap_tff.common import files
 from quap_tff.common.numbers import tradeoff
 from quap_tff.mechanisms.certified import config as configs
@@ -159,8 +158,8 @@ class TestRefuses:
     most = tradeoff.mu_at_most(3.0, DELTA) ** 2
     for config in (self._config((most, most, 0)), quap_tff.HeldConfig(3, 3.0, DELTA, spent_before=(most, most, 0))):
       with pytest.raises(ValueError, match='No client that takes part has anything left'):
-        plans.CertifiedPlan(config, [[0, 1]])
-    plans.CertifiedPlan(self._config((most, most, 0)), [[0, 2]])
+        config.settled([[0, 1]])
+    assert self._config((most, most, 0)).settled([[0, 2]]).mechanism.limit[2] > 0
 
   def test_one_worst_case_for_all(self):
     with pytest.raises(ValueError, match='by spent_before each has something else left'):
