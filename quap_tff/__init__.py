@@ -40,7 +40,7 @@ __getattr__, __dir__ = lazy.exports(
     'mechanisms.parts.schedules': [],
     'mechanisms.certified.weight_rules': [],
     'mechanisms.parts.weighting': [],
-    'plans': ['CertifiedPlan', 'Plan', 'StockPlan'],
+    'plans': ['certified_plan', 'Plan', 'StockPlan'],
     'runtime': [],
     'training.evaluation': [],
     'training.client_update': ['ClientWorkConfig'],

@@ -275,6 +275,7 @@ class Run:
       mean_epochs=self.local.local_epochs.mean,
       asks_client_metrics=bool(self.publication.client_metrics),
       options=options,
+      reseeded=lambda seed: self.participation(num_clients, seed),
     )
 
   def plan(self, num_clients: int, model: layers_lib.ModelShape, test_is_of_clients: bool = False) -> plans.Plan:

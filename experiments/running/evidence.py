@@ -92,7 +92,7 @@ def check_before(experiment: setup.Experiment) -> None:
   run, plan = experiment.run, experiment.plan
   if not run.method.gives_certificate:
     return
-  ledger = plan.planned_ledger(plan.expected)
+  ledger = plan.planned_ledger(plan.expected or experiment.schedule)
   try:
     stated = about(run, plan, experiment.resolved, tests=0, test_accuracy=None, date=datetime.date.today())
     reasons = certificates.refusals(plan, ledger, stated)
@@ -126,7 +126,7 @@ def _plan(content, run_json) -> tuple[plans.Plan, run_lib.Run]:
     resolved, identity = run_json['resolved'], run_json['identity']
     # Before a schedule is drawn that fills the memory.
     for name, value, kept in (
-      ('rounds', identity['rounds'], len(content.plan.schedule)),
+      ('rounds', identity['rounds'], content.plan.config.num_rounds),
       ('num_clients', resolved['num_clients'], content.plan.num_clients),
     ):
       if type(value) is not int or value != kept:
@@ -161,7 +161,15 @@ def _mechanism_problems(content, files, plan, run) -> list[str]:
   found = [f'{folders.MECHANISM}, by the flags: {one}' for one in certificates.differences(kept, by_flags)]
   if not (_are_same(content.plan.schedule, plan.schedule) and _are_same(content.plan.attendance, plan.attendance)):
     found.append(f'{folders.SCHEDULE} is not the schedule that the flags give.')
+  came = [one.cohort for one in content.ledger.history]
+  if not plan.schedule and not _are_same(came, _cohorts(run, plan.num_clients, len(came))):
+    found.append(f'{folders.LEDGER} has other clients than the flags give.')
   return found
+
+
+def _cohorts(run, num_clients, rounds):
+  participation = run.participation(num_clients)
+  return [participation.cohort(round_num) for round_num in range(1, rounds + 1)]
 
 
 def _are_same(one, other) -> bool:

@@ -53,7 +53,9 @@ class FormalFigure:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Reading:
-  """The cost of the rounds of a run that ended before its last planned round. It guarantees nothing.
+  """The cost of the rounds of a run that ended before its last planned round, or whose cohorts nobody planned.
+
+  It guarantees nothing.
 
   A run can end because of what it has released: at an accuracy, or when somebody who looked at it stops it. Then the
   number of its rounds is chosen by the releases, and at the ε of the rounds that ran, the real δ can be many times the
@@ -64,15 +66,19 @@ class Reading:
     rounds: The rounds that ran.
     epsilon: float64[N], ε of each client by the exact composition of Gaussians, as if their number had been planned. If
       the cohorts are secret, it follows from the client's rate.
+    why: Why it is not a guarantee, a clause.
+    bound: What the guarantee covers, a sentence.
   """
 
   rounds: int
   epsilon: np.ndarray
+  why: str = 'the run may have ended because of what it released'
+  bound: str = 'The figures above are for all planned rounds.'
 
   def as_dict(self) -> dict[str, Any]:
     """For JSON. An ε that is not finite becomes None."""
     largest, mean = _max_and_mean(self.epsilon)
-    return _finite({'rounds': self.rounds, 'epsilon_max': largest, 'epsilon_mean': mean})
+    return _finite({'rounds': self.rounds, 'epsilon_max': largest, 'epsilon_mean': mean, 'why': self.why})
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -136,7 +142,7 @@ class FormalReport:
     if self.reading is not None:
       lines.append(
         f'Reading after {self.reading.rounds} rounds: ε ≤ {rounding.up(self.reading.epsilon.max())}. This is not a '
-        'guarantee: the run may have ended because of what it released. The figures above are for all planned rounds.'
+        f'guarantee: {self.reading.why}. {self.reading.bound}'
       )
     return '\n'.join(lines + [f'  {note}' for note in self.notes])
 

@@ -93,6 +93,7 @@ def make(content: folders.Content) -> dict[str, Any]:
         'accountant': sentences.accountant(ledger),
         'amplification': sentences.AMPLIFICATION,
         'trust': config.trust,
+        'cohorts': plan.cohorts,
         'colluders': sentences.against_colluders(figures),
         # mechanism.json has each client's own bound.
         **sentences.spent_before(config),
@@ -110,7 +111,7 @@ def make(content: folders.Content) -> dict[str, Any]:
         'epsilon_quantiles': {f'{q:g}': up(np.quantile(epsilon, q)) for q in _QUANTILES},
         'epsilon_histogram': {'edges': [round(edge, 9) for edge in edges.tolist()], 'clients': counts.tolist()},
         'mu_max': up(figures.mu.whole.max()),
-        'is_reading': figures.ended_early,
+        'is_reading': figures.is_reading,
       },
       'releases': sentences.releases(figures),
       'leaves_clients': [{'by': by, 'value': value, 'type': kind} for by, value, kind in content.leaving],

@@ -21,6 +21,7 @@ from quap_tff.mechanisms.certified import guarantee
 from quap_tff.mechanisms.noise import correlation as correlations
 from quap_tff.mechanisms.noise import held_noise
 from quap_tff.mechanisms.noise import integer_noise
+from quap_tff.plans import plan as plan_lib
 
 AMPLIFICATION = 'none: sampling is not counted, and who takes part may be known'
 WITHHELD = (
@@ -113,6 +114,12 @@ _OPENS = (
   'were told the same cohort. The noise of such a share is what is counted, whatever the server says about who is in '
   'the sum.',
 )
+# Whether cohorts are certified as they came, and what is assumed of who comes.
+_WHO_COMES = {
+  False: 'Whether a client takes part in a round does not depend on its data.',
+  True: 'Given what was released before, whether a client takes part in a round, and whether there is another round, '
+  "does not depend on the client's data. A device that decides by its own data whether it comes is not covered.",
+}
 # How many clients may belong to one person or household, with several devices or accounts.
 _GROUPS = (2, 3, 5)
 
@@ -149,9 +156,19 @@ class Figures(NamedTuple):
     return self.ledger.num_rounds < self.planned_rounds
 
   @property
+  def came(self) -> bool:
+    """Whether the cohorts are certified as they came."""
+    return self.plan.cohorts == plan_lib.AS_THEY_CAME
+
+  @property
+  def is_reading(self) -> bool:
+    """Whether what clients have spent is a reading, because it may depend on what was released."""
+    return self.came or self.ended_early
+
+  @property
   def planned_rounds(self) -> int:
-    """T."""
-    return len(self.plan.schedule)
+    """T; without a schedule the most rounds that the plan allows."""
+    return int(self.plan.config.num_rounds)
 
   @property
   def trained_weights(self) -> int:
@@ -207,7 +224,14 @@ def statement(figures: Figures) -> str:
     )
   own += statement_before(config, 'mechanism.json')
   most = rounding.up(float(figures.epsilon.max()), 6)
-  if figures.ended_early:
+  if figures.came:
+    spent = (
+      'There is one condition on who comes, and on when the run ends: given what was released before, nobody decides '
+      f'this by the data of the client. {stated(figures.about.cohorts)} After {ledger.num_rounds:,} rounds, a reading '
+      f'of the account gives ε = {most} for the client that spent most. A reading is not a guarantee, because who came '
+      'may depend on what was released.'
+    )
+  elif figures.ended_early:
     spent = (
       f'The run ended after {ledger.num_rounds:,} of {figures.planned_rounds:,} planned rounds, and ε is the bound of '
       f'the whole plan. A reading of the account at that moment gives ε = {most} for the client that spent most. A '
@@ -218,11 +242,15 @@ def statement(figures: Figures) -> str:
   words, stretches = OF_TRUST[config.trust], len(figures.about.stretches)
   changed = f' Its rounds were run in {stretches} stretches by other code, other versions or other machines.'
   given = f'If {config.sums_condition}: in' if config.holds_noise else 'In'
+  cohorts = 'cohorts as they came, public constants' if figures.came else 'public cohorts and constants'
+  rounds = f'in total over at most {figures.planned_rounds:,} rounds, whoever comes and whenever it ends'
+  if not figures.came:
+    rounds = f'in total over all {figures.planned_rounds:,} planned rounds'
   return (
-    f'{given} integers, with {words.against}, public cohorts and constants, and {words.secret}, the noised sums and '
+    f'{given} integers, with {words.against}, {cohorts}, and {words.secret}, the noised sums and '
     'counts of this run, and everything that is computed from them alone, are (ε, δ)-differentially private for each '
-    f'of the {ledger.num_clients:,} clients with ε = {whole(config.epsilon)} and δ = {whole(config.delta)}, in total '
-    f'over all {figures.planned_rounds:,} planned rounds. '
+    f'of the {ledger.num_clients:,} clients with ε = {whole(config.epsilon)} and δ = {whole(config.delta)}, '
+    f'{rounds}. '
     f'Unit: {accounting.UNIT}. Neighbours: {accounting.ZERO_OUT}. '
     f'Amplification by sampling is not counted. {spent}{own} Given ideal random bits, this holds for the integers that '
     f'were computed, and ε includes {rounding.up(figures.plan.slack.epsilon, 3)} for rounding. With the bits of '
@@ -298,8 +326,9 @@ def accountant(ledger: accounting.RunLedger) -> str:
 
 def other_relations(figures: Figures) -> list[dict[str, Any]]:
   """The same guarantee for other units and other neighbours. The bound for k clients together is k·μ."""
+  place = 'rounds are' if figures.came else 'place in the schedule is'
   rows = [
-    ('add or remove one client whose place in the schedule is public', accounting.UNIT, 1),
+    (f'add or remove one client whose {place} public', accounting.UNIT, 1),
     (accounting.REPLACE_ONE, accounting.UNIT, 2),
     *(
       (f'the data of {k} clients together against nothing in their places', f'{k} clients together', k) for k in _GROUPS
@@ -407,7 +436,7 @@ def assumptions(figures: Figures) -> list[str]:
     features = f'The data that features were made from are assumed to be public. {stated(about.public_data)}'
   return [
     *(one.format(opens=opens) for one in OF_TRUST[config.trust].assumptions),
-    f'Whether a client takes part in a round does not depend on its data. {stated(about.cohorts)}',
+    f'{_WHO_COMES[figures.came]} {stated(about.cohorts)}',
     f"Each client's part of a sum is bounded, and a client without data adds zero. {clipping(figures.plan)}",
     "Constants and hyper-parameters are public. It is assumed that their choice does not depend on clients' data. "
     f'{stated(about.tuning)}',

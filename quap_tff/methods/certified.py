@@ -84,6 +84,9 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Spent, p
       protocol, if it has one. The noise is then enough for whichever others a server lets drop out. Only with
       trust=secure_sum and noise=independent. Without it, figures hold against the server only if the sum opens for all
       announced clients or for nobody, and the server tells them truthfully who they are.
+    expected: A seed. The noise is chosen from other rounds, which --participation draws with it. The certificate is
+      then for cohorts as they came. None: the noise is chosen from the rounds themselves, which are the public
+      schedule.
     certificate: Whether the run ends with a certificate. Without one, the run is a rehearsal: --noise_seed and
       --client_metrics may be given, which no certificate covers.
   """
@@ -101,6 +104,7 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Spent, p
   trust: str = 'server'
   colluders: tuple = ()
   threshold: Optional[float] = None
+  expected: Optional[int] = None
   certificate: bool = True
   shape: parts.Shape = flag_fields.part(parts.Shape())
 
@@ -116,6 +120,13 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Spent, p
         'noise=held, colluders and threshold are for clients that hold noise because nobody trusts the server. Give '
         'trust=secure_sum, or leave them out.'
       )
+    if self.expected is not None:
+      whole = int(self.expected) if self.expected == int(self.expected) else self.expected
+      object.__setattr__(self, 'expected', checks.integer('expected', whole, at_least=0))
+      if self.colluders:
+        raise ValueError(
+          'colluders: no ε against them is stated for cohorts as they come. Leave colluders or expected out.'
+        )
     self._clip_rule()
     if self.weights.needs_own_bounds and not self.own:
       raise ValueError(
@@ -253,10 +264,14 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Spent, p
     return certified_configs.CertifiedConfig(**shared, correlation=self.noise, weights=weights)
 
   def plan(self, setting: base.Setting) -> plans.Plan:
-    more = dict(min_separation=setting.participation.min_separation)
-    if self.holds_noise:
-      more = dict(attendance=setting.schedule, colluders=self.colluders)
-    schedule = setting.drawn_schedule if self.holds_noise else setting.schedule
-    return plans.CertifiedPlan(
-      self.configure(setting), schedule, averaging=setting.averaging, **more, **setting.options
+    if self.expected is not None:
+      assert setting.reseeded is not None
+      others = setting.reseeded(self.expected)
+      more: dict[str, Any] = dict(expected=setting.rounds_of(others.drawn if self.holds_noise else others.cohort))
+    elif self.holds_noise:
+      more = dict(schedule=setting.drawn_schedule, attendance=setting.schedule, colluders=self.colluders)
+    else:
+      more = dict(schedule=setting.schedule, min_separation=setting.participation.min_separation)
+    return plans.certified_plan(
+      self.configure(setting), averaging=setting.averaging, certificate=self.certificate, **more, **setting.options
     )

@@ -12,7 +12,7 @@ pytest.importorskip('tensorflow_federated', reason='The code of the pages trains
 
 PAGE = pathlib.Path(__file__).absolute().parents[2] / 'docs' / 'distributed.md'
 PROGRAM = re.search(r'^```python\n(import asyncio.*?)^```', PAGE.read_text(encoding='utf-8'), re.M | re.S).group(1)
-CERTIFIED = 'quap_tff.CertifiedPlan(quap_tff.CertifiedConfig(num_clients=4, epsilon=3.0, delta=1e-5), cohorts)'
+CERTIFIED = 'quap_tff.certified_plan(quap_tff.CertifiedConfig(num_clients=4, epsilon=3.0, delta=1e-5), cohorts)'
 QUAP = 'quap_tff.Plan(quap_tff.QuapConfig(num_clients=4, clip=quap_tff.clip_rules.QuantileEma(initial_clip=2.0)))'
 
 

@@ -293,6 +293,16 @@ class Guarantee(GuaranteeConfig, mechanism.Mechanism):
         to round where a budget is nearly spent.
     """
 
+  def allowed(self, cohorts: Sequence[Any], kept: Sequence[np.ndarray], cohort: np.ndarray) -> np.ndarray:
+    """The weights that clients would have in the next round, float32[M].
+
+    Args:
+      cohorts: int[M_t], the clients of each round so far.
+      kept: float[M_t], their weights.
+      cohort: int64[M], those who could come.
+    """
+    return self.simulated([*cohorts, cohort], kept)[-1].weights
+
   def check_colluders(self, colluders: Sequence[int], attendance_is_known: bool) -> None:
     """Raises `ValueError` if there is no ε against so many clients that tell the server their noise."""
     del attendance_is_known

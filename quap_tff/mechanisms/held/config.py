@@ -223,8 +223,7 @@ class Held(guarantee.Guarantee, HeldConfig):
     planned, found, limit = np.asarray(self.planned_weights, np.float32), [], self.limit
     for index, cohort in enumerate(cohorts):
       ids = np.asarray(cohort, np.int64)
-      sends = planned[ids] > 0
-      after = account.after(ids[sends], planned[ids][sends].astype(np.float64))
+      after = self._after(account, ids)
       is_released = after.is_within(limit) and index < self.num_rounds
       if index < len(kept) and (own := kept[index]) is not None:
         is_released = bool((own > 0).any())
@@ -235,6 +234,30 @@ class Held(guarantee.Guarantee, HeldConfig):
         guarantee.PlannedRound(weights, float(np.max(privacy_filter.share_of(limit, account.spent), initial=0.0)))
       )
     return found
+
+  def _after(self, account: held_noise.Account, ids: np.ndarray) -> held_noise.Account:
+    """The account after a round in which these clients, int64[M], have their weights."""
+    weights = np.asarray(self.planned_weights, np.float32)[ids]
+    return account.after(ids[weights > 0], weights[weights > 0].astype(np.float64))
+
+  def allowed(self, cohorts: Sequence[Any], kept: Sequence[np.ndarray], cohort: np.ndarray) -> np.ndarray:
+    """Those whose budgets do not pay for the round have no weight, and the others have theirs.
+
+    Nobody has one if the budget of somebody outside the cohort does not pay for what the round takes back.
+    """
+    account = held_noise.opened(self.num_clients, self.noise_multiplier, self.correlation.chosen)
+    for ids, weights in zip(cohorts, kept):
+      if (weights > 0).any():
+        account = self._after(account, np.asarray(ids, np.int64))
+    weights = np.asarray(self.planned_weights, np.float32)[cohort]
+    # With fewer others there is less noise, so those who are left are looked at again.
+    while (weights > 0).any():
+      is_over = self._after(account, cohort[weights > 0]).spent > self.limit
+      if not is_over.any():
+        break
+      leaves = is_over[cohort] & (weights > 0)
+      weights = np.where(leaves if leaves.any() else True, np.float32(0), weights)
+    return weights
 
   def _grid(self, num_weights):
     smallest = min(stddev for stddev in self.share_stddevs if stddev)

@@ -148,7 +148,7 @@ class TestPlans:
     config = quap_tff.CertifiedConfig(num_clients=5, epsilon=3.0, delta=_DELTA, own_epsilon=own)
     if own:
       config = dataclasses.replace(config, weights=quap_tff.mechanisms.certified.weight_rules.Scale())
-    plan = quap_tff.CertifiedPlan(config, _COHORTS)
+    plan = quap_tff.certified_plan(config, _COHORTS)
     found = plan.report(plan.new_ledger(), plan.schedule).formal
     bounds = np.array(own or [3.0] * 5)
     # Of each bound, 1/2048 is kept for rounding. It costs everyone as much as the smallest bound keeps, at most.

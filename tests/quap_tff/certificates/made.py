@@ -44,7 +44,7 @@ HELD = {'correlation': correlation.Held(0.5)}
 def plan(options=(), schedule=SCHEDULE, num_clients=NUM_CLIENTS, epsilon=3.0, delta=1e-5, **config):
   """A plan with the `leaving` of its process, which was never built."""
   config = examples.guarantee(num_clients=num_clients, epsilon=epsilon, delta=delta, **config)
-  found = plans.CertifiedPlan(config, schedule, **{'model': MODEL, **dict(options)})
+  found = plans.certified_plan(config, schedule, **{'model': MODEL, **dict(options)})
   found.leaving = leaving(found)
   return found
 

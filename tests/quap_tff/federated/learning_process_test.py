@@ -56,7 +56,7 @@ class TestVariablesThatAreNotTrainable:
     message = r'Training changes batch_norm\S+/moving_mean, batch_norm\S+/moving_variance, which .*GroupNormalization'
     with pytest.raises(ValueError, match=message):
       quap_tff.build_quap_fed_avg(model_fn, _config(critical_layers='all'))
-    certified = plans.CertifiedPlan(examples.guarantee(num_clients=4), examples.SCHEDULE)
+    certified = plans.certified_plan(examples.guarantee(num_clients=4), examples.SCHEDULE)
     with pytest.raises(ValueError, match=message):
       certified.build_process(model_fn)
 

@@ -100,7 +100,7 @@ class TestQuap:
 class TestCertified:
   def _plan(self):
     config = certified_configs.CertifiedConfig(num_clients=10, epsilon=3.0, delta=DELTA, clip=clip_rules.Fixed(CLIP))
-    return plans.CertifiedPlan(config, [list(range(10))] * 5)
+    return plans.certified_plan(config, [list(range(10))] * 5)
 
   def test_the_aggregate_has_noise_everywhere(self):
     plan = self._plan()
