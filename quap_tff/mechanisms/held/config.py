@@ -180,6 +180,8 @@ class Held(guarantee.Guarantee, HeldConfig):
     weights = np.asarray(self.planned_weights, np.float64)
     if weights.shape != (self.num_clients,) or not ((weights >= 0) & (weights <= 1)).all():
       raise ValueError(f'planned_weights must be float[{self.num_clients}] in [0, 1].')
+    if self.spent_before is not None:  # Who has nothing left sends nothing, whatever a plan for others gives it.
+      weights = np.where(self.limit > 0, weights, 0.0)
     object.__setattr__(self, 'planned_weights', tuple((weights + 0.0).tolist()))  # -0.0 is 0.0.
 
   def settled(

@@ -161,6 +161,12 @@ class TestRefuses:
         config.settled([[0, 1]])
     assert self._config((most, most, 0)).settled([[0, 2]]).mechanism.limit[2] > 0
 
+  def test_a_weight_without_a_budget(self):
+    most = tradeoff.mu_at_most(3.0, DELTA) ** 2
+    config = quap_tff.HeldConfig(3, 3.0, DELTA, spent_before=(most, 0, 0)).settled([[0, 1], [1, 2]]).mechanism
+    assert config.planned_weights[0] == 0 < min(config.planned_weights[1:])
+    assert dataclasses.replace(config, planned_weights=(0.5, 0.5, 0.5)).planned_weights == (0, 0.5, 0.5)
+
   def test_one_worst_case_for_all(self):
     with pytest.raises(ValueError, match='by spent_before each has something else left'):
       self._config((0, 0.1, 0), weights=weight_rules.WorstCase())
