@@ -232,7 +232,7 @@ class Run:
     """The run where the file of --spent is not at hand: float[N] μ² is what it says. Its flags stay."""
     if self.flags['spent'] is None:
       return self
-    return dataclasses.replace(self, method=dataclasses.replace(self.method, **{'spent': spent}))
+    return dataclasses.replace(self, method=flag_fields.decoded(self.method, {'spent': spent}))
 
   def attackers(self, num_clients: int) -> tuple[int, ...]:
     """The malicious clients of N, ascending."""

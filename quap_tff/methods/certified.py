@@ -14,7 +14,6 @@ from quap_tff import plans
 from quap_tff.common import checks
 from quap_tff.common import flag_fields
 from quap_tff.common import registry
-from quap_tff.mechanisms import mechanism as mechanisms
 from quap_tff.mechanisms.certified import config as certified_configs
 from quap_tff.mechanisms.certified import guarantee
 from quap_tff.mechanisms.certified import weight_rules
@@ -182,16 +181,13 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Spent, p
   def gives_certificate(self) -> bool:
     return self.certificate
 
-  def facts(self, setting: base.Setting) -> mechanisms.Facts:
-    return dataclasses.replace(self, spent=None).configure(setting).facts
-
   def check_cohorts(self, setting: base.Setting) -> None:
     if self.spent is not None:
       self.configure(setting)
 
   def _spent_before(self, setting: base.Setting) -> Optional[tuple[float, ...]]:
     """float[N], μ² of what was released about each client before; None for nothing."""
-    if self.spent is None:
+    if self.spent is None or setting.participation is None:  # Facts are asked for before the clients are known.
       return None
     try:
       return tuple(accounting.read_spent(self.spent, setting.num_clients).tolist())

@@ -71,6 +71,13 @@ def test_a_third_run_counts_from_both(file, tmp_path):
   assert not found[7:].any() and found[1] > plan.config.spent_before[1] > 0
 
 
+def test_the_delta_of_an_earlier_run_may_be_another(tmp_path):
+  path = made.folder(tmp_path / 'run', made.plan(delta=1e-7, epsilon=2.0))
+  by_epsilon, exact = (accounting.read_spent(path / file) for file in ('clients.csv', 'ledger.npz'))
+  np.testing.assert_allclose(by_epsilon, exact, rtol=2e-3, atol=1e-9)
+  assert (by_epsilon >= exact * (1 - 1e-9)).all()
+
+
 def test_a_run_that_ends_early_is_bounded_by_what_is_left(tmp_path, capsys):
   first, _, plan = _chain(tmp_path, 'independent', 'clients.csv')
   stopped = made.folder(tmp_path / 'stopped', plan, rounds=2, about=dataclasses.replace(made.ABOUT, tests=2))
