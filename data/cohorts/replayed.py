@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from data import reading
-from data.cohorts import base
 from quap_tff.accounting import logs
+from quap_tff.cohorts import base
 from quap_tff.common.numbers import samplers
 
 _MOST_NAMES_IN_AN_ERROR = 3

@@ -140,6 +140,7 @@ def _plan(content, run_json) -> tuple[plans.Plan, run_lib.Run]:
     if run_folder.through_json(run.identity()) != identity:
       raise ValueError('identity must hold the flags that say what is computed, and no others')
     run = run.with_cohorts(run.cohorts.participation.known(content.plan.schedule))
+    run = run.with_spent(content.plan.config.spent_before)
     return run.plan(resolved['num_clients'], folders.model_shape(resolved), resolved['test_is_of_clients']), run
 
 

@@ -184,10 +184,7 @@ def formal_report(
     neighbours, amplification, found = _amplified(ledger, delta, sampler, notes)
     epsilon = min(found.values(), key=np.max)
   else:
-    amplification, found = 'none', _unamplified(ledger, delta - slack.delta, notes)
-    took_part = ledger.rounds > 0
-    for values in found.values():
-      values[took_part] += slack.epsilon
+    amplification, found = 'none', _unamplified(ledger, delta, slack, notes)
     epsilon = found['gaussian_exact']
   figures = tuple(
     FormalFigure(name, neighbours, amplification, *_max_and_mean(values), float(np.median(values)))
@@ -249,16 +246,24 @@ def no_amplification(
   return None
 
 
-def _unamplified(ledger, delta, notes) -> dict[str, np.ndarray]:
-  """float64[N] by accountant. The reasons of accountants without a figure go to the notes."""
-  mu = histories_lib.total_mu(ledger).whole
+def _unamplified(
+  ledger: run_ledger.RunLedger, delta: float, slack: slacks.Slack, notes: list[str]
+) -> dict[str, np.ndarray]:
+  """float64[N] by accountant, with the slack. The reasons of accountants without a figure go to the notes."""
+  total = histories_lib.total_mu(ledger)
+  # Of a client about whom only earlier runs have released something, rounding in this one costs nothing.
+  took_part = np.where(ledger.spent_before > 0, total.came, ledger.rounds > 0)
+  mu = total.whole
   # Histories may be rounded up. This figure is the account's own, and comes first as it needs most memory.
-  exact = tradeoff.epsilon_of(mu, delta)
+  exact = slack.of_those_who(took_part, mu, delta)
   merged = histories_lib.merged_histories(mu)
   whole = merged if ledger.correlation.num_buffers else histories_lib.histories(ledger)
   populations = {name: merged if accountant.merges else whole for name, accountant in accountants.ACCOUNTANTS.items()}
   del populations['gaussian_exact']
-  return {'gaussian_exact': exact, **_by_accountant(populations, delta, notes)}
+  others = _by_accountant(populations, delta - slack.delta, notes)
+  for values in others.values():
+    values[took_part] += slack.epsilon
+  return {'gaussian_exact': exact, **others}
 
 
 def _amplified(ledger, delta, sampler, notes) -> tuple[str, str, dict[str, np.ndarray]]:

@@ -96,6 +96,7 @@ def make(content: folders.Content) -> dict[str, Any]:
         'cohorts': plan.cohorts,
         'colluders': sentences.against_colluders(figures),
         # mechanism.json has each client's own bound.
+        **sentences.spent_before(config),
         'own_bounds': [{'epsilon': bound, 'clients': clients} for bound, clients in sentences.own_bounds(figures)],
       },
       'other_relations': sentences.other_relations(figures),

@@ -236,6 +236,10 @@ def _about(certificate) -> list[tuple[str, str]]:
   ]
 
 
+def _before(spent: Mapping[str, Any]) -> tuple[str, str]:
+  return 'Spent before', f'by {spent["clients"]:,} clients, at most ε = {rounding.up(spent["epsilon_max"], 6)}'
+
+
 def _figures(certificate) -> list[tuple[str, str]]:
   guarantee, achieved, facts = (certificate[name] for name in ('guarantee', 'achieved', 'facts'))
   quantiles = ', '.join(f'{float(q):.0%}: {rounding.up(value)}' for q, value in achieved['epsilon_quantiles'].items())
@@ -250,6 +254,7 @@ def _figures(certificate) -> list[tuple[str, str]]:
       ('Own bound', f'ε = {rounding.up(own["epsilon"], 15)} for {own["clients"]:,} clients')
       for own in guarantee['own_bounds']
     ),
+    *([_before(guarantee['spent_before'])] if 'spent_before' in guarantee else []),
     ('Trust', sentences.OF_TRUST[guarantee['trust']].short),
     *(
       (f'Colluders: {one["clients"]:,}', f'ε = {rounding.up(one["epsilon"], 6)}, whichever other clients they are')

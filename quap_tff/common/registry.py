@@ -156,12 +156,15 @@ def value_of(config: Any, *registries: Mapping[str, Any]) -> Any:
   """A frozen dataclass as a value that JSON can hold: what the account depends on, by the names of its fields.
 
   A choice of one of the registries is its spec, and any other abstract class's is one with the name of its class. So
-  a class that is registered can be renamed. Fields with `checks.NOT_IN_KEYS` are left out.
+  a class that is registered can be renamed. Fields with `checks.NOT_IN_KEYS` are left out, and so are those with
+  `checks.IN_KEYS_IF_GIVEN` that are None.
   """
   if dataclasses.is_dataclass(config):
     registries = (*registries, *getattr(config, 'choices', ()))
-    kept = [field.name for field in dataclasses.fields(config) if checks.NOT_IN_KEYS not in field.metadata]
-    return {name: _part_of(getattr(config, name), registries) for name in kept}
+    kept = [field for field in dataclasses.fields(config) if checks.NOT_IN_KEYS not in field.metadata]
+    values = {field.name: getattr(config, field.name) for field in kept}
+    optional = {field.name for field in kept if checks.IN_KEYS_IF_GIVEN in field.metadata}
+    return {n: _part_of(value, registries) for n, value in values.items() if value is not None or n not in optional}
   return list(config) if isinstance(config, tuple) else config
 
 

@@ -9,6 +9,7 @@ from typing import Any, Optional
 
 import numpy as np
 
+from quap_tff import accounting
 from quap_tff import plans
 from quap_tff.common import checks
 from quap_tff.common import flag_fields
@@ -60,7 +61,7 @@ WEIGHTS: Mapping[str, Any] = collections.ChainMap({'participation': ByParticipat
 
 
 @dataclasses.dataclass(frozen=True)
-class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, base.Method):
+class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Spent, parts.Budget, base.Method):
   """Certified QuAP-FL: a guarantee for the whole released model. No client exceeds the budget of --epsilon and --delta.
 
   Attributes:
@@ -180,6 +181,19 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
   def gives_certificate(self) -> bool:
     return self.certificate
 
+  def check_cohorts(self, setting: base.Setting) -> None:
+    if self.spent is not None:
+      self.configure(setting)
+
+  def _spent_before(self, setting: base.Setting) -> Optional[tuple[float, ...]]:
+    """float[N], μ² of what was released about each client before; None for nothing."""
+    if self.spent is None or setting.participation is None:  # Facts are asked for before the clients are known.
+      return None
+    try:
+      return tuple(accounting.read_spent(self.spent, setting.num_clients).tolist())
+    except (OSError, ValueError) as error:
+      raise ValueError(f'--spent: {error}') from error
+
   def _own_epsilon(self, setting):
     """float[N], the bound of each client; None if everyone has --epsilon. A pure function of the seed."""
     if not self.own:
@@ -233,6 +247,7 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
       clip=self._clip_rule(),
       clip_split=self.clip_split,
       own_epsilon=self._own_epsilon(setting),
+      spent_before=self._spent_before(setting),
       noise_seed=self.noise_seed,
     )
     if self.holds_noise:

@@ -9,6 +9,7 @@ from typing import Any, Optional
 
 import numpy as np
 
+from quap_tff import accounting
 from quap_tff.accounting import logs
 from quap_tff.common import checks
 from quap_tff.mechanisms.certified import guarantee
@@ -31,6 +32,7 @@ def certified_plan(
   colluders: Sequence[int] = (),
   min_separation: Optional[int] = None,
   certificate: bool = True,
+  spent: Any = None,
   **options: Any,
 ) -> plans.Plan:
   """The plan of a certified run: its noise and divisor are chosen here, before training, and from no client's data.
@@ -68,6 +70,8 @@ def certified_plan(
       None if it promises nothing. The published choices of noise are made for it.
     certificate: Whether the run is to get a certificate. If so, everything is refused here that would prevent one. If
       not, the run is a rehearsal.
+    spent: What clients have spent in earlier runs: a file, or float[N] μ², as `accounting.read_spent` takes it. Budgets
+      and figures count from there. None: that of the configuration.
     **options: The options of every plan, see `quap_tff.Plan`. Exact functions of clients' data (`client_metrics`) are
       released only if they are asked for.
 
@@ -86,6 +90,8 @@ def certified_plan(
       f'averaging must be a value such as quap_tff.postprocessing.Planned(), found {averaging!r}. The names in '
       'postprocessing.AVERAGINGS are those of the flag --averaging.'
     )
+  if spent is not None:
+    config = dataclasses.replace(config, spent_before=tuple(accounting.read_spent(spent, config.num_clients).tolist()))
   colluders = tuple(checks.integer('colluders', k, at_least=1) for k in colluders)
   if schedule is not None:
     if expected is not None:

@@ -390,7 +390,8 @@ class Plan:
 
   def new_ledger(self) -> accounting.RunLedger:
     """An empty ledger for a run of this plan."""
-    return accounting.RunLedger(self.num_clients, self.delta, self.fingerprint, self.correlation)
+    before = self.mechanism.core.spent_before
+    return accounting.RunLedger(self.num_clients, self.delta, self.fingerprint, self.correlation, before)
 
   def planned_ledger(
     self, cohorts: Sequence[Any], released: Optional[Sequence[Mapping[str, Any]]] = None

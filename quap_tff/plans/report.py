@@ -146,7 +146,7 @@ def _bound(plan, ledger, cohorts):
     clients = np.isin(np.arange(plan.num_clients), np.concatenate(cohorts))
     return _of_filter(plan, clients, ' that was planned to take part')
   limits = np.broadcast_to(np.sqrt(limit), [plan.num_clients])
-  return _formal(plan, accounting.of_limits(limits, plan.delta))
+  return _formal(plan, accounting.of_limits(limits, plan.delta, plan.mechanism.core.spent_before))
 
 
 def _of_filter(plan, clients, whom):
@@ -173,7 +173,8 @@ def _with_reading(plan, ledger, cohorts):
     bound = accounting.FormalReport(covers, statement, plan.delta, accounting.UNIT, (), (note,), None)
   # By who came, or by public rates if that is secret.
   own = _formal(plan, ledger).epsilon if plan.draw.secret else None
-  epsilon = own if own is not None else plan.slack.of(accounting.total_mu(ledger).whole, plan.delta)
+  mu = accounting.total_mu(ledger)
+  epsilon = own if own is not None else plan.slack.of_those_who(mu.came, mu.whole, plan.delta)
   said = dict(why=_WHY, bound=_BOUND) if _came(plan) else {}
   return dataclasses.replace(bound, reading=accounting.Reading(ledger.num_rounds, epsilon, **said))
 

@@ -141,8 +141,8 @@ def ledger_problems(plan: plans.Plan, ledger: accounting.RunLedger) -> list[str]
   config, state, expected = plan.config, ledger.state_dict(), plan.new_ledger().state_dict()
   found = [
     f'{name} in {folders.LEDGER} is not that of the mechanism.'
-    for name in ('num_clients', 'delta', 'fingerprint', 'correlation')
-    if not np.array_equal(state[name], expected[name])
+    for name in ('num_clients', 'delta', 'fingerprint', 'correlation', 'spent_before')
+    if not np.array_equal(state.get(name, ()), expected.get(name, ()))
   ]
   if ledger.num_rounds > config.num_rounds:
     found.append(f'{folders.LEDGER} has {ledger.num_rounds} rounds, and {config.num_rounds} are planned.')

@@ -57,6 +57,11 @@ class CertifiedConfig(guarantee.GuaranteeConfig):
         f'Weight rule {name} has one worst case for all clients, but own_epsilon gives each a bound of its own. '
         'Choose another weight rule, such as scale or online.'
       )
+    if self.spent_before is not None and self.weights.takes_worst_case:
+      raise ValueError(
+        f'Weight rule {name} has one worst case for all clients, but by spent_before each has something else left. '
+        'Choose another weight rule, such as uniform or online.'
+      )
 
   def settled(
     self,
@@ -127,7 +132,7 @@ class Certified(guarantee.Guarantee, CertifiedConfig):
     if self.counts_norms:
       draws.append((integers.count_steps(self.clip.count_noise_multiplier / 2), self.most_releases))
     largest = max(self.epsilon, slacks.LARGEST_EPSILON)
-    return grid.slack(self._smallest_epsilon, largest, self.delta, draws)
+    return self._with_slack_before(grid.slack(self._smallest_epsilon, largest, self.delta, draws))
 
   def check_before_training(self) -> None:
     rounds.check_weights(self)

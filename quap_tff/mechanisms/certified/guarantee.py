@@ -12,6 +12,7 @@ import numpy as np
 
 from quap_tff.common import checks
 from quap_tff.common import registry
+from quap_tff.common.numbers import rounding
 from quap_tff.common.numbers import slack as slacks
 from quap_tff.common.numbers import tradeoff
 from quap_tff.mechanisms import mechanism
@@ -30,6 +31,10 @@ SMALLEST_MULTIPLIER, LARGEST_MULTIPLIER = 1e-3, 1e9
 _PUBLIC_METRICS = {'exhausted_clients', 'weight_mean', 'weight_min', 'spent_max'}
 # How many rounds the account of rounding covers if their number is not planned.
 _OPEN_ENDED = 10**6
+NOTHING_LEFT = (
+  'No client that takes part has anything left of its budget, so no noise can be chosen. Give a larger epsilon, or '
+  'plan rounds of other clients.'
+)
 
 
 class Planned(NamedTuple):
@@ -80,6 +85,8 @@ class GuaranteeConfig(mechanism.Configuration):
     clip_split: How C_t is divided among layers, one of `quap_tff.mechanisms.parts.layers.CLIP_SPLITS`.
     own_epsilon: float[N], the bound that each client has chosen for itself, in (0, epsilon]. None: `epsilon` for
       everyone. A bound must not depend on the client's data.
+    spent_before: float[N], μ_i² of everything that was released about each client before, from `accounting.read_spent`.
+      The filter lets each client spend what is left, and all figures count from there. None: nothing was.
     noise_seed: A non-negative integer makes the noise reproducible and so public: such a run cannot be certified. None:
       the seed is drawn from the operating system's entropy.
   """
@@ -97,6 +104,7 @@ class GuaranteeConfig(mechanism.Configuration):
   clip: clip_rules.ClipRule = clip_rules.Fixed(1.0)
   clip_split: str = registry.name_field('clip split', 'joint', layers_lib.CLIP_SPLITS)
   own_epsilon: Optional[tuple[float, ...]] = None
+  spent_before: Optional[tuple[float, ...]] = dataclasses.field(default=None, metadata={checks.IN_KEYS_IF_GIVEN: True})
   noise_seed: Optional[int] = checks.seed_field('noise_seed')
 
   if TYPE_CHECKING:  # At run time the fields of subclasses would take it as their default.
@@ -114,6 +122,7 @@ class GuaranteeConfig(mechanism.Configuration):
       self.correlation.check_rounds(self.num_rounds)
     self._check_clip()
     self._check_own_epsilon()
+    self._check_spent_before()
 
   def _check_own_epsilon(self):
     if self.own_epsilon is None:
@@ -126,6 +135,26 @@ class GuaranteeConfig(mechanism.Configuration):
         f'client {bad[0]}.'
       )
     object.__setattr__(self, 'own_epsilon', tuple(own.tolist()))
+
+  def _check_spent_before(self) -> None:
+    if self.spent_before is None:
+      return
+    spent = checks.numbers_of_clients('spent_before', self.spent_before, self.num_clients)
+    bounds = np.broadcast_to(self.own_epsilon or self.epsilon, spent.shape)
+    distinct, index = np.unique(bounds, return_inverse=True)
+    most = np.array([tradeoff.mu_at_most(one, self.delta) ** 2 for one in distinct.tolist()])[index]
+    over = np.flatnonzero(~((spent >= 0) & (spent <= most)))
+    if len(over):
+      client = int(over[0])
+      if not spent[client] >= 0:
+        raise ValueError(f'spent_before must be at least 0 for each client, found {spent[client]:g} for {client}.')
+      epsilon = rounding.up(float(tradeoff.epsilon_of(math.sqrt(spent[client]), self.delta)))
+      raise ValueError(
+        f'{len(over)} clients have spent more before than they may in all. Client {client} has spent ε = {epsilon} at '
+        f'delta={self.delta:g}, and its bound is {bounds[client]:g}. Give it a bound that covers that: a larger '
+        'epsilon, or own_epsilon.'
+      )
+    object.__setattr__(self, 'spent_before', tuple(spent.tolist()) if spent.any() else None)
 
   def _check_clip(self):
     if not isinstance(self.clip, clip_rules.ClipRule):
@@ -179,10 +208,11 @@ class GuaranteeConfig(mechanism.Configuration):
 
   @property
   def limit(self) -> Any:
-    """The most μ² that each client may spend, a number or float64[N]."""
-    if self.own_epsilon is None:
-      return self._limit_of(self.epsilon)
-    return np.array([self._limit_of(own) for own in self.own_epsilon], np.float64)
+    """The most μ² that each client may spend, after what it has spent before: a number or float64[N]."""
+    found: Any = self._limit_of(self.epsilon)
+    if self.own_epsilon is not None:
+      found = np.array([self._limit_of(own) for own in self.own_epsilon], np.float64)
+    return found if self.spent_before is None else privacy_filter.left_of(found, self.spent_before)
 
   @property
   def holds_noise(self) -> bool:
@@ -190,8 +220,8 @@ class GuaranteeConfig(mechanism.Configuration):
     return self.trust == 'secure_sum'
 
   def _limit_of(self, epsilon: float) -> float:
-    """The largest μ² of a client with this ε. A part of ε and δ is kept for what rounding costs."""
-    kept = 1 - integers.RESERVE
+    """The largest μ² of a client with this ε. A part of ε and δ is kept for what rounding costs, now and before."""
+    kept = 1 - integers.RESERVE * (1 if self.spent_before is None else 2)
     return privacy_filter.limit_of(epsilon * kept, self.delta * kept)
 
   @property
@@ -299,7 +329,19 @@ class Guarantee(GuaranteeConfig, mechanism.Mechanism):
 
   @property
   def kept_slack(self) -> slacks.Slack:
+    return self._with_slack_before(self._reserve)
+
+  @property
+  def _reserve(self) -> slacks.Slack:
     return slacks.Slack(integers.RESERVE * self._smallest_epsilon, integers.RESERVE * self.delta)
+
+  def _with_slack_before(self, own: slacks.Slack) -> slacks.Slack:
+    return slacks.Slack(own.epsilon + self.slack_before.epsilon, own.delta + self.slack_before.delta)
+
+  @property
+  def slack_before(self) -> slacks.Slack:
+    """What is kept for rounding in everything that was released before: as much as a run may at most have."""
+    return slacks.Slack() if self.spent_before is None else self._reserve
 
   @property
   def _smallest_epsilon(self) -> float:

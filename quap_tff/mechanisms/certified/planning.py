@@ -68,6 +68,8 @@ def calibrated(
   releases = [cohort for cohort in cohorts if len(cohort)]
   if not releases:
     raise ValueError('Nobody takes part in any of the planned rounds, so no noise and no divisor can be chosen.')
+  if config.spent_before is not None and not config.limit[np.unique(np.concatenate(releases))].any():
+    raise ValueError(guarantee.NOTHING_LEFT)
   bounds = participation_bounds(releases, config.num_clients, min_separation)
   found = config.correlation.candidates(len(releases), *bounds)
   if len(found) > 1:
@@ -89,10 +91,12 @@ def share_of_ceiling(planned: guarantee.Planned, cohorts: Sequence[Any]) -> floa
     cohorts: int[M_t], the schedule, in which every round has clients.
   """
   config = planned.mechanism
+  limits = np.broadcast_to(np.sqrt(config.limit), [config.num_clients])
+  # Who has nothing left has no part in a round, and where nobody has anything left, there is none.
+  cohorts = [ids for ids in (np.asarray(one)[limits[one] > 0] for one in cohorts) if len(ids)]
   sums = np.array([one.weights.sum(dtype=np.float64) for one in config.simulated(cohorts)])
   published = np.cumsum(planned.averaging.shares(len(cohorts))[::-1])[::-1]
   covariance = config.correlation.covariance(cohorts, [config.noise_multiplier] * len(cohorts))
-  limits = np.broadcast_to(np.sqrt(config.limit), [config.num_clients])
   ceiling = limits[np.unique(np.concatenate(cohorts))].sum()
   return float(published @ sums / math.sqrt(published @ covariance @ published) / ceiling)
 
@@ -198,7 +202,7 @@ def simulated(
   rounds, largest, prices = [], 0.0, config.prices
   for ids, (weights, spent) in zip(cohorts, _run(config, prices, cohorts, kept)):
     limit = privacy_filter.prices_of(prices, np.asarray(ids, np.int64)).limit
-    largest = np.maximum(largest, (spent / limit).max(initial=0.0))  # NaN stays NaN.
+    largest = np.maximum(largest, privacy_filter.share_of(limit, spent).max(initial=0.0))  # NaN stays NaN.
     rounds.append(guarantee.PlannedRound(weights, float(largest)))
   return rounds
 

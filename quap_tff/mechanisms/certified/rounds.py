@@ -222,7 +222,7 @@ class CertifiedRounds(RoundsInIntegers):
       noise=state.noise._replace(counter=state.noise.counter + tf.cast(tf.reduce_any(weights > 0), tf.int64)),
       accounts=accounts,
     )
-    spent_max = tf.cast(tf.reduce_max(accounts.spent / config.prices.limit), tf.float32)
+    spent_max = tf.cast(tf.reduce_max(privacy_filter.share_of(config.limit, accounts.spent)), tf.float32)
     return admitted(config, client_ids, weights, participation, state, after, spent_max=spent_max)
 
   def release(self, state: Any, admitted: mechanism.Round, total: list[Any]) -> tuple[Any, list[Any], mechanism.Struct]:

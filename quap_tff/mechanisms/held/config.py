@@ -30,6 +30,7 @@ from quap_tff.common import registry
 from quap_tff.common.numbers import slack as slacks
 from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms.certified import guarantee
+from quap_tff.mechanisms.certified import privacy_filter
 from quap_tff.mechanisms.noise import correlation as correlations
 from quap_tff.mechanisms.noise import held_noise
 from quap_tff.mechanisms.noise import integers
@@ -117,10 +118,13 @@ class HeldConfig(guarantee.GuaranteeConfig):
   ) -> guarantee.Planned:
     """The bounds of a separation play no part here."""
     cohorts = checks.schedule(cohorts, self.num_clients)
+    most_clients = max(map(len, cohorts), default=0)
     averages = averaging.candidates(len(cohorts))
     limits = np.broadcast_to(self.limit, [self.num_clients])
-    if not any(limits[cohort].any() for cohort in cohorts):
-      raise ValueError('No client that takes part has a limit above 0, so no noise can be chosen.')
+    # Who has nothing left sends nothing, and so adds no noise.
+    cohorts = [ids[limits[ids] > 0] for ids in cohorts]
+    if not any(map(len, cohorts)):
+      raise ValueError(guarantee.NOTHING_LEFT)
     shares = [postprocessing.kept_shares(average.shares(len(cohorts))) for average in averages]
     decay = 0.0 if self.threshold is not None else self.correlation.decay
     # A decay is chosen by mean costs, which are far cheaper to compute than their margins.
@@ -136,7 +140,7 @@ class HeldConfig(guarantee.GuaranteeConfig):
       divisor=found.divisor if self.divisor is None else self.divisor,
       num_rounds=len(cohorts),
       planned_weights=tuple(weights.tolist()),
-      most_clients=max(map(len, cohorts)),
+      most_clients=most_clients,
     )
     return guarantee.Planned(Held(**values), averages[found.average])
 
@@ -176,6 +180,8 @@ class Held(guarantee.Guarantee, HeldConfig):
     weights = np.asarray(self.planned_weights, np.float64)
     if weights.shape != (self.num_clients,) or not ((weights >= 0) & (weights <= 1)).all():
       raise ValueError(f'planned_weights must be float[{self.num_clients}] in [0, 1].')
+    if self.spent_before is not None:  # Who has nothing left sends nothing, whatever a plan for others gives it.
+      weights = np.where(self.limit > 0, weights, 0.0)
     object.__setattr__(self, 'planned_weights', tuple((weights + 0.0).tolist()))  # -0.0 is 0.0.
 
   def settled(
@@ -226,7 +232,9 @@ class Held(guarantee.Guarantee, HeldConfig):
       if is_released:
         account = after
       weights = planned[ids] * np.float32(is_released)
-      found.append(guarantee.PlannedRound(weights, float(np.max(account.spent / limit, initial=0.0))))
+      found.append(
+        guarantee.PlannedRound(weights, float(np.max(privacy_filter.share_of(limit, account.spent), initial=0.0)))
+      )
     return found
 
   def _after(self, account: held_noise.Account, ids: np.ndarray) -> held_noise.Account:
@@ -269,7 +277,7 @@ class Held(guarantee.Guarantee, HeldConfig):
       num_coordinates=num_weights,
       num_participations=self._most_participations,
     )
-    return grid.slack(self._smallest_epsilon, largest, self.delta, self._draws(grid), more)
+    return self._with_slack_before(grid.slack(self._smallest_epsilon, largest, self.delta, self._draws(grid), more))
 
   def _draws(self, grid):
     """The draws of all releases, as `Grid.slack` takes them. A client in a new chain draws twice with the σ of W."""

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from data import cohorts
-from data import rng as rng_lib
-from data.cohorts import base
 from data.cohorts import dropouts
-from data.cohorts import stateful
-from data.cohorts import static
+from quap_tff.cohorts import base
+from quap_tff.cohorts import stateful
+from quap_tff.cohorts import static
+from quap_tff.common.numbers import rng as rng_lib
 
 SETTINGS = hypothesis.settings(derandomize=True, deadline=None, max_examples=30)
 FIXED_SIZE = ['uniform', 'separated:min_separation=1', 'beta', 'hybrid', 'hybrid:normalize=true', 'hybrid_reference']
