@@ -28,14 +28,14 @@ class CertifiedConfig(guarantee.GuaranteeConfig):
 
   Attributes:
     correlation: How the noise of a round takes back noise of earlier rounds, one of
-      `quap_tff.mechanisms.noise.correlation.FAMILIES`, but for `Held`.
+      `quap_tff.mechanisms.noise.correlation.FAMILIES`, but for `Held`. By default `Ar1`, whose decay `settled` chooses.
     weights: The rule for w_i(t), one of `quap_tff.mechanisms.certified.weight_rules.RULES`.
   """
 
   trust = 'server'
 
-  correlation: correlations.Correlation = correlations.Independent()
-  weights: weight_rules.WeightRule = weight_rules.Participation()
+  correlation: correlations.Correlation = correlations.Ar1()
+  weights: weight_rules.WeightRule = weight_rules.Online()
 
   def __post_init__(self):
     super().__post_init__()

@@ -76,7 +76,8 @@ class GuaranteeConfig(mechanism.Configuration):
     num_rounds: T, the planned rounds. After them nobody adds anything. None: to be taken from a schedule. A mechanism
       without it has any number of rounds, and charges each client as if they went on for ever.
     participation: How the participation rates are computed.
-    clip: C_t: `clip_rules.Fixed`, or `clip_rules.PrivateQuantile`, whose noised count is in the account.
+    clip: C_t: `clip_rules.Fixed`, or `clip_rules.PrivateQuantile`, whose noised count is in the account. None: to be
+      chosen from the number of rounds, `clip_rules.public_norm`, for a server whose step is 1.
     clip_split: How C_t is divided among layers, one of `quap_tff.mechanisms.parts.layers.CLIP_SPLITS`.
     own_epsilon: float[N], the bound that each client has chosen for itself, in (0, epsilon]. None: `epsilon` for
       everyone. A bound must not depend on the client's data.
@@ -94,7 +95,7 @@ class GuaranteeConfig(mechanism.Configuration):
   divisor: Optional[float] = checks.number_field('divisor', None, above=0)
   num_rounds: Optional[int] = checks.integer_field('num_rounds', None, at_least=1)
   participation: participations.ParticipationConfig = participations.ParticipationConfig()
-  clip: clip_rules.ClipRule = clip_rules.Fixed(1.0)
+  clip: Optional[clip_rules.ClipRule] = None
   clip_split: str = registry.name_field('clip split', 'joint', layers_lib.CLIP_SPLITS)
   own_epsilon: Optional[tuple[float, ...]] = None
   noise_seed: Optional[int] = checks.seed_field('noise_seed')
@@ -128,6 +129,8 @@ class GuaranteeConfig(mechanism.Configuration):
     object.__setattr__(self, 'own_epsilon', tuple(own.tolist()))
 
   def _check_clip(self):
+    if self.clip is None:
+      return
     if not isinstance(self.clip, clip_rules.ClipRule):
       raise TypeError(f'clip must be a rule of quap_tff.mechanisms.parts.clip_rules, found {self.clip!r}.')
     if self.clip.releases_exact_norms or self.clip.uses_current_norms:
@@ -197,13 +200,21 @@ class GuaranteeConfig(mechanism.Configuration):
   @property
   def _count_cost(self) -> float:
     """1/c² of the noised count; 0 if there is none."""
+    if self.clip is None:
+      return 0.0
     share = 1 / self.clip.count_noise_multiplier
     return share * share
 
   @property
   def counts_norms(self) -> bool:
     """Whether each round releases a noised count of norms."""
-    return math.isfinite(self.clip.count_noise_multiplier)
+    return self.clip is not None and math.isfinite(self.clip.count_noise_multiplier)
+
+  def clipped(self, num_rounds: int) -> GuaranteeConfig:
+    """The configuration with a clipping norm for this number of rounds, if none is given."""
+    if self.clip is not None:
+      return self
+    return dataclasses.replace(self, clip=clip_rules.Fixed(clip_rules.public_norm(num_rounds)))
 
   @property
   def facts(self) -> mechanism.Facts:
@@ -234,12 +245,14 @@ class Guarantee(GuaranteeConfig, mechanism.Mechanism):
     'noise_multiplier', at_least=SMALLEST_MULTIPLIER, at_most=LARGEST_MULTIPLIER
   )
   divisor: float = checks.number_field('divisor', above=0)
+  clip: clip_rules.ClipRule = clip_rules.Fixed(1.0)
 
   def __post_init__(self):
     super().__post_init__()
     if not self.correlation.is_settled:
       raise ValueError(
-        f'A mechanism needs its noise in numbers, found {self.correlation!r}. Let `settled` choose them.'
+        f'A mechanism needs its noise in numbers, found {self.correlation!r}. Give correlation=Independent() or one '
+        'with all of its numbers, such as Ar1(0.9), or let `settled` choose them from a schedule.'
       )
 
   @property
