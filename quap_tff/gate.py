@@ -124,7 +124,7 @@ class Gate:
       epsilon: As for a gate.
       delta: As for a gate.
       num_clients: N; None: one more than the largest id.
-      **more: `correlation`, which may leave its numbers open, and `own_epsilon`.
+      **more: `correlation`, by default independent, which may leave its numbers open, and `own_epsilon`.
 
     Raises:
       ValueError: If the schedule is empty, or no noise suits it.
@@ -132,6 +132,7 @@ class Gate:
     cohorts = [np.asarray(cohort) for cohort in schedule]
     if num_clients is None:
       num_clients = 1 + max((int(cohort.max()) for cohort in cohorts if cohort.size), default=0)
+    more.setdefault('correlation', correlations.Independent())
     config = certified_config.CertifiedConfig(num_clients, epsilon, delta, weights=weight_rules.Uniform(), **more)
     found = config.settled(cohorts).mechanism
     return cls(
