@@ -71,12 +71,16 @@ class CertifiedConfig(guarantee.GuaranteeConfig):
 class Certified(guarantee.Guarantee, CertifiedConfig):
   """The certified mechanism with a trusted server. `CertifiedConfig.settled` makes it.
 
+  One that is made without a schedule has no rule that would need one, unless it is given.
+
   Attributes:
     planned_rounds: int[N], in how many rounds each client is planned to take part. For weight rules with `needs_plan`.
     planned_costs: float[N], what weights of 1 in all these rounds would cost in μ² at z = 1. None: equal to
       `planned_rounds`, as under independent noise.
   """
 
+  correlation: correlations.Correlation = correlations.Independent()
+  weights: weight_rules.WeightRule = weight_rules.Participation()
   planned_rounds: Optional[tuple[int, ...]] = None
   planned_costs: Optional[tuple[float, ...]] = None
 

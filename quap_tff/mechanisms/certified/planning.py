@@ -54,11 +54,11 @@ def calibrated(
   """The mechanism for a schedule. Arguments and errors are those of `GuaranteeConfig.settled`.
 
   The noise multiplier, a decay and an average are chosen to maximize J. Other coefficients of correlated noise are
-  those of the published objective (`published_noise`) for the bounds on participation. A clipping norm that is open
-  follows from the number of rounds (`clip_rules.public_norm`). If several noise multipliers are
-  equally good, the largest one is chosen. The number of rounds is that of the schedule. The divisor is the mean sum of
-  weights. For weight rules that need it, the number of rounds that each client is planned to be in is counted. If
-  everyone takes part in T rounds with weights of 1 and independent noise, z = √T/μ_max.
+  those of the published objective (`published_noise`) for the bounds on participation. If several noise multipliers are
+  equally good, the largest one is chosen. The number of rounds is that of the schedule, and an open clipping norm
+  follows from it (`clip_rules.public_norm`). The divisor is the mean sum of weights. For weight rules that need it, the
+  number of rounds that each client is planned to be in is counted. If everyone takes part in T rounds with weights of 1
+  and independent noise, z = √T/μ_max.
   """
   cohorts = checks.schedule(cohorts, config.num_clients)
   if config.num_rounds is None and cohorts:
