@@ -178,6 +178,10 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
     return found
 
   @property
+  def clip_follows_rounds(self) -> bool:
+    return self.clip is None
+
+  @property
   def gives_certificate(self) -> bool:
     return self.certificate
 
