@@ -26,10 +26,6 @@ TFF_SMALLEST_CLIP, TFF_LARGEST_NORM = 1e-10, 1e19
 # The most that rounding its entries to float32 adds to the norm of an update, as a share.
 _ROUNDING = 2.0**-24
 
-# How far all rounds together may move a model whose clipping norm nobody chose. It was chosen on data that the program
-# makes, see docs/usage.md, "Choosing constants".
-_MOVEMENT = 10.0
-
 # Draws a float64 scalar of noise with a standard deviation.
 Noise = Callable[[float], Any]
 
@@ -148,17 +144,18 @@ class Fixed(ClipRule):
 
 
 def public_norm(num_rounds: int, step: float = 1.0) -> float:
-  """C = 10/(T·step): the clipping norm for a run for which none was chosen. It follows from no client's data.
+  """C = 1/(step·√T): the clipping norm of a run for which none was chosen. It follows from no client's data.
 
-  A server that takes T steps of this length along means of clipped updates moves the model by T·step·C at most, and by
-  10 with this norm. Noise is in proportion to C, so a smaller norm costs no privacy and no ratio of signal to noise; it
-  only makes the model move less.
+  The server then takes steps of length 1/√T along means of clipped updates. This is the step R/(G·√T) with which
+  T steps of the subgradient method come closest to a minimum in the worst case, for gradients of norm G = 1 and a start
+  at distance R = 1. The noise is in proportion to C, so C moves neither ε nor the ratio of signal to noise, as long as
+  updates are at least as long as C.
 
   Args:
     num_rounds: T.
     step: By how much the server moves the model for a mean of norm 1.
   """
-  return _MOVEMENT / (num_rounds * step)
+  return 1 / (step * math.sqrt(num_rounds))
 
 
 @dataclasses.dataclass(frozen=True)
