@@ -68,8 +68,8 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
       'spend_evenly', the only one, with trust=secure_sum. 'participation' uses --alpha and --beta.
     noise: How the noise of a round takes back noise of earlier rounds, a spec of `correlation.FAMILIES`. auto: 'ar1'
       with trust=server, 'held' with trust=secure_sum, and 'independent' with a threshold.
-    clip: The clipping norm. With `quantile`, the first clipping norm. auto: 1 over the root of --rounds, and over the
-      step of --server_optimizer (`clip_rules.public_norm`), which follows from no client's data.
+    clip: The clipping norm. With `quantile`, the first clipping norm. auto: 10 over --rounds, and 1 at most, over the
+      step of --server_optimizer (`clip_rules.public_norm`). It follows from no client's data.
     quantile: If given, Andrew et al.'s private quantile tracks this quantile of the norms.
     count_stddev: The standard deviation of the noised count that the private quantile needs, 20 by default. Only with
       `quantile`.
