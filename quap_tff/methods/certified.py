@@ -90,8 +90,9 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
 
   divides_by_planned_cohort = True
 
-  weights: Any = flag_fields.parameter('weight rule', WEIGHTS, None)  # A rule, once it is made.
-  noise: Any = flag_fields.parameter('noise correlation', correlations.FAMILIES, None)  # A correlation, once it is made.
+  # Both are None only until `__post_init__` has chosen what is not given.
+  weights: weight_rules.WeightRule = flag_fields.parameter('weight rule', WEIGHTS, None)
+  noise: correlations.Correlation = flag_fields.parameter('noise correlation', correlations.FAMILIES, None)
   clip: Optional[float] = dataclasses.field(default=None, metadata={registry.CHOSEN: True})
   quantile: Optional[float] = None
   count_stddev: Optional[float] = None
@@ -134,7 +135,7 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
     """Whether clients hold the noise."""
     return self.trust == 'secure_sum'
 
-  def _choose_by_trust(self):
+  def _choose_by_trust(self) -> None:
     """Sets what is not given to what suits the trust."""
     noise = correlations.Ar1()
     if self.holds_noise:
@@ -201,7 +202,7 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
       bounds[order[begin:end]] = epsilon
     return tuple(bounds.tolist())
 
-  def _clip_rule(self, chosen):
+  def _clip_rule(self, chosen: float) -> clip_rules.ClipRule:
     clip = chosen if self.clip is None else self.clip
     if self.quantile is None:
       if self.count_stddev is not None:

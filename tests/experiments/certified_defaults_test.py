@@ -48,11 +48,7 @@ class TestDefaults:
 
   @pytest.mark.slow
   def test_they_learn_where_independent_noise_and_a_norm_of_one_do_not(self):
-    arguments = [
-      '--dataset=synthetic:features=12,classes=3,examples=40',
-      *'--num_clients=60 --participation=beta:a=2,b=5 --cohort_size=12 --rounds=15 --epsilon=4 --local_epochs=5'.split(),
-      *'--max_local_steps=10 --client_optimizer=sgd:learning_rate=1 --noise_seed=1 --eval_every=15'.split(),
-    ]
+    arguments = '--num_clients=100 --cohort_size=30 --rounds=100 --epsilon=6 --noise_seed=1 --eval_every=100'.split()
 
     def accuracy(parameters):
       method = f'--algorithm=certified:certificate=false{parameters}'

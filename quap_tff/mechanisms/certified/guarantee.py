@@ -6,7 +6,7 @@ import abc
 from collections.abc import Sequence
 import dataclasses
 import math
-from typing import Any, ClassVar, NamedTuple, Optional, TYPE_CHECKING
+from typing import Any, ClassVar, NamedTuple, Optional, TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,8 @@ from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import layers as layers_lib
 from quap_tff.mechanisms.parts import participation as participations
 from quap_tff.mechanisms.parts import postprocessing
+
+_Config = TypeVar('_Config', bound='GuaranteeConfig')
 
 # Up to this norm float32 does not overflow, whatever the noise multiplier and the weight.
 LARGEST_CLIP = 1e20
@@ -210,7 +212,7 @@ class GuaranteeConfig(mechanism.Configuration):
     """Whether each round releases a noised count of norms."""
     return self.clip is not None and math.isfinite(self.clip.count_noise_multiplier)
 
-  def clipped(self, num_rounds: int) -> GuaranteeConfig:
+  def clipped(self: _Config, num_rounds: int) -> _Config:
     """The configuration with a clipping norm for this number of rounds, if none is given."""
     if self.clip is not None:
       return self

@@ -13,7 +13,6 @@ from quap_tff.common.numbers import tradeoff
 from quap_tff.mechanisms.certified import planning
 from quap_tff.mechanisms.certified import privacy_filter
 from quap_tff.mechanisms.certified import weight_rules
-from quap_tff.mechanisms.certified.config import CertifiedConfig
 from quap_tff.mechanisms.noise import correlation as correlations
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import postprocessing
@@ -259,13 +258,13 @@ class TestPopulation:
 
 class TestShareOfCeiling:
   def test_everyone_in_one_round_reaches_it(self):
-    config = CertifiedConfig(num_clients=4, epsilon=3.0, delta=1e-5, weights=weight_rules.Uniform())
+    config = examples.certified(num_clients=4)
     planned = config.settled([range(4)])
     assert planning.share_of_ceiling(planned, [range(4)]) == pytest.approx(1, rel=1e-6)
 
   def test_independent_noise_of_a_last_iterate(self):
     # Every round has a new client alone, so each spends its limit at once: T·μ/√T of T·μ.
-    config = CertifiedConfig(num_clients=4, epsilon=3.0, delta=1e-5, weights=weight_rules.Uniform())
+    config = examples.certified(num_clients=4)
     cohorts = [[0], [1], [2], [3]]
     assert planning.share_of_ceiling(config.settled(cohorts), cohorts) == pytest.approx(0.5, rel=1e-6)
 
