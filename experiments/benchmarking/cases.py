@@ -24,8 +24,6 @@ import quap_tff
 from quap_tff.common import lazy
 from quap_tff.common.lazy import tf
 from quap_tff.common.lazy import tff
-from quap_tff.mechanisms.certified import weight_rules
-from quap_tff.mechanisms.noise import correlation
 
 models = lazy.module('quap_tff.training.models')
 runtime = lazy.module('quap_tff.runtime')
@@ -92,8 +90,8 @@ def cohort(rule: str, clients: int, examples: int, batch_size: int, rounds: int)
         epsilon=3.0,
         delta=1e-5,
         clip=quap_tff.clip_rules.Fixed(1.0),
-        correlation=correlation.Independent(),
-        weights=weight_rules.Participation(),
+        correlation=quap_tff.correlation.Independent(),
+        weights=quap_tff.weight_rules.Participation(),
       )
       process = quap_tff.CertifiedPlan(config, [list(range(clients))] * rounds).build_process(
         models.build_model_fn(_MODEL, _INPUT_SHAPE, _CLASSES),

@@ -256,6 +256,11 @@ class Guarantee(GuaranteeConfig, mechanism.Mechanism):
         f'A mechanism needs its noise in numbers, found {self.correlation!r}. Give correlation=Independent() or one '
         'with all of its numbers, such as Ar1(0.9), or let `settled` choose them from a schedule.'
       )
+    if self.clip is None:
+      raise ValueError(
+        'A mechanism needs a clipping norm, found clip=None. Give clip, such as clip_rules.Fixed(1.0), or num_rounds, '
+        'from which `settled` chooses it.'
+      )
 
   @property
   def prices(self) -> privacy_filter.Prices:

@@ -149,10 +149,10 @@ class Fixed(ClipRule):
 def public_norm(num_rounds: int, step: float = 1.0) -> float:
   """C = min(1, 10/T)/step: the clipping norm of a run for which none was chosen. It follows from no client's data.
 
-  With it the server moves the model by 1 at most in a round, and by 10 at most in all rounds, along means of clipped
-  updates. Noise is in proportion to C. So C moves neither ε nor, as long as updates are no shorter than C, the ratio of
-  signal to noise; it says how far the model goes. The two numbers are a rule of thumb, from federations of digits and
-  of numbers that the program makes (docs/usage.md, "Choosing constants").
+  With it a mean of clipped updates moves the model by 1 at most in a round, and by 10 at most in all rounds. Noise is
+  in proportion to C. So C moves neither ε nor, as long as updates are no shorter than C, the ratio of signal to noise;
+  it says how far the model goes. The two numbers are a rule of thumb, from federations of digits and of numbers that
+  the program makes (docs/usage.md, "Choosing constants").
 
   Args:
     num_rounds: T.

@@ -256,6 +256,24 @@ class TestPopulation:
     assert planned.spent_max == pytest.approx(float(np.max(state.accounts.spent)) / config.prices.limit, rel=1e-6)
 
 
+class TestOpenClip:
+  @pytest.mark.parametrize('trust', ['server', 'secure_sum'])
+  @pytest.mark.parametrize('rounds, norm', [(4, 1.0), (10, 1.0), (40, 0.25)])
+  def test_follows_from_the_number_of_rounds(self, trust, rounds, norm):
+    fields = dict(correlation=correlations.Held()) if trust == 'secure_sum' else {}
+    config = examples.guarantee(clip=None, **fields)
+    assert config.settled([[0, 1], [2, 3]] * (rounds // 2)).mechanism.clip == clip_rules.Fixed(norm)
+
+  def test_of_a_given_number_of_rounds_or_a_given_norm(self):
+    settled = lambda **fields: examples.guarantee(**fields).settled([[0, 1], [2, 3]]).mechanism.clip.norm
+    assert (settled(clip=None, num_rounds=100), settled(clip=clip_rules.Fixed(0.3))) == (0.1, 0.3)
+
+  def test_a_mechanism_without_one_is_refused(self):
+    config = examples.certified(clip=None, noise_multiplier=2.0, divisor=1.0)
+    with pytest.raises(ValueError, match='found clip=None. Give clip, such as .*or num_rounds'):
+      config.settled([])
+
+
 class TestShareOfCeiling:
   def test_everyone_in_one_round_reaches_it(self):
     config = examples.certified(num_clients=4)
