@@ -137,7 +137,7 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
 
   def _choose_by_trust(self) -> None:
     """Sets what is not given to what suits the trust."""
-    noise = correlations.Ar1()
+    noise: correlations.Correlation = correlations.Ar1()
     if self.holds_noise:
       noise = correlations.Held() if self.threshold is None else correlations.Independent()
     best = dict(weights=weight_rules.SpendEvenly() if self.holds_noise else weight_rules.Online(), noise=noise)
