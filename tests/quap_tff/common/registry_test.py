@@ -42,7 +42,7 @@ class _Open(checks.Checked):
 
 @dataclasses.dataclass(frozen=True)
 class _Ruled:
-  bound: Optional[float] = dataclasses.field(default=None, metadata={registry.CHOSEN: True})
+  limit: Optional[float] = dataclasses.field(default=None, metadata={registry.CHOSEN: True})
   inner: Optional[_Sampler] = flag_fields.parameter('sampler', {'sampler': _Sampler}, None)
 
 
@@ -148,8 +148,8 @@ class TestFieldsThatARuleChooses:
     'spec, expected',
     [
       ('ruled', _Ruled()),
-      ('ruled:bound=auto,inner=auto', _Ruled()),
-      ('ruled:bound=2.5', _Ruled(2.5)),
+      ('ruled:limit=auto,inner=auto', _Ruled()),
+      ('ruled:limit=2.5', _Ruled(2.5)),
       ('ruled:inner=sampler:size=7', _Ruled(inner=_Sampler(size=7))),
     ],
   )
@@ -157,11 +157,11 @@ class TestFieldsThatARuleChooses:
     choices = {'ruled': _Ruled}
     assert registry.parse_spec('ruled', spec, choices) == expected
     assert registry.parse_spec('ruled', registry.format_spec('ruled', expected), choices) == expected
-    assert registry.described('ruled', _Ruled) == 'ruled:bound=auto,inner=auto'
+    assert registry.described('ruled', _Ruled) == 'ruled:limit=auto,inner=auto'
 
   def test_none_is_refused(self):
-    with pytest.raises(ValueError, match="bound must be of type float, found 'none'"):
-      registry.parse_spec('ruled', 'ruled:bound=none', {'ruled': _Ruled})
+    with pytest.raises(ValueError, match="limit must be of type float, found 'none'"):
+      registry.parse_spec('ruled', 'ruled:limit=none', {'ruled': _Ruled})
 
 
 class TestNames:
