@@ -32,6 +32,7 @@ __getattr__, __dir__ = lazy.exports(
     'mechanisms.quap.config': ['NoiseConfig', 'QuapConfig'],
     'mechanisms.held.config': ['Held', 'HeldConfig'],
     'mechanisms.held.guard': ['ClientGuard'],
+    'mechanisms.noise.correlation': [],
     'mechanisms.parts.participation': ['ParticipationConfig'],
     'mechanisms.parts.layers': [],
     'mechanisms.certified.planning': [],

@@ -149,7 +149,7 @@ class Gate:
       epsilon: As for a gate.
       delta: As for a gate.
       num_clients: N; None: one more than the largest id.
-      **more: `correlation`, which may leave its numbers open, `own_epsilon`, and `spent`.
+      **more: `correlation`, by default independent, which may leave its numbers open, `own_epsilon`, and `spent`.
 
     Raises:
       ValueError: If the schedule is empty, or no noise suits it.
@@ -159,6 +159,7 @@ class Gate:
       num_clients = 1 + max((int(cohort.max()) for cohort in cohorts if cohort.size), default=0)
     if (spent := more.pop('spent', None)) is not None:
       more['spent_before'] = spents.read_spent(spent, num_clients)
+    more.setdefault('correlation', correlations.Independent())
     config = certified_config.CertifiedConfig(num_clients, epsilon, delta, weights=weight_rules.Uniform(), **more)
     found = config.settled(cohorts).mechanism
     numbers = num_clients, found.noise_multiplier, epsilon, delta, found.num_rounds

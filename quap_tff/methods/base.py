@@ -106,6 +106,7 @@ class Method(abc.ABC):
   Attributes:
     gives_certificate: Whether a run ends with a certificate. Then nothing exact about clients' data may be released,
       not even a figure on held-out examples of the clients themselves.
+    clip_follows_rounds: Whether the clipping norm was not given, so that it follows from rounds and the server's step.
     divides_by_planned_cohort: Whether sums are divided by a number of clients that is planned, whatever clients come.
     client_round_share: The share of the rounds that are rounds of clients. In the others the server trains.
     auxiliary_share: How many examples of people who are not clients the server has, see `data.load`.
@@ -122,6 +123,10 @@ class Method(abc.ABC):
 
   @property
   def gives_certificate(self) -> bool:
+    return False
+
+  @property
+  def clip_follows_rounds(self) -> bool:
     return False
 
   @property

@@ -28,14 +28,14 @@ class CertifiedConfig(guarantee.GuaranteeConfig):
 
   Attributes:
     correlation: How the noise of a round takes back noise of earlier rounds, one of
-      `quap_tff.mechanisms.noise.correlation.FAMILIES`, but for `Held`.
+      `quap_tff.mechanisms.noise.correlation.FAMILIES`, but for `Held`. By default `Ar1`, whose decay `settled` chooses.
     weights: The rule for w_i(t), one of `quap_tff.mechanisms.certified.weight_rules.RULES`.
   """
 
   trust = 'server'
 
-  correlation: correlations.Correlation = correlations.Independent()
-  weights: weight_rules.WeightRule = weight_rules.Participation()
+  correlation: correlations.Correlation = correlations.Ar1()
+  weights: weight_rules.WeightRule = weight_rules.Online()
 
   def __post_init__(self):
     super().__post_init__()
@@ -76,12 +76,16 @@ class CertifiedConfig(guarantee.GuaranteeConfig):
 class Certified(guarantee.Guarantee, CertifiedConfig):
   """The certified mechanism with a trusted server. `CertifiedConfig.settled` makes it.
 
+  One that is made without a schedule has no rule that would need one, unless it is given.
+
   Attributes:
     planned_rounds: int[N], in how many rounds each client is planned to take part. For weight rules with `needs_plan`.
     planned_costs: float[N], what weights of 1 in all these rounds would cost in μ² at z = 1. None: equal to
       `planned_rounds`, as under independent noise.
   """
 
+  correlation: correlations.Correlation = correlations.Independent()
+  weights: weight_rules.WeightRule = weight_rules.Participation()
   planned_rounds: Optional[tuple[int, ...]] = None
   planned_costs: Optional[tuple[float, ...]] = None
 

@@ -6,7 +6,7 @@ import abc
 from collections.abc import Sequence
 import dataclasses
 import math
-from typing import Any, ClassVar, NamedTuple, Optional, TYPE_CHECKING
+from typing import Any, ClassVar, NamedTuple, Optional, TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -24,6 +24,8 @@ from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import layers as layers_lib
 from quap_tff.mechanisms.parts import participation as participations
 from quap_tff.mechanisms.parts import postprocessing
+
+_Config = TypeVar('_Config', bound='GuaranteeConfig')
 
 # Up to this norm float32 does not overflow, whatever the noise multiplier and the weight.
 LARGEST_CLIP = 1e20
@@ -81,7 +83,8 @@ class GuaranteeConfig(mechanism.Configuration):
     num_rounds: T, the planned rounds. After them nobody adds anything. None: to be taken from a schedule. A mechanism
       without it has any number of rounds, and charges each client as if they went on for ever.
     participation: How the participation rates are computed.
-    clip: C_t: `clip_rules.Fixed`, or `clip_rules.PrivateQuantile`, whose noised count is in the account.
+    clip: C_t: `clip_rules.Fixed`, or `clip_rules.PrivateQuantile`, whose noised count is in the account. None: to be
+      chosen from the number of rounds, `clip_rules.public_norm`, for a server whose step is 1.
     clip_split: How C_t is divided among layers, one of `quap_tff.mechanisms.parts.layers.CLIP_SPLITS`.
     own_epsilon: float[N], the bound that each client has chosen for itself, in (0, epsilon]. None: `epsilon` for
       everyone. A bound must not depend on the client's data.
@@ -101,7 +104,7 @@ class GuaranteeConfig(mechanism.Configuration):
   divisor: Optional[float] = checks.number_field('divisor', None, above=0)
   num_rounds: Optional[int] = checks.integer_field('num_rounds', None, at_least=1)
   participation: participations.ParticipationConfig = participations.ParticipationConfig()
-  clip: clip_rules.ClipRule = clip_rules.Fixed(1.0)
+  clip: Optional[clip_rules.ClipRule] = None
   clip_split: str = registry.name_field('clip split', 'joint', layers_lib.CLIP_SPLITS)
   own_epsilon: Optional[tuple[float, ...]] = None
   spent_before: Optional[tuple[float, ...]] = dataclasses.field(default=None, metadata={checks.IN_KEYS_IF_GIVEN: True})
@@ -157,6 +160,8 @@ class GuaranteeConfig(mechanism.Configuration):
     object.__setattr__(self, 'spent_before', tuple(spent.tolist()) if spent.any() else None)
 
   def _check_clip(self):
+    if self.clip is None:
+      return
     if not isinstance(self.clip, clip_rules.ClipRule):
       raise TypeError(f'clip must be a rule of quap_tff.mechanisms.parts.clip_rules, found {self.clip!r}.')
     if self.clip.releases_exact_norms or self.clip.uses_current_norms:
@@ -227,13 +232,21 @@ class GuaranteeConfig(mechanism.Configuration):
   @property
   def _count_cost(self) -> float:
     """1/c² of the noised count; 0 if there is none."""
+    if self.clip is None:
+      return 0.0
     share = 1 / self.clip.count_noise_multiplier
     return share * share
 
   @property
   def counts_norms(self) -> bool:
     """Whether each round releases a noised count of norms."""
-    return math.isfinite(self.clip.count_noise_multiplier)
+    return self.clip is not None and math.isfinite(self.clip.count_noise_multiplier)
+
+  def clipped(self: _Config, num_rounds: int) -> _Config:
+    """The configuration with a clipping norm for this number of rounds, if none is given."""
+    if self.clip is not None:
+      return self
+    return dataclasses.replace(self, clip=clip_rules.Fixed(clip_rules.public_norm(num_rounds)))
 
   @property
   def facts(self) -> mechanism.Facts:
@@ -264,12 +277,19 @@ class Guarantee(GuaranteeConfig, mechanism.Mechanism):
     'noise_multiplier', at_least=SMALLEST_MULTIPLIER, at_most=LARGEST_MULTIPLIER
   )
   divisor: float = checks.number_field('divisor', above=0)
+  clip: clip_rules.ClipRule = clip_rules.Fixed(1.0)
 
   def __post_init__(self):
     super().__post_init__()
     if not self.correlation.is_settled:
       raise ValueError(
-        f'A mechanism needs its noise in numbers, found {self.correlation!r}. Let `settled` choose them.'
+        f'A mechanism needs its noise in numbers, found {self.correlation!r}. Give correlation=Independent() or one '
+        'with all of its numbers, such as Ar1(0.9), or let `settled` choose them from a schedule.'
+      )
+    if self.clip is None:
+      raise ValueError(
+        'A mechanism needs a clipping norm, found clip=None. Give clip, such as clip_rules.Fixed(1.0), or num_rounds, '
+        'from which `settled` chooses it.'
       )
 
   @property

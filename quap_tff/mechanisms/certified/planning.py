@@ -55,13 +55,16 @@ def calibrated(
 
   The noise multiplier, a decay and an average are chosen to maximize J. Other coefficients of correlated noise are
   those of the published objective (`published_noise`) for the bounds on participation. If several noise multipliers are
-  equally good, the largest one is chosen. The number of rounds is that of the schedule. The divisor is the mean sum of
-  weights. For weight rules that need it, the number of rounds that each client is planned to be in is counted. If
-  everyone takes part in T rounds with weights of 1 and independent noise, z = √T/μ_max.
+  equally good, the largest one is chosen. The number of rounds is that of the schedule, and an open clipping norm
+  follows from it (`clip_rules.public_norm`). The divisor is the mean sum of weights. For weight rules that need it, the
+  number of rounds that each client is planned to be in is counted. If everyone takes part in T rounds with weights of 1
+  and independent noise, z = √T/μ_max.
   """
   cohorts = checks.schedule(cohorts, config.num_clients)
   if config.num_rounds is None and cohorts:
     config = dataclasses.replace(config, num_rounds=len(cohorts))
+  if config.num_rounds is not None:
+    config = config.clipped(config.num_rounds)
   averages = averaging.candidates(len(cohorts))
   if len(averages) == 1 and config.correlation.is_settled and None not in (config.noise_multiplier, config.divisor):
     return guarantee.Planned(_mechanism(config, config.correlation, cohorts), averages[0])

@@ -99,7 +99,7 @@ class HeldConfig(guarantee.GuaranteeConfig):
         f'With trust=secure_sum, clients hold the noise, and no server has the memory of {self.correlation!r}. Use '
         'correlation=Held(), or Held(0.0) for independent noise.'
       )
-    if not isinstance(self.clip, clip_rules.Fixed):
+    if self.clip is not None and not isinstance(self.clip, clip_rules.Fixed):
       raise ValueError(
         f'With trust=secure_sum, nobody sees the norms that {self.clip!r} follows. Use a fixed clipping norm.'
       )
@@ -139,6 +139,7 @@ class HeldConfig(guarantee.GuaranteeConfig):
       correlation=correlations.Held(float(decay)),
       divisor=found.divisor if self.divisor is None else self.divisor,
       num_rounds=len(cohorts),
+      clip=self.clipped(len(cohorts)).clip,
       planned_weights=tuple(weights.tolist()),
       most_clients=most_clients,
     )

@@ -14,6 +14,7 @@ from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms.parts import budgets
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.quap import config as configs
+from tests.quap_tff import examples
 
 _DELTA = 1e-5
 _COHORTS = [[0, 1], [1, 2], [], [0, 1, 2], [3]]
@@ -145,7 +146,7 @@ class TestPlans:
 
   @pytest.mark.parametrize('own', [None, (3.0, 1.0, 0.5, 3.0, 2.0)])
   def test_certified_is_bounded_by_what_the_filter_lets_each_client_spend(self, own):
-    config = quap_tff.CertifiedConfig(num_clients=5, epsilon=3.0, delta=_DELTA, own_epsilon=own)
+    config = examples.guarantee(num_clients=5, delta=_DELTA, own_epsilon=own)
     if own:
       config = dataclasses.replace(config, weights=quap_tff.mechanisms.certified.weight_rules.Scale())
     plan = quap_tff.certified_plan(config, _COHORTS)

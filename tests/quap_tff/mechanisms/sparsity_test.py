@@ -177,7 +177,8 @@ class TestPlans:
     noise_checks.assert_gaussian(noise, moved / accounting.total_mu(ledger).whole[0])
 
   def test_certified_charges_the_same(self, context):
-    config = CertifiedConfig(num_clients=4, epsilon=3.0, delta=1e-5, weights=Uniform(), noise_seed=3)
+    independent = dict(correlation=correlation.Independent(), weights=Uniform())
+    config = CertifiedConfig(num_clients=4, epsilon=3.0, delta=1e-5, noise_seed=3, **independent)
     cohorts = [[0, 1], [1, 2], [1, 3]]
     plan = plans.certified_plan(config, cohorts, certificate=False, sparsity=sparsity.RandomMask(0.1))
     process = rounds.Process(plan.mechanism, _SPECS)

@@ -14,6 +14,7 @@ from quap_tff.federated.stock import mechanism as stocks
 from quap_tff.mechanisms.certified import weight_rules
 from quap_tff.mechanisms.certified.config import CertifiedConfig
 from quap_tff.mechanisms.certified.planning import calibrated
+from quap_tff.mechanisms.noise import correlation
 from quap_tff.mechanisms.parts.participation import ParticipationConfig
 from quap_tff.mechanisms.quap import buffered
 from quap_tff.mechanisms.quap import local
@@ -39,6 +40,7 @@ _CERTIFIED = CertifiedConfig(
   num_clients=_CLIENTS,
   epsilon=3.0,
   delta=1e-5,
+  correlation=correlation.Independent(),
   weights=weight_rules.Uniform(),
   participation=ParticipationConfig(warmup_rounds=0),
 )

@@ -35,6 +35,7 @@ _RULES = (
 
 def _config(**overrides):
   values = dict(num_clients=6, epsilon=2.0, delta=_DELTA, weights=weight_rules.Scale(), own_epsilon=_OWN)
+  values['correlation'] = correlations.Independent()
   return configs.CertifiedConfig(**{**values, **overrides})
 
 

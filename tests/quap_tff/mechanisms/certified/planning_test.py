@@ -13,7 +13,6 @@ from quap_tff.common.numbers import tradeoff
 from quap_tff.mechanisms.certified import planning
 from quap_tff.mechanisms.certified import privacy_filter
 from quap_tff.mechanisms.certified import weight_rules
-from quap_tff.mechanisms.certified.config import CertifiedConfig
 from quap_tff.mechanisms.noise import correlation as correlations
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import postprocessing
@@ -257,15 +256,33 @@ class TestPopulation:
     assert planned.spent_max == pytest.approx(float(np.max(state.accounts.spent)) / config.prices.limit, rel=1e-6)
 
 
+class TestOpenClip:
+  @pytest.mark.parametrize('trust', ['server', 'secure_sum'])
+  @pytest.mark.parametrize('rounds, norm', [(4, 1.0), (10, 1.0), (40, 0.25)])
+  def test_follows_from_the_number_of_rounds(self, trust, rounds, norm):
+    fields = dict(correlation=correlations.Held()) if trust == 'secure_sum' else {}
+    config = examples.guarantee(clip=None, **fields)
+    assert config.settled([[0, 1], [2, 3]] * (rounds // 2)).mechanism.clip == clip_rules.Fixed(norm)
+
+  def test_of_a_given_number_of_rounds_or_a_given_norm(self):
+    settled = lambda **fields: examples.guarantee(**fields).settled([[0, 1], [2, 3]]).mechanism.clip.norm
+    assert (settled(clip=None, num_rounds=100), settled(clip=clip_rules.Fixed(0.3))) == (0.1, 0.3)
+
+  def test_a_mechanism_without_one_is_refused(self):
+    config = examples.certified(clip=None, noise_multiplier=2.0, divisor=1.0)
+    with pytest.raises(ValueError, match='found clip=None. Give clip, such as .*or num_rounds'):
+      config.settled([])
+
+
 class TestShareOfCeiling:
   def test_everyone_in_one_round_reaches_it(self):
-    config = CertifiedConfig(num_clients=4, epsilon=3.0, delta=1e-5, weights=weight_rules.Uniform())
+    config = examples.certified(num_clients=4)
     planned = config.settled([range(4)])
     assert planning.share_of_ceiling(planned, [range(4)]) == pytest.approx(1, rel=1e-6)
 
   def test_independent_noise_of_a_last_iterate(self):
     # Every round has a new client alone, so each spends its limit at once: T·μ/√T of T·μ.
-    config = CertifiedConfig(num_clients=4, epsilon=3.0, delta=1e-5, weights=weight_rules.Uniform())
+    config = examples.certified(num_clients=4)
     cohorts = [[0], [1], [2], [3]]
     assert planning.share_of_ceiling(config.settled(cohorts), cohorts) == pytest.approx(0.5, rel=1e-6)
 
