@@ -68,7 +68,8 @@ _CHOICES: dict[str, tuple[str, Mapping[str, Any]]] = {
   'weights': ('weight rule', weight_rules.RULES),
   'clip': ('clip rule', clip_rules.RULES),
 }
-_TRUSTS: dict[str, type[guarantee.Guarantee]] = {
+# The mechanisms that a folder may name, by the trust of each of ours. One of a user's own program has another name.
+MECHANISMS: dict[str, type[guarantee.Guarantee]] = {
   certified_config.Certified.trust: certified_config.Certified,
   held_config.Held.trust: held_config.Held,
 }
@@ -130,11 +131,13 @@ def mechanism_text(
 ) -> str:
   """mechanism.json."""
   assert plan.model is not None
+  name = registry.name_of(plan.config, MECHANISMS)
   value = {
     'version': VERSION,
     'made_by': made_by,
     'code': dict(code),
     'trust': plan.config.trust,
+    **({} if name == plan.config.trust else {'kind': name}),
     'mechanism': registry.value_of(plan.config),
     'sparsity': registry.format_spec(registry.name_of(plan.sparsity, sparsities.SPARSITIES), plan.sparsity),
     'sparsity_seed': plan.sparsity_seed,
@@ -180,7 +183,7 @@ def read(path: str) -> Content:
   value = folder_files.read_json(path, MECHANISM)
   check_version(MECHANISM, value)
   with folder_files.damage(MECHANISM):
-    config, model = read_mechanism(value['trust'], value['mechanism']), model_shape(value)
+    config, model = read_mechanism(value.get('kind', value['trust']), value['mechanism']), model_shape(value)
     about = abouts.About(**{**value['issuer'], 'stretches': tuple(value['issuer']['stretches'])})
     if value['made_by'] not in (LIBRARY, TRAIN):
       raise ValueError(f'made_by must be {LIBRARY!r} or {TRAIN!r}, found {value["made_by"]!r}')
@@ -216,9 +219,9 @@ def check_version(name: str, value: Any) -> None:
     raise folder_files.CannotTellError(f'{name} has version {found}, and this program knows version {VERSION} alone.')
 
 
-def read_mechanism(trust: str, value: Mapping[str, Any]) -> guarantee.Guarantee:
-  """The mechanism of a trust whose fields `registry.value_of` wrote. Raises any error if it is none."""
-  of_trust = registry.lookup('trust', trust, _TRUSTS)
+def read_mechanism(name: str, value: Mapping[str, Any]) -> guarantee.Guarantee:
+  """The mechanism of `MECHANISMS` whose fields `registry.value_of` wrote. Raises any error if it is none."""
+  of_name = registry.lookup('mechanism', name, MECHANISMS)
   parts = {name: tuple(part) if isinstance(part, list) else part for name, part in value.items()}
   for name, (kind, choices) in _CHOICES.items():
     if name in parts:
@@ -226,7 +229,7 @@ def read_mechanism(trust: str, value: Mapping[str, Any]) -> guarantee.Guarantee:
         raise ValueError(f'the {kind} must be a text, found {parts[name]!r}')
       parts[name] = registry.parse_spec(kind, parts[name], choices)
   parts['participation'] = participations.ParticipationConfig(**value['participation'])
-  mechanism = of_trust(**parts)
+  mechanism = of_name(**parts)
   if mechanism.num_clients > _MOST_CLIENTS:
     raise folder_files.CannotTellError(
       f'the run has {mechanism.num_clients:,} clients, and this program verifies runs of at most {_MOST_CLIENTS:,}.'

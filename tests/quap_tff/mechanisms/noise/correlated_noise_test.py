@@ -184,7 +184,7 @@ class TestAccount:
       kept.append(np.float32(weights * (1 - 2e-7 * rng.uniform(size=len(cohort)))))
       all_weights = np.zeros(6, np.float32)
       all_weights[cohort] = kept[-1]
-      state = types.SimpleNamespace(weights=all_weights)
+      state = types.SimpleNamespace(weights=all_weights, round=1)
       ledger.append(plan.recorded(state, dict(clipping_norm=0.5, cohort_size=len(cohort)), cohort))
     assert evidence.ledger_problems(plan, ledger) == []
     # Without the weights that there were, rounds near the end of a budget come out otherwise.
