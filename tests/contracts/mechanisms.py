@@ -19,13 +19,16 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from data import cohorts
 from quap_tff import accounting
 from quap_tff import certificates
+from quap_tff import methods
 from quap_tff import plans
 from quap_tff import runtime
 from quap_tff.certificates.folders import folder as folders
 from quap_tff.common import files
 from quap_tff.common import registry
+from quap_tff.common.numbers import samplers
 from quap_tff.federated import aggregation
 from quap_tff.federated import leaving_clients
 from quap_tff.mechanisms.held import guarded_clients
@@ -68,6 +71,21 @@ class Run:
     """The state before a round, from 1, as it comes from a checkpoint."""
     state = self.process.initialize() if round_num == 1 else self.outputs[round_num - 2].state
     return tf.nest.map_structure(np.array, state)
+
+
+def setting() -> methods.Setting:
+  """The setting in which a method plans a run over `SCHEDULE`."""
+  population = cohorts.Population(NUM_CLIENTS, 2, seed=0)
+  return methods.Setting(
+    NUM_CLIENTS,
+    rounds=len(SCHEDULE),
+    participation=cohorts.ParticipationModel(
+      population, lambda t: SCHEDULE[t - 1], sampler=samplers.Sampler(), mean_cohort_size=2.0
+    ),
+    has_dropout=True,
+    order=lambda: np.arange(NUM_CLIENTS),
+    options=dict(model=MODEL),
+  )
 
 
 def run_of(plan: plans.Plan) -> Run:

@@ -7,12 +7,10 @@ import types
 import numpy as np
 import pytest
 
-from data import cohorts
 from quap_tff import methods
 from quap_tff import plans
 from quap_tff.certificates.folders import folder as folders
 from quap_tff.common import registry
-from quap_tff.common.numbers import samplers
 from quap_tff.mechanisms import mechanism as mechanism_lib
 from quap_tff.mechanisms import sparsity
 from quap_tff.mechanisms.certified import weight_rules
@@ -36,19 +34,7 @@ _RATES = participation.ParticipationConfig(warmup_rounds=1)
 
 def _method(name):
   """The plan of a method with its default parameters."""
-  population = cohorts.Population(mechanisms.NUM_CLIENTS, 2, seed=0)
-  model = cohorts.ParticipationModel(
-    population, lambda t: mechanisms.SCHEDULE[t - 1], sampler=samplers.Sampler(), mean_cohort_size=2.0
-  )
-  setting = methods.Setting(
-    mechanisms.NUM_CLIENTS,
-    rounds=len(mechanisms.SCHEDULE),
-    participation=model,
-    has_dropout=True,
-    order=lambda: np.arange(mechanisms.NUM_CLIENTS),
-    options=dict(model=mechanisms.MODEL),
-  )
-  plan = methods.parse(name, dict(epsilon=3.0, gaussian_calibration='analytic')).plan(setting)
+  plan = methods.parse(name, dict(epsilon=3.0, gaussian_calibration='analytic')).plan(mechanisms.setting())
   if hasattr(plan.extension, 'with_examples'):
     plan.extension = plan.extension.with_examples(
       types.SimpleNamespace(x=np.ones([2, 1], np.float32), y=np.ones([2, 2], np.float32))

@@ -183,6 +183,7 @@ def read(path: str) -> Content:
   value = folder_files.read_json(path, MECHANISM)
   check_version(MECHANISM, value)
   with folder_files.damage(MECHANISM):
+    registry.lookup('trust', value['trust'], dict.fromkeys(one.trust for one in MECHANISMS.values()))
     config, model = read_mechanism(value.get('kind', value['trust']), value['mechanism']), model_shape(value)
     about = abouts.About(**{**value['issuer'], 'stretches': tuple(value['issuer']['stretches'])})
     if value['made_by'] not in (LIBRARY, TRAIN):
@@ -221,7 +222,8 @@ def check_version(name: str, value: Any) -> None:
 
 def read_mechanism(name: str, value: Mapping[str, Any]) -> guarantee.Guarantee:
   """The mechanism of `MECHANISMS` whose fields `registry.value_of` wrote. Raises any error if it is none."""
-  of_name = registry.lookup('mechanism', name, MECHANISMS)
+  if name not in MECHANISMS:
+    raise registry.UnknownChoiceError(str(registry.unknown_name_error('mechanism', name, list(MECHANISMS))))
   parts = {name: tuple(part) if isinstance(part, list) else part for name, part in value.items()}
   for name, (kind, choices) in _CHOICES.items():
     if name in parts:
@@ -229,7 +231,7 @@ def read_mechanism(name: str, value: Mapping[str, Any]) -> guarantee.Guarantee:
         raise ValueError(f'the {kind} must be a text, found {parts[name]!r}')
       parts[name] = registry.parse_spec(kind, parts[name], choices)
   parts['participation'] = participations.ParticipationConfig(**value['participation'])
-  mechanism = of_name(**parts)
+  mechanism = MECHANISMS[name](**parts)
   if mechanism.num_clients > _MOST_CLIENTS:
     raise folder_files.CannotTellError(
       f'the run has {mechanism.num_clients:,} clients, and this program verifies runs of at most {_MOST_CLIENTS:,}.'

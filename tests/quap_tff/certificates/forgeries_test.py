@@ -178,7 +178,7 @@ _VALUES = {
 # The same without a trusted server.
 _VALUES_OF_HELD = {
   'another trust': (('trust', 'server'), 'is damaged'),
-  'an unknown trust': (('trust', 'nobody'), "Unknown mechanism 'nobody'"),
+  'an unknown trust': (('trust', 'nobody'), "Unknown trust 'nobody'"),
   'minus zero': (('mechanism', 'dropout', -0.0), _WRITTEN),
   'no dropout': (('mechanism', 'dropout', None), 'dropout must be a finite number'),
   'fewer colluders than there could be': (('colluders', [6]), 'at most 5 can collude'),
