@@ -224,6 +224,7 @@ def read_mechanism(name: str, value: Mapping[str, Any]) -> guarantee.Guarantee:
   """The mechanism of `MECHANISMS` whose fields `registry.value_of` wrote. Raises any error if it is none."""
   if name not in MECHANISMS:
     raise registry.UnknownChoiceError(str(registry.unknown_name_error('mechanism', name, list(MECHANISMS))))
+  make = MECHANISMS[name]
   parts = {name: tuple(part) if isinstance(part, list) else part for name, part in value.items()}
   for name, (kind, choices) in _CHOICES.items():
     if name in parts:
@@ -231,7 +232,7 @@ def read_mechanism(name: str, value: Mapping[str, Any]) -> guarantee.Guarantee:
         raise ValueError(f'the {kind} must be a text, found {parts[name]!r}')
       parts[name] = registry.parse_spec(kind, parts[name], choices)
   parts['participation'] = participations.ParticipationConfig(**value['participation'])
-  mechanism = MECHANISMS[name](**parts)
+  mechanism = make(**parts)
   if mechanism.num_clients > _MOST_CLIENTS:
     raise folder_files.CannotTellError(
       f'the run has {mechanism.num_clients:,} clients, and this program verifies runs of at most {_MOST_CLIENTS:,}.'
