@@ -447,17 +447,6 @@ class TestNoiseStream:
     first, second = (_run_once(config, self._COHORT, **self._KEYWORDS)[1] for _ in range(2))
     noise_checks.assert_uncorrelated(first[1], second[1], noise_checks.UNSEEDED)
 
-  @pytest.mark.parametrize('seed', [7, None])
-  def test_a_resumed_run_draws_what_the_uninterrupted_one_does(self, placement, seed):
-    config = self._config(placement, seed)
-    state, _ = _run_rounds(config, [self._COHORT, {}, self._COHORT], **self._KEYWORDS)
-    restored = tf.nest.map_structure(tf.constant, state)
-    tf.nest.map_structure(
-      np.testing.assert_array_equal,
-      _run_round(config, state, self._COHORT, **self._KEYWORDS),
-      _run_round(config, restored, self._COHORT, **self._KEYWORDS),
-    )
-
 
 class TestPopulation:
   def test_a_million_clients_are_a_state_of_four_megabytes(self):
