@@ -136,7 +136,7 @@ class TestMechanism:
     (block,) = (block for block in _BLOCKS if f"MECHANISMS['{self._NAME}']" in block)
     (path / f'{self._NAME}.py').write_text(block, encoding='utf-8')
     arguments = [
-      f'--algorithm={self._NAME}:decay=0.8',
+      f'--algorithm={self._NAME}:decay=0.8,weights=uniform,clip=1',
       '--rounds=4',
       '--participation=full',
       f'--output_dir={path / "run"}',
