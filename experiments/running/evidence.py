@@ -196,12 +196,12 @@ def _number(cell: str) -> float:
 
 def _expected_rows(plan, ledger) -> Iterator[dict[str, float]]:
   """What metrics.csv must say about each round, computed from the ledger."""
-  config, clips = plan.config, ledger.state_dict()['clipping_norms']
+  config, state = plan.config, ledger.state_dict()
   participation = participations.initial_state(config.participation, config.num_clients)
   for number, one in enumerate(evidence.rounds(plan, ledger), 1):
-    weights, clip = one.weights, clips[number - 1]
+    weights, clip = one.weights, state['clipping_norms'][number - 1]
     participation = participations.next_state(config.participation, participation, one.clients, number)
-    multiplier = config.noise_multiplier if (weights > 0).any() else 0.0
+    multiplier = state['noise_multipliers'][number - 1] if (weights > 0).any() else 0.0
     row = {
       'cohort_size': len(one.clients),
       'clipping_norm': clip,

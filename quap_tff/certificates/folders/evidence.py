@@ -162,21 +162,22 @@ def ledger_problems(plan: plans.Plan, ledger: accounting.RunLedger) -> list[str]
       'this ledger.'
     ]
   clip = float(np.float32(config.clip.initial_norm))
-  constants = {
-    'noise_multipliers': config.noise_multiplier,
-    'count_noise_multipliers': config.clip.count_noise_multiplier,
-    **({} if config.counts_norms else {'clipping_norms': clip}),
-  }
   for number, one in enumerate(rounds(plan, ledger), 1):
     if not np.allclose(one.weights, one.planned, rtol=_SAME_WEIGHT, atol=0):
       found.append(f'Round {number} of {folders.LEDGER} has other weights than follow from the cohorts.')
+    planned = config.cost(one.clients, one.weights, clip, number)
+    constants = {
+      'noise_multipliers': planned.noise_multiplier,
+      'count_noise_multipliers': planned.count_noise_multiplier,
+      **({} if config.counts_norms else {'clipping_norms': clip}),
+    }
     for name, value in constants.items():
       if not _close(state[name][number - 1], value):
         found.append(
           f'Round {number} of {folders.LEDGER}: {name} is {state[name][number - 1]:g}, planned is {value:g}.'
         )
-    budgets = config.cost(one.clients, one.weights, clip).budgets
-    if not np.allclose(state['budgets'][offsets[number - 1] : offsets[number]], budgets, rtol=_SAME_WEIGHT, atol=0):
+    budgets = state['budgets'][offsets[number - 1] : offsets[number]]
+    if not np.allclose(budgets, planned.budgets, rtol=_SAME_WEIGHT, atol=0):
       found.append(f'Round {number} of {folders.LEDGER} has other budgets than its weights give.')
   return found
 

@@ -63,7 +63,8 @@ CHECKPOINTS, LOCK = 'checkpoints', '.lock'
 
 # An ordinary machine's memory holds so many. A larger plan would take too long to compute again.
 _MOST_CLIENTS, _MOST_ROUNDS, _MOST_PARTICIPATIONS = 10**7, 10**6, 10**8
-_TRUSTS: dict[str, type[guarantee.Guarantee]] = {
+# The mechanisms that a folder may name, by the trust of each of ours. One of a user's own program has another name.
+MECHANISMS: dict[str, type[guarantee.Guarantee]] = {
   certified_config.Certified.trust: certified_config.Certified,
   held_config.Held.trust: held_config.Held,
 }
@@ -120,11 +121,13 @@ def mechanism_text(
 ) -> str:
   """mechanism.json."""
   assert plan.model is not None
+  name = registry.name_of(plan.config, MECHANISMS)
   value = {
     'version': VERSION,
     'made_by': made_by,
     'code': dict(code),
     'trust': plan.config.trust,
+    **({} if name == plan.config.trust else {'kind': name}),
     'cohorts': plan.cohorts,
     'mechanism': registry.value_of(plan.config),
     'sparsity': registry.format_spec(registry.name_of(plan.sparsity, sparsities.SPARSITIES), plan.sparsity),
@@ -171,7 +174,8 @@ def read(path: str) -> Content:
   value = folder_files.read_json(path, MECHANISM)
   check_version(MECHANISM, value)
   with folder_files.damage(MECHANISM):
-    config, model = read_mechanism(value['trust'], value['mechanism']), model_shape(value)
+    registry.lookup('trust', value['trust'], dict.fromkeys(one.trust for one in MECHANISMS.values()))
+    config, model = read_mechanism(value.get('kind', value['trust']), value['mechanism']), model_shape(value)
     about = abouts.About(**{**value['issuer'], 'stretches': tuple(value['issuer']['stretches'])})
     if value['made_by'] not in (LIBRARY, TRAIN):
       raise ValueError(f'made_by must be {LIBRARY!r} or {TRAIN!r}, found {value["made_by"]!r}')
@@ -208,9 +212,11 @@ def check_version(name: str, value: Any) -> None:
     raise folder_files.CannotTellError(f'{name} has version {found}, and this program knows version {VERSION} alone.')
 
 
-def read_mechanism(trust: str, value: Mapping[str, Any]) -> guarantee.Guarantee:
-  """The mechanism of a trust whose fields `registry.value_of` wrote. Raises any error if it is none."""
-  of_trust = registry.lookup('trust', trust, _TRUSTS)
+def read_mechanism(name: str, value: Mapping[str, Any]) -> guarantee.Guarantee:
+  """The mechanism of `MECHANISMS` whose fields `registry.value_of` wrote. Raises any error if it is none."""
+  if name not in MECHANISMS:
+    raise registry.UnknownChoiceError(str(registry.unknown_name_error('mechanism', name, list(MECHANISMS))))
+  make = MECHANISMS[name]
   parts = {name: tuple(part) if isinstance(part, list) else part for name, part in value.items()}
   for name, (kind, choices) in ahead.CHOICES.items():
     if name in parts:
@@ -218,7 +224,7 @@ def read_mechanism(trust: str, value: Mapping[str, Any]) -> guarantee.Guarantee:
         raise ValueError(f'the {kind} must be a text, found {parts[name]!r}')
       parts[name] = registry.parse_spec(kind, parts[name], choices)
   parts['participation'] = participations.ParticipationConfig(**value['participation'])
-  mechanism = of_trust(**parts)
+  mechanism = make(**parts)
   if mechanism.num_clients > _MOST_CLIENTS:
     raise folder_files.CannotTellError(
       f'the run has {mechanism.num_clients:,} clients, and this program verifies runs of at most {_MOST_CLIENTS:,}.'

@@ -63,6 +63,11 @@ class CertifiedConfig(guarantee.GuaranteeConfig):
         'Choose another weight rule, such as uniform or online.'
       )
 
+  @property
+  def mechanism_class(self) -> type[Certified]:
+    """The class of the mechanism that `settled` makes."""
+    return Certified
+
   def settled(
     self,
     cohorts: Sequence[Any],
@@ -89,8 +94,14 @@ class Certified(guarantee.Guarantee, CertifiedConfig):
   planned_rounds: Optional[tuple[int, ...]] = None
   planned_costs: Optional[tuple[float, ...]] = None
 
+  @property
+  def mechanism_class(self) -> type[Certified]:
+    return type(self)
+
   def __post_init__(self):
     super().__post_init__()
+    if self.correlation.num_buffers and self.noise_scale(1) != self.noise_scale(self.num_rounds or 1):
+      raise ValueError('Under correlated noise all rounds have one scale of noise. Give correlation=Independent().')
     if self.weights.needs_rounds and self.num_rounds is None:
       raise ValueError(
         f'Weight rule {type(self.weights).__name__} spreads what is left of a budget over the remaining '

@@ -169,7 +169,8 @@ class GuaranteeConfig(mechanism.Configuration):
         f"Clip rule {self.clip!r} clips by an un-noised function of the clients' update norms, which no ε covers. "
         'Use fixed, or private_quantile with count_stddev > 0.'
       )
-    if not isinstance(self.clip, (clip_rules.Fixed, clip_rules.PrivateQuantile, clip_rules.Unclipped)):
+    # Not a subclass either: it could let the norm follow anything.
+    if type(self.clip) not in (clip_rules.Fixed, clip_rules.PrivateQuantile, clip_rules.Unclipped):
       raise ValueError(
         f'Clip rule {self.clip!r} is not one that a certificate describes. Use fixed, or private_quantile with '
         'count_stddev > 0.'
@@ -210,6 +211,14 @@ class GuaranteeConfig(mechanism.Configuration):
       ValueError: If a cohort does not consist of distinct ids in [0, N), if nobody takes part, if nobody's budget pays
         for a round or for the noised counts of all its rounds, or if the schedule does not keep what is promised.
     """
+
+  def noise_scale(self, round_num: Any) -> Any:
+    """f_t >= 1, a public function of t (from 1, a number or a tensor): round t draws noise of f_t·z·C_t.
+
+    A subclass may say another scale, under independent noise. In NumPy and in TensorFlow it must be the same float64.
+    """
+    del round_num
+    return 1.0
 
   @property
   def limit(self) -> Any:
@@ -294,13 +303,18 @@ class Guarantee(GuaranteeConfig, mechanism.Mechanism):
 
   @property
   def prices(self) -> privacy_filter.Prices:
-    """What taking part in a round costs a client."""
+    """What taking part in a round costs a client if `noise_scale` is 1."""
     return privacy_filter.Prices(
       limit=self.limit,
       noise_multiplier=self.noise_multiplier,
       count_cost=self._count_cost,
       correlation=self.correlation,
     )
+
+  def prices_of(self, prices: privacy_filter.Prices, client_ids: Any, round_num: Any) -> privacy_filter.Prices:
+    """The prices of round t for some clients, int64[M], by `noise_scale`."""
+    own = privacy_filter.prices_of(prices, client_ids)
+    return own._replace(noise_multiplier=own.noise_multiplier * self.noise_scale(round_num))
 
   @abc.abstractmethod
   def simulated(self, cohorts: Sequence[Any], kept: Sequence[Optional[np.ndarray]] = ()) -> list[PlannedRound]:
@@ -371,28 +385,32 @@ class Guarantee(GuaranteeConfig, mechanism.Mechanism):
     return {'weights': state.weights}
 
   def spent(self, state: Any, metrics: Any, cohort: np.ndarray) -> mechanism.RoundRecord:
-    return self.cost(cohort, np.asarray(state.weights)[cohort].astype(np.float64), float(metrics['clipping_norm']))
+    weights = np.asarray(state.weights)[cohort].astype(np.float64)
+    return self.cost(cohort, weights, float(metrics['clipping_norm']), int(state.round))
 
   def planned(self, cohorts: Sequence[np.ndarray]) -> list[mechanism.RoundRecord]:
     clip = float(np.float32(self.clip.initial_norm))  # As the rounds measure it.
-    rounds = zip(cohorts, self.simulated(cohorts))
-    return [self.cost(cohort, one.weights.astype(np.float64), clip) for cohort, one in rounds]
+    rounds = enumerate(zip(cohorts, self.simulated(cohorts)), 1)
+    return [self.cost(cohort, one.weights.astype(np.float64), clip, number) for number, (cohort, one) in rounds]
 
-  def cost(self, cohort: np.ndarray, weights: np.ndarray, clipping_norm: float) -> mechanism.RoundRecord:
-    """The cost of a round with these weights w_i(t), float64[M].
+  def cost(
+    self, cohort: np.ndarray, weights: np.ndarray, clipping_norm: float, round_num: int
+  ) -> mechanism.RoundRecord:
+    """The cost of round t, from 1, with these weights w_i(t), float64[M].
 
     Its budgets are the ε that the round, taken alone, costs each client at the total δ. So the ledger's Σε at k·δ is
     proven but loose, by basic composition.
     """
+    noise_multiplier = self.noise_multiplier * float(self.noise_scale(round_num))
     return mechanism.RoundRecord(
       cohort=cohort,
-      budgets=tradeoff.budgets_of(self._mu(weights), self.delta),
+      budgets=tradeoff.budgets_of(self._mu(weights, noise_multiplier), self.delta),
       weights=weights,
-      noise_multiplier=self.noise_multiplier,
+      noise_multiplier=noise_multiplier,
       count_noise_multiplier=self.clip.count_noise_multiplier,
       clipping_norm=clipping_norm,
     )
 
-  def _mu(self, weights):
+  def _mu(self, weights, noise_multiplier):
     """The μ of a round, taken alone, for these weights."""
-    return np.sqrt((weights / self.noise_multiplier) ** 2 + self._count_cost * (weights > 0))
+    return np.sqrt((weights / noise_multiplier) ** 2 + self._count_cost * (weights > 0))

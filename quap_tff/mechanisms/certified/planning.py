@@ -99,7 +99,7 @@ def share_of_ceiling(planned: guarantee.Planned, cohorts: Sequence[Any]) -> floa
   cohorts = [ids for ids in (np.asarray(one)[limits[one] > 0] for one in cohorts) if len(ids)]
   sums = np.array([one.weights.sum(dtype=np.float64) for one in config.simulated(cohorts)])
   published = np.cumsum(planned.averaging.shares(len(cohorts))[::-1])[::-1]
-  covariance = config.correlation.covariance(cohorts, [config.noise_multiplier] * len(cohorts))
+  covariance = config.correlation.covariance(cohorts, list(config.noise_multiplier * _scales(config, len(cohorts))))
   ceiling = limits[np.unique(np.concatenate(cohorts))].sum()
   return float(published @ sums / math.sqrt(published @ covariance @ published) / ceiling)
 
@@ -117,7 +117,8 @@ def _chosen(config, correlation, cohorts, averages, bounds, num_candidates) -> t
   choices = []
   for average in averages:
     kept = postprocessing.kept_shares(average.shares(len(cohorts)))
-    objective = sums @ kept / (multipliers * correlation.published_noise(kept))
+    left = kept * _scales(mechanism, len(cohorts))
+    objective = sums @ kept / (multipliers * correlation.published_noise(left))
     if not np.isfinite(objective).all():
       raise ValueError(f'No signal-to-noise ratio can be computed for {correlation!r} and {average!r}.')
     best = int(np.argmax(objective >= objective.max() * (1 - _TIE)))  # Candidates descend.
@@ -130,6 +131,11 @@ def _chosen(config, correlation, cohorts, averages, bounds, num_candidates) -> t
   return objective, guarantee.Planned(mechanism, average)
 
 
+def _scales(config, num_rounds) -> np.ndarray:
+  """f_t of each round, float64[T]."""
+  return np.array([config.noise_scale(number) for number in range(1, num_rounds + 1)], np.float64)
+
+
 def _mechanism(config, correlation, cohorts) -> configs.Certified:
   """The mechanism with this correlation, and with 1 as its noise multiplier or divisor if that is not given."""
   values = {**registry.parameter_values(config), 'correlation': correlation}
@@ -140,7 +146,7 @@ def _mechanism(config, correlation, cohorts) -> configs.Certified:
     rounds = np.bincount(np.concatenate(releases), minlength=config.num_clients)
     squares = correlation.squared_norms(releases, [np.ones(len(ids)) for ids in releases], config.num_clients)
     values.update(planned_rounds=tuple(rounds.tolist()), planned_costs=tuple(np.maximum(squares, rounds).tolist()))
-  return configs.Certified(**values)
+  return config.mechanism_class(**values)
 
 
 def _worst_case_multiplier(config, cohorts, bounds) -> float:
@@ -244,7 +250,7 @@ def _run(
     ids = np.searchsorted(members, client_ids)
     participation = participations.next_state(config.participation, participation, ids, index + 1)
     before = privacy_filter.accounts_of(accounts, ids)
-    own_prices = privacy_filter.prices_of(prices, client_ids)
+    own_prices = config.prices_of(prices, client_ids, index + 1)
     cohort_participation = participations.of_clients(participation, ids)
     view = round_view(config, own_prices, cohort_participation, before, release, index + 1, client_ids)
     weights, own = privacy_filter.spend(own_prices, before, release, view.rounds_left, config.weights.weights(view))

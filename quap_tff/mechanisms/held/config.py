@@ -316,8 +316,8 @@ class Held(guarantee.Guarantee, HeldConfig):
     """s of noise that clients hold. With a threshold θ, the account has √θ of it, which is left if others drop out."""
     return self.noise_multiplier / math.sqrt(self.threshold or 1.0)
 
-  def _mu(self, weights):
-    return super()._mu(weights) / math.sqrt(_LEAST_SHARE)
+  def _mu(self, weights, noise_multiplier):
+    return super()._mu(weights, noise_multiplier) / math.sqrt(_LEAST_SHARE)
 
   def for_model(
     self, specs: mechanism.Specs, layers: mechanism.Layers, learning_rate_fn: mechanism.LearningRateFn = None

@@ -95,8 +95,8 @@ class TestFilter:
       plan = plans.certified_plan(config, cohorts, model=_MODEL)
       found = config.simulated(cohorts)
       ledger = plan.new_ledger()
-      for cohort, one in zip(cohorts, found):
-        ledger.append(config.cost(cohort, one.weights.astype(np.float64), 1.0))
+      for number, (cohort, one) in enumerate(zip(cohorts, found), 1):
+        ledger.append(config.cost(cohort, one.weights.astype(np.float64), 1.0, number))
       assert not _excesses(plan, ledger)
       assert found[-1].spent_max <= 1 + 1e-9
       # Much smaller bounds would be passed: budgets are used.

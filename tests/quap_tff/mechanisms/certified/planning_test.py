@@ -31,6 +31,7 @@ def _config(num_clients=10, **changes):
 
 class _State(NamedTuple):
   weights: np.ndarray
+  round: int = 1
 
 
 def _run(config, cohorts):
