@@ -103,7 +103,7 @@ def certified_plan(
     mechanism, averaging = config.settled(cohorts, averaging, min_separation)
     mechanism.check_colluders(colluders, attendance is not None)
     if attendance is None and not config.holds_noise:
-      attendance = cohorts
+      attendance = cohorts or None
   else:
     cohorts = None
     ahead.check_needs_no_schedule(config, attendance, colluders, min_separation)

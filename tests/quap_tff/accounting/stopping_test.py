@@ -97,7 +97,12 @@ class TestReport:
     assert found.figures == whole.figures
     np.testing.assert_array_equal(found.epsilon, whole.epsilon)
     spent = accounting.epsilon_by_client(ledger, _DELTA)
-    assert found.as_dict()['reading'] == {'rounds': 2, 'epsilon_max': spent.max(), 'epsilon_mean': spent.mean()}
+    assert found.as_dict()['reading'] == {
+      'rounds': 2,
+      'epsilon_max': spent.max(),
+      'epsilon_mean': spent.mean(),
+      'why': 'the run may have ended because of what it released',
+    }
     # Client 3 has not come yet, and the bound counts that it was to come.
     assert spent[3] == 0 < found.epsilon[3]
     assert 'Reading after 2 rounds' in found.text and 'not a guarantee' in found.text
@@ -121,6 +126,7 @@ class TestReport:
       'rounds': 1,
       'epsilon_max': None,
       'epsilon_mean': None,
+      'why': 'the run may have ended because of what it released',
     }
 
   def test_nothing_is_said_where_nothing_is_covered(self):

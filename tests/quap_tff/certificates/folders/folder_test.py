@@ -108,7 +108,9 @@ def test_every_choice_is_among_them():
 
 
 def test_a_rule_of_a_users_own(tmp_path, monkeypatch):
-  plan = made.plan(weights=_Half(0.25))
+  with pytest.raises(ValueError, match='could get no certificate. .*_Half has no name. Register it: these are online'):
+    made.plan(weights=_Half(0.25))
+  plan = made.plan(dict(certificate=False), weights=_Half(0.25))
   with pytest.raises(ValueError, match='_Half has no name. Register it: these are online'):
     certificates.write(str(tmp_path / 'run'), plan, made.ledger(plan), made.WEIGHTS, made.ABOUT)
   monkeypatch.setitem(weight_rules.RULES, 'half', _Half)
