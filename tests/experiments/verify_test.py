@@ -337,7 +337,7 @@ _CONTRADICTIONS = {
       ('public_data', 'None.', 'issuer.public_data'),
       ('model', 'mlp', 'issuer.model'),
       ('data_commitment', '0' * 64, 'issuer.data_commitment'),
-      ('test_is_of_clients', True, 'summary.json: formal'),
+      ('test_is_of_clients', True, 'It releases figures on test examples of the clients'),
       ('shapes', [[10, 64], [10]], 'by the flags: shapes'),
     )
   },
