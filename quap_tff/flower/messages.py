@@ -8,9 +8,10 @@ Arrays have the order of the leaves of the bundle's types (`quap_tff.bundle.valu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import flwr
 from flwr.app import Array
 from flwr.app import ArrayRecord
 from flwr.app import ConfigRecord
@@ -20,7 +21,7 @@ import numpy as np
 
 from quap_tff.bundle import player
 from quap_tff.bundle import values
-from quap_tff.flower import versions
+from quap_tff.common import version
 
 
 class RefusedError(ValueError):
@@ -73,10 +74,12 @@ class Answer(NamedTuple):
   """What a node sends of a round.
 
   Attributes:
+    round_num: t.
     sums: The sum over its clients.
     came: int64[M], the clients in it.
   """
 
+  round_num: int
   sums: player.Sums
   came: np.ndarray
 
@@ -84,7 +87,7 @@ class Answer(NamedTuple):
 def of_round(announced: Announced) -> RecordDict:
   """The message to every node."""
   bundle = announced.bundle
-  config = ConfigRecord({'round': announced.round_num, 'bundle': bundle.digest, **versions.here()})
+  config = ConfigRecord({'round': announced.round_num, 'bundle': bundle.digest, **_versions()})
   leaves = values.flatten(bundle.message_type, announced.message, 'message')
   return RecordDict({'announced': config, 'message': _arrays(leaves), 'history': _of_history(announced.history)})
 
@@ -96,7 +99,7 @@ def read_round(content: RecordDict, bundle: player.Bundle) -> tuple[Any, Sequenc
     RefusedError: If the server plays another bundle, or by other versions.
   """
   config = content.config_records['announced']
-  versions.check(config)
+  _check_versions(config)
   if config['bundle'] != bundle.digest:
     raise RefusedError(
       f'The server plays a bundle with the digest {config["bundle"]}, and this node has {bundle.digest}. Give both the '
@@ -106,12 +109,12 @@ def read_round(content: RecordDict, bundle: player.Bundle) -> tuple[Any, Sequenc
   return message, _history(content.array_records['history'])
 
 
-def of_answer(answer: Answer, bundle: player.Bundle, round_num: int) -> RecordDict:
+def of_answer(answer: Answer, bundle: player.Bundle) -> RecordDict:
   """A node's reply."""
   plain, secure = (values.flatten(kind, own, 'sums') for kind, own in zip(bundle.sums_types, answer.sums))
   return RecordDict(
     {
-      'answered': ConfigRecord({'round': round_num}),
+      'answered': ConfigRecord({'round': answer.round_num}),
       'came': _arrays([answer.came]),
       'plain': _arrays(plain),
       'secure': _arrays(secure),
@@ -159,7 +162,21 @@ def answer(reply: Message, bundle: player.Bundle, round_num: int, clients: np.nd
       f'answers round {config["round"]} for the clients {came.tolist()}, and was asked for round {round_num} of '
       f'{clients.tolist()}. Its answer is left out.'
     )
-  return Answer(player.Sums(plain, secure), came)
+  return Answer(round_num, player.Sums(plain, secure), came)
+
+
+def _versions() -> dict[str, str]:
+  """Those of this process, by package."""
+  return {'flwr': flwr.__version__, 'quap_tff': version.VERSION}
+
+
+def _check_versions(found: Mapping[str, Any]) -> None:
+  """Raises `RefusedError` unless the server has the versions of this node."""
+  for name, own in _versions().items():
+    if found.get(name) != own:
+      raise RefusedError(
+        f'The server has {name} {found.get(name)}, and this node has {own}. Install one version of it on all machines.'
+      )
 
 
 def _arrays(leaves: Sequence[Any]) -> ArrayRecord:
@@ -173,7 +190,7 @@ def _numpy(record: ArrayRecord) -> list[np.ndarray]:
 def _packed(kind: values.Type, record: ArrayRecord, name: str) -> Any:
   """The value of a type. Raises `ValueError` if the arrays are not its leaves."""
   leaves = _numpy(record)
-  expected = values.count(kind)
+  expected = len(list(values.types(kind)))
   if len(leaves) != expected:
     raise ValueError(f'{name} must have {expected} arrays, found {len(leaves)}')
   value = values.pack(kind, iter(leaves))

@@ -1,0 +1,102 @@
+"""The ServerApp: plays the rounds of a bundle with the nodes that are there.
+
+Its configuration (`flwr run --run-config`):
+
+    bundle      folder of the bundle
+    enrolment   folder with the JSON file of each node, see `enrolment`
+    output      folder of the run; if it has a checkpoint, the run goes on from there
+    test        an .npz file with x_test and y_test, for the accuracy; '' for none
+    seconds     how long a round waits for answers, and a server for nodes
+    quorum      share of the planned clients without whom a round is tried again, with a trusted server
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+import logging
+import time
+from typing import Any, Callable
+
+from flwr.app import Context
+from flwr.serverapp import Grid
+from flwr.serverapp import ServerApp
+import numpy as np
+
+from quap_tff.bundle import player
+from quap_tff.bundle import simulation
+from quap_tff.flower import enrolment
+from quap_tff.flower import server_run
+from quap_tff.flower import sums
+
+_LOG = logging.getLogger('flwr')
+DEFAULTS: Mapping[str, Any] = {'test': '', 'seconds': 600.0, 'quorum': 0.5, 'signing-key': ''}
+# How often a round is tried before the run stops.
+_TRIES = 3
+_SECONDS_BETWEEN_LOOKS = 1.0
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+  """Plays a run to its end, or from where it stopped."""
+  config = {**DEFAULTS, **context.run_config}
+  for name in ('bundle', 'enrolment', 'output'):
+    if name not in config:
+      raise ValueError(f"--run-config: the run has no {name}. Give it: --run-config '{name}=\"…\"'.")
+  run = server_run.ServerRun(player.Bundle(str(config['bundle'])), str(config['output']))
+  play(run, grid, config, sums.trusted)
+  test = simulation.read_clients(str(config['test']))[1] if config['test'] else None
+  summary = run.write(test, str(config['signing-key']) or None)
+  reason = summary.get('no_certificate')
+  _LOG.info('The run is in %s. %s', config['output'], f'It has no certificate. {reason}' if reason else '')
+
+
+def play(run: server_run.ServerRun, grid: Grid, config: Mapping[str, Any], sum_of: sums.Sum) -> None:
+  """Plays the rounds that are left.
+
+  Raises:
+    ValueError: If not enough clients came. The run can go on when they are there.
+  """
+  seconds, quorum, tries = float(config['seconds']), float(config['quorum']), 0
+  while not run.is_over:
+    began, number = time.monotonic(), run.round_num
+    nodes = _present(run, grid, str(config['enrolment']), seconds, quorum)
+    cohort = np.sort(np.concatenate([np.zeros(0, np.int64), *nodes.values()]))
+    announced = run.announce(cohort, quorum, seconds) if len(cohort) else None
+    if announced is None:
+      run.give_up()
+      _LOG.info('Round %d: the account lets nobody come.', number)
+      continue
+    found = sum_of(grid, nodes, announced)
+    if len(found.came) < announced.least and not run.holds_noise:
+      tries += 1
+      if tries < _TRIES:
+        continue
+      raise ValueError(
+        f'Too few clients came in round {number}: less than a share of {quorum:g} of those who are planned, {tries} '
+        'times. Nothing was released. Start their nodes, or lower quorum, and run this again: it goes on.'
+      )
+    tries = 0
+    run.release(found)
+    taken = time.monotonic() - began
+    _LOG.info('Round %d: %d of %d clients came, %.1f seconds.', number, len(found.came), len(cohort), taken)
+
+
+def _present(
+  run: server_run.ServerRun, grid: Grid, folder: str, seconds: float, quorum: float
+) -> Mapping[int, np.ndarray]:
+  """int64[M_k] by node id: the clients of the next round that are there. Waits until these are enough."""
+  planned, ends = run.planned(), time.monotonic() + seconds
+  look: Callable[[], Mapping[int, np.ndarray]] = lambda: enrolment.Enrolled(folder).present(grid.get_nodes(), planned)
+  nodes = look()
+  while sum(map(len, nodes.values())) < quorum * len(planned):
+    if time.monotonic() > ends:
+      there = sum(map(len, nodes.values()))
+      raise ValueError(
+        f'{there} of {len(planned)} clients of round {run.round_num} are there, after {seconds:g} seconds. Start their '
+        'nodes, or lower quorum, and run this again: it goes on.'
+      )
+    time.sleep(_SECONDS_BETWEEN_LOOKS)
+    nodes = look()
+  return nodes
