@@ -74,6 +74,17 @@ def secret_of(folder: Optional[str]) -> bytes:
   return found
 
 
+def clients_text(folder: str) -> str:
+  """The clients of a node, as its card has them; raises `ValueError` if it has none."""
+  path = os.path.join(folder, CARD)
+  try:
+    return files.read_json(path)['clients']
+  except (OSError, ValueError, LookupError, TypeError) as error:
+    raise ValueError(
+      f'{path} cannot be read ({error}). Make the folder by python -m quap_tff.flower enrol {folder} --clients=….'
+    ) from None
+
+
 class Enrolled:
   """The nodes that may take part, and their clients.
 

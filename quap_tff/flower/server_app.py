@@ -1,13 +1,15 @@
 """The ServerApp: plays the rounds of a bundle with the nodes that are there.
 
-Its configuration (`flwr run --run-config`):
+Its configuration is in the folder that `python -m quap_tff.flower app` makes:
 
-    bundle      folder of the bundle
-    enrolment   folder with the JSON file of each node, see `enrolment`
-    output      folder of the run; if it has a checkpoint, the run goes on from there
-    test        an .npz file with x_test and y_test, for the accuracy; '' for none
-    seconds     how long a round waits for answers, and a server for nodes
-    quorum      share of the planned clients without whom a round is tried again, with a trusted server
+    bundle        folder of the bundle
+    enrolment     folder with the JSON file of each node, see `enrolment`
+    output        folder of the run; if it has a checkpoint, the run goes on from there
+    test          an .npz file with x_test and y_test, for the accuracy; '' for none
+    signing-key   file with an Ed25519 private key (PEM) to sign the certificate with; '' for none
+    seconds       how long a round waits for answers, and a server for nodes
+    quorum        share of the planned clients without whom a round does not begin; with a trusted server, it is tried
+                  again if fewer answer
 """
 
 from __future__ import annotations
@@ -29,7 +31,6 @@ from quap_tff.flower import server_run
 from quap_tff.flower import sums
 
 _LOG = logging.getLogger('flwr')
-DEFAULTS: Mapping[str, Any] = {'test': '', 'seconds': 600.0, 'quorum': 0.5, 'signing-key': ''}
 # How often a round is tried before the run stops.
 _TRIES = 3
 _SECONDS_BETWEEN_LOOKS = 1.0
@@ -40,10 +41,7 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
   """Plays a run to its end, or from where it stopped."""
-  config = {**DEFAULTS, **context.run_config}
-  for name in ('bundle', 'enrolment', 'output'):
-    if name not in config:
-      raise ValueError(f"--run-config: the run has no {name}. Give it: --run-config '{name}=\"…\"'.")
+  config = context.run_config
   run = server_run.ServerRun(player.Bundle(str(config['bundle'])), str(config['output']))
   play(run, grid, config, sums.trusted)
   test = simulation.read_clients(str(config['test']))[1] if config['test'] else None
