@@ -149,6 +149,11 @@ def client_data(bundle: player.Bundle, client: int, examples: Examples, absent: 
   return {name: known[name] for name, _ in bundle.data_type['fields']}
 
 
+def no_data(bundle: player.Bundle, client: int) -> Any:
+  """The data of a client that takes part and has none."""
+  return {**client_data(bundle, client, {}), 'examples': []}
+
+
 def keep(
   bundle: player.Bundle,
   found: Outcome,

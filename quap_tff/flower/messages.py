@@ -98,15 +98,18 @@ def read_round(content: RecordDict, bundle: player.Bundle) -> tuple[Any, Sequenc
   Raises:
     RefusedError: If the server plays another bundle, or by other versions.
   """
-  config = content.config_records['announced']
+  config = content.config_records.get('announced', {})
   _check_versions(config)
-  if config['bundle'] != bundle.digest:
+  if config.get('bundle') != bundle.digest:
     raise RefusedError(
-      f'The server plays a bundle with the digest {config["bundle"]}, and this node has {bundle.digest}. Give both the '
+      f'The server plays a bundle with the digest {config.get("bundle")}, and this node has {bundle.digest}. Give both the '
       'same one.'
     )
-  message = _packed(bundle.message_type, content.array_records['message'], 'message')
-  return message, _history(content.array_records['history'])
+  try:
+    message = _packed(bundle.message_type, content.array_records['message'], 'message')
+    return message, _history(content.array_records['history'])
+  except (LookupError, ValueError, TypeError) as error:
+    raise RefusedError(f'The server sent what is no round of this bundle: {error}.') from None
 
 
 def of_answer(answer: Answer, bundle: player.Bundle) -> RecordDict:

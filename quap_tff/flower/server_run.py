@@ -39,8 +39,8 @@ class ServerRun:
   Attributes:
     server: State, ledger and average.
     cohorts: int64[M_t], the clients that are planned for each round.
-    history: The rounds that were announced.
-    came: int64[M], who came in the last of them.
+    rounds: Of each round, int64[M] who was announced, and int64[M'] who came. Where clients hold the noise, a round is
+      here as soon as it is announced.
     holds_noise: Whether clients hold the noise.
   """
 
@@ -52,8 +52,7 @@ class ServerRun:
     """
     self.bundle, self._folder = bundle, folder
     self.server, self.cohorts = servers.Server(bundle), servers.checked_cohorts(bundle)
-    self.history: list[messages.Link] = []
-    self.came = _NOBODY
+    self.rounds: list[tuple[np.ndarray, np.ndarray]] = []
     plan = bundle.plan
     self.holds_noise = plan is not None and plan.holds_noise
     self._counts_all = plan is not None and plan.mechanism.facts.is_certified and not self.holds_noise
@@ -101,12 +100,21 @@ class ServerRun:
       if not self.server.ask(cohort).all():
         return None
       least = len(cohort) if self._threshold is None else int(np.ceil(self._threshold * len(cohort)))
-      self.history.append(messages.Link(self.round_num, cohort, self.came))
-      self.came = _NOBODY
+    self.rounds[self.server.done :] = [(cohort, _NOBODY)]
+    if self.holds_noise:
       self._keep()
-    links = self.history if self.holds_noise else [messages.Link(self.round_num, cohort, _NOBODY)]
+    links = self.links() if self.holds_noise else [messages.Link(self.round_num, cohort, _NOBODY)]
     message = self.bundle.prepare(self.server.state)
-    return messages.Announced(self.bundle, message, list(links), least, seconds)
+    return messages.Announced(self.bundle, message, links, least, seconds)
+
+  def links(self) -> list[messages.Link]:
+    """What clients that hold noise are told of all rounds."""
+    links, before = list[messages.Link](), _NOBODY
+    for number, (cohort, came) in enumerate(self.rounds, 1):
+      if len(cohort):
+        links.append(messages.Link(number, cohort, before))
+        before = came
+    return links
 
   def release(self, found: sums.Summed) -> None:
     """Ends a round with its sum.
@@ -114,23 +122,20 @@ class ServerRun:
     With a certified plan and a trusted server, everybody who is planned is charged, and those who did not come count
     as clients whose update is zero. So the account is the planned one, whoever is lost.
     """
-    number, total, cohort = self.round_num, found.total, found.came
+    done, total, cohort = self.server.done, found.total, found.came
     if self._counts_all:
-      cohort = np.asarray(self.cohorts[self.server.done], np.int64)
+      cohort = np.asarray(self.cohorts[done], np.int64)
       message = self.bundle.prepare(self.server.state)
       for client in np.setdiff1d(cohort, found.came).tolist():
-        total = self.bundle.add(total, self.bundle.work(_without_examples(self.bundle, client), message))
+        total = self.bundle.add(total, self.bundle.work(simulation.no_data(self.bundle, client), message))
     self.server.release(total, cohort)
-    if self._is_announced(number):
-      self.came = found.came
+    announced = self.rounds[done][0] if len(self.rounds) > done else _NOBODY
+    self.rounds[done:] = [(announced, found.came)]
     self._keep()
 
   def give_up(self) -> None:
     """Ends a round in which nobody came."""
     self.release(sums.Summed(self.bundle.zero(), _NOBODY))
-
-  def _is_announced(self, number: int) -> bool:
-    return bool(self.history) and self.history[-1].round_num == number
 
   def write(self, test: Optional[Any], signing_key: Optional[str] = None) -> Mapping[str, Any]:
     """Writes what comes out of the run, with its certificate. Returns the summary.
@@ -145,13 +150,14 @@ class ServerRun:
     else:
       about = bundle.about
     path = os.path.join(self._folder, RESULT)
+    if os.path.lexists(path):
+      raise ValueError(f'{path} is there already: this run has ended. Give another output for another one.')
     return simulation.keep(bundle, simulation.outcome(self.server, test), path, signing_key, about)
 
   def _keep(self) -> None:
     content = {
       'bundle': np.array(self.bundle.digest),
-      'came': self.came,
-      **{f'link {k} {name}': np.asarray(part) for k, one in enumerate(self.history) for name, part in _named(one)},
+      **{f'round {t} {k}': ids for t, one in enumerate(self.rounds) for k, ids in enumerate(one)},
       **self.server.state_dict(),
     }
     files.write_sealed(self._checkpoint, files.npz(content))
@@ -170,24 +176,13 @@ class ServerRun:
       if str(arrays['bundle']) != self.bundle.digest:
         raise ValueError(f'it is of the bundle with the digest {arrays["bundle"]}')
       self.server.load_state_dict(arrays)
-      self.came = arrays['came']
-      count = len([name for name in arrays if name.startswith('link ')]) // len(messages.Link._fields)
-      parts = [[arrays[f'link {k} {name}'] for name in messages.Link._fields] for k in range(count)]
-      self.history = [messages.Link(int(number), cohort, came) for number, cohort, came in parts]
+      count = sum(name.startswith('round ') for name in arrays) // 2
+      self.rounds = [(arrays[f'round {t} 0'], arrays[f'round {t} 1']) for t in range(count)]
     except (OSError, ValueError, KeyError) as error:
       raise ValueError(
         f'The checkpoint in {self._folder} does not fit this run: {error}. Give the bundle that it was started with, '
         'or a new output, for which clients pay anew.'
       ) from None
-    if self._is_announced(self.round_num):
+    if len(self.rounds) > self.server.done:
       # It was announced, and its sum is lost: clients may have answered, and will not answer again.
       self.give_up()
-
-
-def _named(link: messages.Link) -> list[tuple[str, Any]]:
-  return list(link._asdict().items())
-
-
-def _without_examples(bundle: player.Bundle, client: int) -> Any:
-  """The data of a client that has none."""
-  return simulation.client_data(bundle, client, {}, [client]) | {'examples': []}

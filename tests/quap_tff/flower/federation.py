@@ -13,6 +13,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 
 from cryptography import x509
@@ -21,8 +22,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 ROOT = pathlib.Path(__file__).absolute().parents[3]
-# `make test-deploy` makes it.
-BIN = ROOT / 'build' / 'deploy_venv' / 'bin'
+BIN = pathlib.Path(sys.executable).parent
 _SECONDS_BETWEEN_LOOKS = 0.1
 
 
@@ -131,11 +131,13 @@ class Federation:
     process.wait(timeout=60)
     self.until(lambda: not any(map(is_alive, of_it)), f'the end of {name}', 60)
 
-  def pause(self, name, resume=False):
-    """A program and all that it has started stand still, or go on."""
-    process = self._processes[name]
-    for pid in [process.pid, *children(process.pid)]:
-      os.kill(pid, signal.SIGCONT if resume else signal.SIGSTOP)
+  def pause(self, name):
+    """A program stands still, but not those that it has started."""
+    os.kill(self._processes[name].pid, signal.SIGSTOP)
+
+  def resume(self, name):
+    """It goes on."""
+    os.kill(self._processes[name].pid, signal.SIGCONT)
 
   def start_superlink(self):
     """Also for the second time: it goes on with the same database."""

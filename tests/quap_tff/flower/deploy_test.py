@@ -1,0 +1,189 @@
+"""Tests of runs between processes: SuperLink and SuperNodes on the loopback interface. `make test-deploy` runs them."""
+
+import functools
+import json
+import pathlib
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+
+pytest.importorskip('flwr', reason='make test-deploy sets up the newest Python that Flower runs on, and Flower.')
+
+import quap_tff
+from quap_tff.bundle import server as servers
+from quap_tff.bundle import simulation
+from quap_tff.bundle import values
+from quap_tff.flower import enrolment
+from quap_tff.flower import server_run
+from quap_tff.mechanisms.held import guard
+from tests.quap_tff.flower import federation
+
+pytestmark = pytest.mark.slow
+
+ROOT = pathlib.Path(__file__).absolute().parents[3]
+SECONDS = 30.0
+KINDS = {
+  'trusted': 'certified:clip=0.5',
+  'held': 'certified:trust=secure_sum,clip=0.5,noise=independent,threshold=0.5',
+}
+
+
+@pytest.fixture(scope='module')
+def exported(tmp_path_factory):
+  """A folder with a bundle of each kind and with clients.npz, made where TFF is."""
+  folder = tmp_path_factory.mktemp('exported')
+  flags = [
+    line
+    for line in (ROOT / 'experiments/presets/digits_secure_sum.flags').read_text().splitlines()
+    if not line.startswith(('#', '--algorithm', '--rounds', '--averaging'))
+  ]
+  running = []
+  for kind, algorithm in KINDS.items():
+    output = [f'--output={folder / kind}', *([f'--clients={folder / "clients.npz"}'] if kind == 'trusted' else [])]
+    command = [ROOT / '.venv/bin/python', '-m', 'experiments.export', *flags, f'--algorithm={algorithm}', '--rounds=5']
+    running.append(subprocess.Popen([*command, *output], cwd=ROOT, stderr=subprocess.PIPE, text=True))
+  for process in running:
+    _, said = process.communicate(timeout=300)
+    assert not process.returncode, said
+  return folder
+
+
+def _nodes(cohorts):
+  """The clients of four nodes: many; some; many; and a few who come in round 2 alone."""
+  everybody = np.unique(np.concatenate(cohorts))
+  others = np.unique(np.concatenate([*cohorts[:1], *cohorts[2:]]))
+  never = np.setdiff1d(cohorts[1], others)[:3]
+  rest = np.setdiff1d(everybody, never)
+  return {'a': rest[20::2], 'b': rest[:20], 'c': rest[21::2], 'd': never}
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_a_run_outlives_its_nodes_and_its_server(kind, exported, tmp_path):
+  bundle = quap_tff.Bundle(exported / kind)
+  nodes = _nodes(bundle.rounds.cohorts)
+  with federation.Federation(tmp_path / 'federation') as started:
+    started.start_superlink()
+    for name, clients in nodes.items():
+      started.enrol(name, ','.join(map(str, clients.tolist())))
+      started.start_node(name, exported / kind, exported / 'clients.npz')
+    started.run(
+      'python', '-m', 'quap_tff.flower', 'app', 'app', f'--bundle={exported / kind}', '--enrolment=nodes', '--output=out'
+    )
+    for name in nodes:
+      started.wait_for(name, 'SuperNode ID')
+    started.pause('d')  # It stays connected, and never answers.
+    play = functools.partial(started.start_run, 'app', test=str(exported / 'clients.npz'), seconds=SECONDS, quorum=0.8)
+    play()
+    started.wait_for('app', 'Round 1:')
+    started.pause('b')
+    started.wait_for('b', r'ROUND 2\]\s+.*Receiving')
+    started.kill('b')
+    started.start_node('b', exported / kind, exported / 'clients.npz')
+    started.wait_for('app', 'Round 3:')
+    started.pause('c')
+    started.wait_for('a', r'ROUND 4\]\s+.*Receiving')
+    started.kill('superlink')
+    started.kill('app')
+    started.resume('c')
+    started.start_superlink()
+    play()
+    started.wait_for('app', 'Round 5:')
+    started.wait_for('app', 'The run is in')
+    verdict = started.run('python', '-m', 'quap_tff.verify', 'out/run').stdout
+    assert verdict.startswith('VALID'), verdict
+    out = started.folder / 'out'
+    run = server_run.ServerRun(bundle, str(out))
+    _check_who_came(run, nodes, bundle.rounds.cohorts)
+    _check_certificate(json.loads((out / 'run' / 'certificate.json').read_text()), kind)
+    _compare(run, simulation.read_clients(str(exported / 'clients.npz'))[0], started.folder, nodes)
+    if kind == 'held':
+      _check_lies(started)
+
+
+def _check_who_came(run, nodes, cohorts):
+  came = [one for _, one in run.rounds]
+  lost = np.concatenate([nodes['b'], nodes['d']])
+  for number in (1, 3, 5):
+    np.testing.assert_array_equal(came[number - 1], np.sort(cohorts[number - 1]))
+  np.testing.assert_array_equal(came[1], np.setdiff1d(cohorts[1], lost))
+  assert np.intersect1d(cohorts[1], nodes['b']).size and nodes['d'].size
+  # Where clients hold the noise, a round that was announced when the server was lost is a round of nobody.
+  np.testing.assert_array_equal(came[3], np.sort(cohorts[3]) if not run.holds_noise else [])
+
+
+def _check_certificate(certificate, kind):
+  assert certificate['achieved']['rounds'] == 5
+  assert certificate['guarantee']['trust'] == ('server' if kind == 'trusted' else 'secure_sum')
+  # Until a protocol is run, a certificate says that none was.
+  assert ('no secure sum was run' in certificate['issuer']['algorithm']) == (kind == 'held')
+
+
+def _compare(run, examples, folder, nodes):
+  """Plays the same rounds in this process, by the bundle alone: state, weights and ledger have the same bits."""
+  bundle, server = run.bundle, servers.Server(run.bundle)
+  server.state = _with_keys_of(server.state, run.server.state)
+  guards = {}
+  if run.holds_noise:
+    for name, clients in nodes.items():
+      secret = enrolment.secret_of(str(folder / name))
+      guards.update({one: guard.ClientGuard(bundle.plan, one, secret) for one in clients.tolist()})
+  links = {link.round_num: link for link in run.links()} if run.holds_noise else {}
+  chain = guard.Chain(guard.PublicPlan.of(bundle.plan)) if run.holds_noise else None
+  for number, (_, came) in enumerate(run.rounds, 1):
+    message, total = bundle.prepare(server.state), bundle.zero()
+    chain = chain.then(*links[number]) if run.holds_noise else None
+    for client in came.tolist():
+      answers = {client: guards[client].answer_at(chain)} if run.holds_noise else None
+      data = simulation.client_data(bundle, client, examples[client], answers=answers)
+      total = bundle.add(total, bundle.work(data, message))
+    cohort = came
+    if not run.holds_noise:
+      cohort = bundle.rounds.cohorts[number - 1]
+      for client in np.setdiff1d(cohort, came).tolist():
+        total = bundle.add(total, bundle.work(simulation.no_data(bundle, client), message))
+    server.release(total, cohort)
+  expected, found = server.state_dict(), run.server.state_dict()
+  assert expected.keys() == found.keys()
+  for name, array in expected.items():
+    assert array.dtype == found[name].dtype
+    np.testing.assert_array_equal(found[name], array, err_msg=name)
+  with np.load(folder / 'out' / 'run' / 'final_model.npz') as kept:
+    for index, tensor in enumerate(server.published().trainable):
+      np.testing.assert_array_equal(kept[f'arr_{index}'], tensor)
+
+
+def _with_keys_of(state, other):
+  """A first state with the keys of another one."""
+  aggregator = state['aggregator']
+  if 'noise' in aggregator:
+    noise = values.Struct(aggregator['noise'], seed=other['aggregator']['noise']['seed'])
+    aggregator = values.Struct(aggregator, noise=noise)
+  work = values.Struct(state['client_work'], seed=other['client_work']['seed'])
+  return values.Struct(state, aggregator=aggregator, client_work=work)
+
+
+def _check_lies(started):
+  """What a server that lies gets from a node."""
+  app = started.folder / 'lies'
+  shutil.copytree(started.folder / 'app', app)
+  file = app / 'pyproject.toml'
+  file.write_text(file.read_text().replace('quap_tff.flower.server_app', 'tests.quap_tff.flower.dishonest'))
+  started.start_run('lies')
+  started.wait_for('lies', 'LIES are over')
+  said = started.text('lies')
+  for name, answer in {
+    'the same round again': 'Round 5 was answered already',
+    'an old state': 'another history than before',
+    'two cohorts': 'another history than before',
+    'somebody else came': 'another history than before',
+    'a weight of 10': 'message must have',
+    'a round after the last': 'The plan has 5 rounds',
+    'another bundle': 'Give both the same one',
+    'another version of Flower': 'Install one version of it on all machines',
+  }.items():
+    (line,) = [line for line in said.splitlines() if f'LIE {name}: ' in line]
+    assert 'refuses' in line and answer in line, line
+
+
