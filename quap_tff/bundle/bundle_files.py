@@ -162,7 +162,9 @@ def read(path: str) -> Content:
       about = abouts.About(**{**issuer, 'stretches': tuple(issuer['stretches'])})
     graphs = {name[:-3]: one for name, one in content.items() if name.endswith('.pb')}
     plan = None if plan_json is None else _plan(plan_json)
-    return Content(graphs, json.loads(content[GRAPHS]), plan, rounds, about, versions, folder_files.digest(path, MANIFEST))
+    return Content(
+      graphs, json.loads(content[GRAPHS]), plan, rounds, about, versions, folder_files.digest(path, MANIFEST)
+    )
 
 
 def _minor(version: str) -> tuple[int, ...]:

@@ -80,7 +80,14 @@ def main(argv: Sequence[str]) -> int:
       return 0
     if arguments.command == 'node':
       config = {'clients': enrolment.clients_text(arguments.folder), **{n: getattr(arguments, n) for n in _OF_NODE}}
-      node_program.main(config, [f'--superlink={arguments.superlink}', f'--root-certificates={arguments.root_certificates}', f'--auth-supernode-private-key={os.path.join(arguments.folder, enrolment.NODE_KEY)}'])
+      node_program.main(
+        config,
+        [
+          f'--superlink={arguments.superlink}',
+          f'--root-certificates={arguments.root_certificates}',
+          f'--auth-supernode-private-key={os.path.join(arguments.folder, enrolment.NODE_KEY)}',
+        ],
+      )
       return 0
     if os.path.lexists(arguments.folder):
       raise ValueError(f'{arguments.folder} already exists: give a new folder.')

@@ -152,8 +152,7 @@ def answer(reply: Message, bundle: player.Bundle, round_num: int, clients: np.nd
       raise RefusedError(f'refuses. {config["refused"]}')
     (came,) = _numpy(content.array_records['came'])
     plain, secure = (
-      _packed(kind, content.array_records[name], name)
-      for name, kind in zip(('plain', 'secure'), bundle.sums_types)
+      _packed(kind, content.array_records[name], name) for name, kind in zip(('plain', 'secure'), bundle.sums_types)
     )
   except (LookupError, ValueError, TypeError) as error:
     if isinstance(error, RefusedError):

@@ -93,5 +93,3 @@ class Node:
       return {one.client_id: one.answer_at(chain) for one in guards}
     except ValueError as error:  # These follow from what was announced alone.
       raise messages.RefusedError(str(error)) from None
-
-

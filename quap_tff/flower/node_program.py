@@ -11,14 +11,13 @@ It uses parts of Flower that have no promise to stay, so pyproject.toml names on
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-import contextlib
+import logging
 import os
 import secrets
-import signal
 import socket
 import subprocess
-import sys
 import tempfile
+import threading
 from typing import Any
 
 from flwr.supercore.constant import TaskType
@@ -33,19 +32,22 @@ from quap_tff.common.lazy import tf
 from quap_tff.flower import client_app
 from quap_tff.flower import node as nodes
 
+_LOG = logging.getLogger('flwr')
 _SECRET_BYTES = 32
+_SECONDS_BETWEEN_STARTS = 5.0
 
 
 class _Forks(subprocess_executor.SubprocessExecutor):
   """Works on each message in a fork of this process."""
 
-  def __init__(self, supernode: subprocess.Popen[bytes]):
-    self._supernode = supernode
+  def __init__(self) -> None:
+    self._children: list[int] = []
 
   def launch(self, spec: ExecutionSpec) -> LaunchResult:
     if spec.task_type != TaskType.CLIENT_APP:
       return LaunchResult.failed(f'This node runs the ClientApp of quap_tff alone, and not a {spec.task_type}.')
-    if os.fork():
+    if pid := os.fork():
+      self._children.append(pid)
       return LaunchResult.accepted()
     try:
       run_clientapp.run_clientapp(spec.runtime_api_address, spec.token, insecure=True, parent_pid=os.getppid())
@@ -55,11 +57,35 @@ class _Forks(subprocess_executor.SubprocessExecutor):
       os._exit(0)
 
   def reconcile(self) -> None:
-    with contextlib.suppress(ChildProcessError):
-      while os.waitpid(-1, os.WNOHANG)[0]:
-        pass
-    if not os.path.exists(f'/proc/{self._supernode.pid}'):
-      sys.exit('The SuperNode has ended: it says above why.')
+    self._children = [pid for pid in self._children if not os.waitpid(pid, os.WNOHANG)[0]]
+
+
+class _Supervised:
+  """A SuperNode that is started again whenever it has ended.
+
+  Flower refuses a node that was killed and comes back, until it has missed it for a minute.
+  """
+
+  def __init__(self, command: Sequence[str]):
+    self._command, self._is_stopped, self._owner = command, threading.Event(), os.getpid()
+    self._process = subprocess.Popen(command)
+    threading.Thread(target=self._watch, daemon=True).start()
+
+  def _watch(self) -> None:
+    while True:
+      self._process.wait()
+      if self._is_stopped.wait(_SECONDS_BETWEEN_STARTS):
+        return
+      _LOG.warning('The SuperNode has ended: it says above why. It is started again.')
+      self._process = subprocess.Popen(self._command)
+
+  def stop(self) -> None:
+    """Ends it, in a way that tells the SuperLink. Forks, which end by the same exit handlers, leave it alone."""
+    if os.getpid() != self._owner:
+      return
+    self._is_stopped.set()
+    self._process.terminate()
+    self._process.wait()
 
 
 def main(config: Mapping[str, Any], options: Sequence[str]) -> None:
@@ -85,8 +111,8 @@ def main(config: Mapping[str, Any], options: Sequence[str]) -> None:
     f.write(secret)
     f.flush()
     command = ['flower-supernode', *options, '--isolation=process', f'--superexec-auth-secret-file={f.name}']
-    supernode = subprocess.Popen([*command, '--host=127.0.0.1', f'--port={port}'])
-    add_exit_handler(lambda: supernode.send_signal(signal.SIGTERM))
-    executor = _Forks(supernode)
+    supernode = _Supervised([*command, '--host=127.0.0.1', f'--port={port}'])
+    add_exit_handler(supernode.stop)
+    executor = _Forks()
     run_superexec.get_executor = lambda *_, **__: executor
     run_superexec.run_superexec(f'127.0.0.1:{port}', insecure=True, superexec_auth_secret=secret)

@@ -23,11 +23,8 @@ from tests.quap_tff.flower import federation
 pytestmark = pytest.mark.slow
 
 ROOT = pathlib.Path(__file__).absolute().parents[3]
-SECONDS = 30.0
-KINDS = {
-  'trusted': 'certified:clip=0.5',
-  'held': 'certified:trust=secure_sum,clip=0.5,noise=independent,threshold=0.5',
-}
+SECONDS = 25.0
+KINDS = {'trusted': 'certified:clip=0.5', 'held': 'certified:trust=secure_sum,clip=0.5,noise=independent,threshold=0.5'}
 
 
 @pytest.fixture(scope='module')
@@ -69,12 +66,19 @@ def test_a_run_outlives_its_nodes_and_its_server(kind, exported, tmp_path):
       started.enrol(name, ','.join(map(str, clients.tolist())))
       started.start_node(name, exported / kind, exported / 'clients.npz')
     started.run(
-      'python', '-m', 'quap_tff.flower', 'app', 'app', f'--bundle={exported / kind}', '--enrolment=nodes', '--output=out'
+      'python',
+      '-m',
+      'quap_tff.flower',
+      'app',
+      'app',
+      f'--bundle={exported / kind}',
+      '--enrolment=nodes',
+      '--output=out',
     )
     for name in nodes:
       started.wait_for(name, 'SuperNode ID')
     started.pause('d')  # It stays connected, and never answers.
-    play = functools.partial(started.start_run, 'app', test=str(exported / 'clients.npz'), seconds=SECONDS, quorum=0.8)
+    play = functools.partial(started.start_run, 'app', test=str(exported / 'clients.npz'), seconds=SECONDS, quorum=0.6)
     play()
     started.wait_for('app', 'Round 1:')
     started.pause('b')
@@ -88,6 +92,7 @@ def test_a_run_outlives_its_nodes_and_its_server(kind, exported, tmp_path):
     started.kill('app')
     started.resume('c')
     started.start_superlink()
+    started.wait_for('b', 'SuperNode ID')
     play()
     started.wait_for('app', 'Round 5:')
     started.wait_for('app', 'The run is in')
@@ -105,10 +110,12 @@ def test_a_run_outlives_its_nodes_and_its_server(kind, exported, tmp_path):
 def _check_who_came(run, nodes, cohorts):
   came = [one for _, one in run.rounds]
   lost = np.concatenate([nodes['b'], nodes['d']])
-  for number in (1, 3, 5):
+  for number in (1, 5):
     np.testing.assert_array_equal(came[number - 1], np.sort(cohorts[number - 1]))
   np.testing.assert_array_equal(came[1], np.setdiff1d(cohorts[1], lost))
-  assert np.intersect1d(cohorts[1], nodes['b']).size and nodes['d'].size
+  for number in (2, 5):
+    assert np.intersect1d(cohorts[number - 1], nodes['b']).size
+  assert nodes['d'].size
   # Where clients hold the noise, a round that was announced when the server was lost is a round of nobody.
   np.testing.assert_array_equal(came[3], np.sort(cohorts[3]) if not run.holds_noise else [])
 
@@ -185,5 +192,3 @@ def _check_lies(started):
   }.items():
     (line,) = [line for line in said.splitlines() if f'LIE {name}: ' in line]
     assert 'refuses' in line and answer in line, line
-
-
