@@ -6,9 +6,9 @@ import heapq
 
 import numpy as np
 
-from data import rng as rng_lib
 from quap_tff.common import checks
 from quap_tff.common import registry
+from quap_tff.common.numbers import rng as rng_lib
 
 
 class Partition(checks.Checked, abc.ABC):

@@ -142,6 +142,12 @@ def _opening(experiment, directory):
   yield from _sentences(experiment.plan.protection)[1]
   if run.method.interpretation:
     yield run.method.interpretation
+  if run.method.clip_follows_rounds:
+    yield (
+      f'No clipping norm was given, so it is {experiment.plan.config.clip.initial_norm:.4g}, by --rounds and '
+      "--server_optimizer alone. To choose a better one without these clients' data, see docs/usage.md, "
+      '"Choosing constants".'
+    )
   if run.cohorts.participation.statement:
     yield run.cohorts.participation.statement
   if experiment.cohorts.secret:

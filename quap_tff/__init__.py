@@ -6,7 +6,8 @@
     ledger.append(plan.record(output, cohort))        # after each round
     print(plan.report(ledger))
 
-Everything is imported when it is first used: what only reads flags or ledgers never loads TensorFlow.
+`quap_fl.py` has the algorithm in NumPy, to be read first. Everything is imported when it is first used: what only reads
+flags or ledgers never loads TensorFlow.
 """
 
 from quap_tff.common import lazy
@@ -19,18 +20,20 @@ __getattr__, __dir__ = lazy.exports(
     'auditing': [],
     'bundle.player': ['Bundle'],
     'certificates': [],
+    'cohorts': [],
     'exporting.export': ['export'],
     'federated.aggregation': ['CertifiedAggregationFactory', 'QuapAggregationFactory'],
     'federated.client_ids': ['with_client_ids'],
     'federated.client_work': ['build_client_work'],
     'federated.learning_process': ['build_certified_fed_avg', 'build_quap_fed_avg'],
-    'gate': ['Gate'],
+    'accounting.gate': ['Gate'],
     'mechanisms.parts.budgets': ['BudgetConfig'],
     'mechanisms.certified.config': ['Certified', 'CertifiedConfig'],
     'mechanisms.parts.clip_rules': [],
     'mechanisms.quap.config': ['NoiseConfig', 'QuapConfig'],
     'mechanisms.held.config': ['Held', 'HeldConfig'],
     'mechanisms.held.guard': ['ClientGuard'],
+    'mechanisms.noise.correlation': [],
     'mechanisms.parts.participation': ['ParticipationConfig'],
     'mechanisms.parts.layers': [],
     'mechanisms.certified.planning': [],
@@ -39,7 +42,7 @@ __getattr__, __dir__ = lazy.exports(
     'mechanisms.parts.schedules': [],
     'mechanisms.certified.weight_rules': [],
     'mechanisms.parts.weighting': [],
-    'plans': ['CertifiedPlan', 'Plan', 'StockPlan'],
+    'plans': ['certified_plan', 'Plan', 'StockPlan'],
     'runtime': [],
     'training.evaluation': [],
     'training.client_update': ['ClientWorkConfig'],

@@ -2,6 +2,7 @@ r"""Computes what each client of a log has spent, or which noise it needs; witho
 
     python -m quap_tff.account LOG.csv --noise_multiplier=6 --delta=1e-5 --epsilon=3 --output_dir=DIR
     python -m quap_tff.account LOG.csv --epsilon=2 --delta=1e-6
+    python -m quap_tff.account --participation=beta:a=2,b=5 --num_clients=1000 --rounds=300 --epsilon=2 --delta=1e-6
     python -m quap_tff.account --noise_multiplier=10.8 --rounds=200 --delta=1e-5
     python -m quap_tff.account --epsilon=6 --delta=1e-5 --rounds=200
     python -m quap_tff.account --epsilon=2 --delta=1e-6 --rounds=1000 --sampling_rate=0.01 --accountant=rdp
@@ -10,7 +11,8 @@ r"""Computes what each client of a log has spent, or which noise it needs; witho
 A log has a row for each client in each round, under the header `round,client` or `round,client,weight`; a client is any
 text. Every client gets its own exact ε, by the filter of certified runs, and --epsilon is the bound that nobody may
 exceed. What must hold for the figures, and what the usual accountants say for the same log, is printed, too. Without
---noise_multiplier, the log says which cohorts are expected, and a table has the noise that each mechanism needs.
+--noise_multiplier, the log says which cohorts are expected, and a table has the noise that each mechanism needs. So it
+does for the cohorts of a model, --participation, drawn once by --seed.
 
 Tables go to standard output. The last line is one JSON object. For wrong input, one line on standard error says what is
 wrong. Exit status: 0; 1 if a client of a log is over the bound; 2 for wrong input; 130 after Ctrl-C; 141 if nobody
@@ -18,13 +20,17 @@ reads standard output. TensorFlow is not needed.
 """
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import functools
 import json
 import sys
+import types
 from typing import Any, NoReturn
 
+import numpy as np
+
+from quap_tff import cohorts as cohorts_lib
 from quap_tff.accounting import accountants
 from quap_tff.accounting import coins
 from quap_tff.accounting import log_report
@@ -40,8 +46,12 @@ noise_choices = lazy.module('quap_tff.plans.noise_choices')
 
 # The most releases for which every coefficient is computed.
 _MOST_RELEASES = 100_000
-# The most participations of a log from which a noise is chosen.
+# The most participations from which a noise is chosen.
 _MOST_PARTICIPATIONS = 10**6
+# Flags that play no part where the cohorts of a model choose the noise, with their defaults.
+_NOT_WITH_MODELS = dict(
+  noise_multiplier=None, sampling_rate=None, accountant=None, every=1, rounds_after=0, output_dir=None
+)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -74,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     '--rounds',
     type=whole,
     help='rounds that the client takes part in or, with sampling, may take part in (default: 1). With a log: the '
-    'planned rounds (default: those of the log)',
+    'planned rounds (default: those of the log). With --participation: the rounds that are drawn',
   )
   add(
     '--sampling_rate',
@@ -100,6 +110,14 @@ def _parser() -> argparse.ArgumentParser:
     default=0,
     help='with correlated noise: rounds after the last one that the client takes part in. Not with a log',
   )
+  add(
+    '--participation',
+    help='model of who takes part, whose cohorts are drawn in place of those of a log: '
+    f'{registry.describe(cohorts_lib.MODELS)}',
+  )
+  add('--num_clients', type=whole, help='with --participation: N')
+  add('--cohort_size', type=whole, help='with --participation: M (default: 30%% of the clients, at most 30)')
+  add('--seed', type=whole, help='with --participation: cohorts are a function of it (default: 0)')
   add('--output_dir', help=f'with a log: folder for {log_report.CLIENTS}, {log_report.FIGURE} and {log_report.PAGE}')
   return parser
 
@@ -108,6 +126,11 @@ def main(argv: Sequence[str]) -> int:
   """Accounts for what the arguments describe; returns the exit status."""
   try:
     arguments = _parser().parse_args(argv)
+    if arguments.participation is not None:
+      return _of_model(arguments)
+    for name in ('num_clients', 'cohort_size', 'seed'):
+      if getattr(arguments, name) is not None:
+        raise ValueError(f'--{name} is for the cohorts of a model. Give --participation, or leave it out.')
     return _of_log(arguments) if arguments.log is not None else _of_plan(arguments)
   except (ValueError, ImportError) as error:
     print(f'Error: {console.shown(" ".join(str(error).split()))}', file=sys.stderr)
@@ -175,7 +198,6 @@ def _noise_for_log(arguments, correlation) -> int:
   for name in ('rounds', 'sampling_rate', 'output_dir'):
     if getattr(arguments, name) is not None:
       raise ValueError(f'--{name} is for the account of a log, with --noise_multiplier. Leave it out.')
-  epsilon, delta = checks.number('epsilon', arguments.epsilon, above=0), arguments.delta
   log, cohorts, total = logs.Log(arguments.log), [], 0
   with _blamed(arguments.log, 'read'):
     for one in log.rounds():
@@ -186,7 +208,54 @@ def _noise_for_log(arguments, correlation) -> int:
           f'{arguments.log} has more than {_MOST_PARTICIPATIONS:,} participations, too many to choose a noise from. '
           'Give a part of it, or --noise_multiplier.'
         )
-  num_clients = log.num_clients
+  return _noise_for(cohorts, log.num_clients, arguments, correlation)
+
+
+def _of_model(arguments: argparse.Namespace) -> int:
+  """The noise for cohorts that a model draws."""
+  spec, num_clients, num_rounds = arguments.participation, arguments.num_clients, arguments.rounds
+  if arguments.log is not None:
+    raise ValueError('Give a log, or a model of one by --participation, and not both.')
+  if spec.partition(':')[0] == 'log':
+    raise ValueError(f'--participation={spec}: give the log itself: python -m quap_tff.account LOG.csv.')
+  if None in (num_clients, num_rounds, arguments.epsilon, arguments.delta):
+    raise ValueError('With --participation, give --num_clients, --rounds, --epsilon and --delta.')
+  for name, default in _NOT_WITH_MODELS.items():
+    if getattr(arguments, name) != default:
+      raise ValueError(f'--{name} plays no part where a noise is chosen from --participation. Leave it out.')
+  checks.number('delta', arguments.delta, above=0, below=1)
+  checks.integer('num_clients', num_clients, at_least=1)
+  checks.integer('rounds', num_rounds, at_least=1, at_most=_MOST_RELEASES)
+  choice = registry.parse_spec('participation model', spec, cohorts_lib.MODELS)
+  size = arguments.cohort_size
+  if size is None and not choice.ignores_cohort_size:
+    size = cohorts_lib.default_cohort_size(num_clients)
+  seed = 0 if arguments.seed is None else arguments.seed
+  model = choice.over(cohorts_lib.Population(num_clients, size, seed))
+  cohorts, total = [], 0
+  for round_num in range(1, num_rounds + 1):
+    cohorts.append(model.cohort(round_num))
+    total += len(cohorts[-1])
+    if total > _MOST_PARTICIPATIONS:
+      raise ValueError(
+        f'{num_rounds:,} rounds of this model have more than {_MOST_PARTICIPATIONS:,} participations, too many to '
+        'choose a noise from. Give fewer rounds or clients.'
+      )
+  print(f'Drawn once from --participation={spec} by --seed={seed}: others come by other seeds.')
+  drawn = {'participation': spec, 'seed': seed, 'cohort_size': size}
+  return _noise_for(cohorts, num_clients, arguments, _correlation(arguments), drawn)
+
+
+def _noise_for(
+  cohorts: Sequence[np.ndarray],
+  num_clients: int,
+  arguments: argparse.Namespace,
+  correlation: correlations.Correlation,
+  more: Mapping[str, Any] = types.MappingProxyType({}),
+) -> int:
+  """Prints the noise that cohorts need, by every mechanism. `more` are further values of the last line."""
+  epsilon, delta = checks.number('epsilon', arguments.epsilon, above=0), arguments.delta
+  total = sum(map(len, cohorts))
   least = noise_choices.least_noise(cohorts, num_clients, epsilon, delta, correlation)
   print(
     f'{num_clients:,} clients, {total:,} participations in {len(cohorts):,} rounds. ε = {epsilon:g}, total δ = '
@@ -199,7 +268,7 @@ def _noise_for_log(arguments, correlation) -> int:
   print(log_report.text([_choices_table(found), _ends_table(cohorts, num_clients, epsilon, delta, correlation)]))
   rows = [{**one._asdict(), 'correlation': correlations.spec_of(one.correlation)} for one in found]
   values = {'noise_multiplier': least, 'epsilon': epsilon, 'delta': delta, 'correlation': arguments.correlation}
-  counts = {'clients': num_clients, 'rounds': len(cohorts), 'participations': total}
+  counts = {'clients': num_clients, 'rounds': len(cohorts), 'participations': total, **more}
   print(json.dumps({**values, **counts, 'choices': rows}, allow_nan=False), flush=True)
   return 0
 

@@ -171,7 +171,7 @@ for name in {list(self._MISSING)}:
 import inspect, pydoc
 import quap_tff
 found = dict(inspect.getmembers(quap_tff))
-print('CertifiedPlan' in found, 'build_quap_fed_avg' in found, hasattr(quap_tff, 'build_quap_fed_avg'))
+print('certified_plan' in found, 'build_quap_fed_avg' in found, hasattr(quap_tff, 'build_quap_fed_avg'))
 for module in (quap_tff, quap_tff.plans.scheduled):
   pydoc.render_doc(module)
 inspect.unwrap(quap_tff.common.lazy.tf)

@@ -1,47 +1,18 @@
-"""Participation models: who takes part in a round, each a pure function of (seed, round).
+"""Participation models: who takes part in a round. Those of `quap_tff.cohorts`, and those that read files.
 
-A choice (`ParticipationChoice`) is a frozen dataclass of parameters, parsed from a spec; `over` applies it to a
-population and gives the model (`ParticipationModel`) that draws cohorts. `base.independent`, `base.fixed_size` and
-`base.weighted` make most models. A new choice is a class in a file of this folder and a line in `PARTICIPATION_MODELS`.
-
-The amplification that a sampler earns is stated here, next to the draw, so that an accountant cannot assume more:
-
-| `Sampler`    | the draw                                                             | amplification by sampling     |
-| ------------ | -------------------------------------------------------------------- | ----------------------------- |
-| `bernoulli`  | each client by its own coin of known rate, independent over rounds   | Poisson, at its `rates`       |
-| `fixed_size` | a uniformly random set of M clients, independent over rounds         | without replacement, at M/N   |
-| `none`       | all else: unequal weights at a fixed size, availability, everyone    | none                          |
-
-Amplification also requires that the cohorts are secret. By default they follow from a seed that runs publish, and earn
-nothing. `cohort_seed` is a seed of their own, and independent coins from it are secret for as long as it is.
+A new choice is a class in a file of this folder, or of that one, and a line in `PARTICIPATION_MODELS`.
 """
 
 from typing import Any, Optional
 
 from data.cohorts import replayed
-from data.cohorts import stateful
-from data.cohorts import static
-from data.cohorts.base import ParticipationChoice
-from data.cohorts.base import ParticipationModel
-from data.cohorts.base import Population
+from quap_tff import cohorts
+from quap_tff.cohorts import ParticipationChoice
+from quap_tff.cohorts import ParticipationModel
+from quap_tff.cohorts import Population
 from quap_tff.common import registry
 
-PARTICIPATION_MODELS: dict[str, type[ParticipationChoice]] = {
-  'uniform': static.Uniform,
-  'separated': static.Separated,
-  'full': static.Full,
-  'bernoulli': static.Bernoulli,
-  'beta': static.Beta,
-  'beta_bernoulli': static.BetaBernoulli,
-  'extreme_imbalance': static.ExtremeImbalance,
-  'hybrid': static.Hybrid,
-  'hybrid_reference': static.HybridReference,
-  'markov': stateful.Markov,
-  'flpadpm': stateful.FlPadpm,
-  'client_selection': stateful.ClientSelection,
-  'energy': stateful.Energy,
-  'log': replayed.Log,
-}
+PARTICIPATION_MODELS: dict[str, type[ParticipationChoice]] = {**cohorts.MODELS, 'log': replayed.Log}
 
 
 def portable(spec: str) -> str:

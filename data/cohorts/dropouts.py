@@ -18,11 +18,11 @@ from typing import Callable, Optional
 
 import numpy as np
 
-from data import rng as rng_lib
-from data.cohorts import base
-from data.cohorts import stateful
+from quap_tff.cohorts import base
+from quap_tff.cohorts import stateful
 from quap_tff.common import checks
 from quap_tff.common import registry
+from quap_tff.common.numbers import rng as rng_lib
 from quap_tff.common.numbers import samplers
 
 

@@ -5,8 +5,8 @@ import datetime
 
 import numpy as np
 
-from data import rng as rng_lib
 from quap_tff.common import checks
+from quap_tff.common.numbers import rng as rng_lib
 
 # Every round lasts two hours, and the first one begins on a Monday.
 _ROUND, _MONDAY = datetime.timedelta(hours=2), datetime.datetime(2024, 1, 1)

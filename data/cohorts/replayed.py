@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from data import reading
-from data.cohorts import base
 from quap_tff.accounting import logs
+from quap_tff.cohorts import base
 from quap_tff.common.numbers import samplers
 
 _MOST_NAMES_IN_AN_ERROR = 3
@@ -145,7 +145,10 @@ class Replayed(base.ParticipationChoice):
 
   def over(self, population: base.Population) -> base.ParticipationModel:
     if population.cohort_seed is not None:
-      raise ValueError('Cohorts of a log are known to everyone who has the log. Leave --cohort_seed out.')
+      raise ValueError(
+        'Cohorts of a log are known to everyone who has the log, and come from no seed. Leave --cohort_seed out, or '
+        '`expected` of the method.'
+      )
 
     def draw(round_num):
       if round_num > len(self.rounds):

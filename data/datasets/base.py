@@ -12,9 +12,9 @@ import numpy as np
 
 from data import federation
 from data import partition
-from data import rng as rng_lib
 from quap_tff.common import checks
 from quap_tff.common import registry
+from quap_tff.common.numbers import rng as rng_lib
 
 # N of the documents' experiments.
 DEFAULT_NUM_CLIENTS = 100

@@ -10,10 +10,10 @@ import numpy as np
 
 from data import federation
 from data import reading
-from data import rng as rng_lib
 from data.datasets import base
 from quap_tff.common import lazy
 from quap_tff.common.lazy import tf
+from quap_tff.common.numbers import rng as rng_lib
 
 sklearn_datasets = lazy.module('sklearn.datasets')  # It takes a second, and only the digits need it.
 

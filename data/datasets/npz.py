@@ -23,9 +23,9 @@ import numpy as np
 from data import federation
 from data import partition
 from data import reading
-from data import rng as rng_lib
 from data.datasets import base
 from quap_tff.common import checks
+from quap_tff.common.numbers import rng as rng_lib
 
 _REQUIRED, _OPTIONAL = ('x', 'y'), ('client', 'x_test', 'y_test')
 _HOLDS = 'a dataset of your own'

@@ -10,11 +10,11 @@ from typing import Optional
 import numpy as np
 
 from data import federation
-from data import rng as rng_lib
 from data.datasets import base
 from data.features import characters
 from data.features import leaves
 from quap_tff.common import checks
+from quap_tff.common.numbers import rng as rng_lib
 
 DEFAULT_NUM_CLIENTS = 1000
 TEST_EXAMPLES = 2000

@@ -18,7 +18,7 @@ FEATURES=${FEATURES:-pretrained:path=$RUNS/extractor,size=128,centred=true}
 ours=(
   'certified:weights=online,noise=ar1,clip=0.15 sgd:learning_rate=1'
   'certified:trust=secure_sum,noise=held,clip=0.25 sgd:learning_rate=1'
-  'certified:weights=spend_evenly,clip=0.25 sgd:learning_rate=1'
+  'certified:weights=spend_evenly,noise=independent,clip=0.25 sgd:learning_rate=1'
   'certified:weights=worst_case,noise=banded:bands=3,clip=0.25 sgd:learning_rate=1'
   'certified:weights=worst_case,noise=blt,clip=0.25 sgd:learning_rate=1'
 )

@@ -36,8 +36,8 @@ METHODS = (
   'quap',
   'fixed_dp:clip=0.5',
   'tff_dp_fedavg:clip=0.5',
-  'certified:weights=participation,clip=0.5',
-  'certified:weights=online,clip=0.5',
+  'certified:weights=participation,noise=independent,clip=0.5',
+  'certified:weights=online,noise=independent,clip=0.5',
 )
 
 # Of the pictures.

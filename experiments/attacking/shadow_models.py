@@ -10,10 +10,10 @@ import numpy as np
 import tensorflow_federated as tff
 
 import data
-from data import rng as rng_lib
 from experiments.running import setup
 from experiments.running import training
 from quap_tff import methods
+from quap_tff.common.numbers import rng as rng_lib
 from quap_tff.training import evaluation
 
 NOMINAL, REAL = 'nominal', 'real'

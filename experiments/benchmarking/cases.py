@@ -85,8 +85,15 @@ def cohort(rule: str, clients: int, examples: int, batch_size: int, rounds: int)
   """
   with runtime.activate():
     if rule == 'certified':
-      config = quap_tff.CertifiedConfig(num_clients=clients, epsilon=3.0, delta=1e-5)
-      process = quap_tff.CertifiedPlan(config, [list(range(clients))] * rounds).build_process(
+      config = quap_tff.CertifiedConfig(
+        num_clients=clients,
+        epsilon=3.0,
+        delta=1e-5,
+        clip=quap_tff.clip_rules.Fixed(1.0),
+        correlation=quap_tff.correlation.Independent(),
+        weights=quap_tff.weight_rules.Participation(),
+      )
+      process = quap_tff.certified_plan(config, [list(range(clients))] * rounds).build_process(
         models.build_model_fn(_MODEL, _INPUT_SHAPE, _CLASSES),
         tff.learning.optimizers.build_sgdm(_LEARNING_RATE),
         client_work=quap_tff.ClientWorkConfig(batch_size=batch_size),

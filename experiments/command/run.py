@@ -13,22 +13,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
+import hashlib
 import secrets
 from typing import Any, Optional
 
 from data import cohorts
 from data import datasets
 from data import features
-from data import rng
 from data.cohorts import dropouts
 from data.cohorts import ParticipationChoice
 from data.cohorts import ParticipationModel
 from experiments.command import parts
 from quap_tff import methods
 from quap_tff import plans
+from quap_tff.cohorts import default_cohort_size
 from quap_tff.common import checks
 from quap_tff.common import flag_fields
 from quap_tff.common import registry
+from quap_tff.common.numbers import rng
 from quap_tff.mechanisms import facts as facts_lib
 from quap_tff.mechanisms.parts import layers as layers_lib
 from quap_tff.mechanisms.parts import postprocessing
@@ -36,8 +38,9 @@ from quap_tff.training import client_update
 from quap_tff.training import malicious as malicious_lib
 from quap_tff.training import models
 
-_DEFAULT_COHORT_SHARE, _DEFAULT_COHORT_LIMIT = 0.3, 30
 _COHORT_SEED_BITS = 256
+# How run.json names a file that it does not keep.
+_DIGEST = 'sha256:'
 # How to test on others than the clients themselves.
 _OTHERS = {
   'femnist': '--dataset=femnist:test_writers=0.1.',
@@ -143,9 +146,14 @@ class Run:
     unused = unused_flags(self.method)
     return {name: value for name, value in values.items() if not parts.FLAGS[name].is_control and name not in unused}
 
-  def _portable(self) -> dict[str, str]:
+  def _portable(self) -> dict[str, Any]:
     """The flags whose values name files, without the places of these files on this machine."""
-    kept = {'dataset': datasets.portable, 'features': features.portable, 'participation': cohorts.portable}
+    kept = {
+      'dataset': datasets.portable,
+      'features': features.portable,
+      'participation': cohorts.portable,
+      'spent': _digest_of,
+    }
     return {name: portable(self.flags[name]) for name, portable in kept.items()}
 
   @property
@@ -205,7 +213,7 @@ class Run:
       cohort_seed = secrets.randbits(_COHORT_SEED_BITS)
     cohort_size, seed = self.cohorts.cohort_size, self.schedule.seed
     if cohort_size is None:
-      cohort_size = max(1, min(_DEFAULT_COHORT_LIMIT, round(_DEFAULT_COHORT_SHARE * num_clients)))
+      cohort_size = default_cohort_size(num_clients)
     dropout = dropouts.make(self.cohorts.dropout, num_clients, seed)
     model = self.cohorts.participation.over(cohorts.Population(num_clients, cohort_size, seed, dropout, cohort_seed))
     if dropout is not None:
@@ -219,6 +227,12 @@ class Run:
   def with_cohorts(self, choice: ParticipationChoice) -> Run:
     """The run with another choice of who takes part. Its flags stay."""
     return dataclasses.replace(self, cohorts=dataclasses.replace(self.cohorts, participation=choice))
+
+  def with_spent(self, spent: Optional[Sequence[float]]) -> Run:
+    """The run where the file of --spent is not at hand: float[N] μ² is what it says. Its flags stay."""
+    if self.flags['spent'] is None:
+      return self
+    return dataclasses.replace(self, method=flag_fields.decoded(self.method, {'spent': spent}))
 
   def attackers(self, num_clients: int) -> tuple[int, ...]:
     """The malicious clients of N, ascending."""
@@ -261,6 +275,7 @@ class Run:
       mean_epochs=self.local.local_epochs.mean,
       asks_client_metrics=bool(self.publication.client_metrics),
       options=options,
+      reseeded=lambda seed: self.participation(num_clients, seed),
     )
 
   def plan(self, num_clients: int, model: layers_lib.ModelShape, test_is_of_clients: bool = False) -> plans.Plan:
@@ -312,6 +327,17 @@ class Run:
     if shrinkage != 1:
       text += f' The weights are multiplied by {shrinkage:g}.'
     return text
+
+
+def _digest_of(path: Optional[str]) -> Optional[str]:
+  """A file as run.json names it, by its SHA-256; None for none."""
+  if path is None or path.startswith(_DIGEST):
+    return path
+  try:
+    with open(path, 'rb') as f:
+      return f'{_DIGEST}{hashlib.sha256(f.read()).hexdigest()}'
+  except OSError as error:
+    raise ValueError(f'--spent={path} cannot be read: {error.strerror or error}.') from error
 
 
 def unused_flags(method: methods.Method) -> frozenset[str]:

@@ -92,7 +92,7 @@ def check_before(experiment: setup.Experiment) -> None:
   run, plan = experiment.run, experiment.plan
   if not run.method.gives_certificate:
     return
-  ledger = plan.planned_ledger(plan.expected)
+  ledger = plan.planned_ledger(plan.expected or experiment.schedule)
   try:
     stated = about(run, plan, experiment.resolved, tests=0, test_accuracy=None, date=datetime.date.today())
     reasons = certificates.refusals(plan, ledger, stated)
@@ -126,7 +126,7 @@ def _plan(content, run_json) -> tuple[plans.Plan, run_lib.Run]:
     resolved, identity = run_json['resolved'], run_json['identity']
     # Before a schedule is drawn that fills the memory.
     for name, value, kept in (
-      ('rounds', identity['rounds'], len(content.plan.schedule)),
+      ('rounds', identity['rounds'], content.plan.config.num_rounds),
       ('num_clients', resolved['num_clients'], content.plan.num_clients),
     ):
       if type(value) is not int or value != kept:
@@ -140,6 +140,7 @@ def _plan(content, run_json) -> tuple[plans.Plan, run_lib.Run]:
     if run_folder.through_json(run.identity()) != identity:
       raise ValueError('identity must hold the flags that say what is computed, and no others')
     run = run.with_cohorts(run.cohorts.participation.known(content.plan.schedule))
+    run = run.with_spent(content.plan.config.spent_before)
     return run.plan(resolved['num_clients'], folders.model_shape(resolved), resolved['test_is_of_clients']), run
 
 
@@ -160,7 +161,15 @@ def _mechanism_problems(content, files, plan, run) -> list[str]:
   found = [f'{folders.MECHANISM}, by the flags: {one}' for one in certificates.differences(kept, by_flags)]
   if not (_are_same(content.plan.schedule, plan.schedule) and _are_same(content.plan.attendance, plan.attendance)):
     found.append(f'{folders.SCHEDULE} is not the schedule that the flags give.')
+  came = [one.cohort for one in content.ledger.history]
+  if not plan.schedule and not _are_same(came, _cohorts(run, plan.num_clients, len(came))):
+    found.append(f'{folders.LEDGER} has other clients than the flags give.')
   return found
+
+
+def _cohorts(run, num_clients, rounds):
+  participation = run.participation(num_clients)
+  return [participation.cohort(round_num) for round_num in range(1, rounds + 1)]
 
 
 def _are_same(one, other) -> bool:
@@ -187,12 +196,12 @@ def _number(cell: str) -> float:
 
 def _expected_rows(plan, ledger) -> Iterator[dict[str, float]]:
   """What metrics.csv must say about each round, computed from the ledger."""
-  config, clips = plan.config, ledger.state_dict()['clipping_norms']
+  config, state = plan.config, ledger.state_dict()
   participation = participations.initial_state(config.participation, config.num_clients)
   for number, one in enumerate(evidence.rounds(plan, ledger), 1):
-    weights, clip = one.weights, clips[number - 1]
+    weights, clip = one.weights, state['clipping_norms'][number - 1]
     participation = participations.next_state(config.participation, participation, one.clients, number)
-    multiplier = config.noise_multiplier if (weights > 0).any() else 0.0
+    multiplier = state['noise_multipliers'][number - 1] if (weights > 0).any() else 0.0
     row = {
       'cohort_size': len(one.clients),
       'clipping_norm': clip,

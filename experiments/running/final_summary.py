@@ -250,14 +250,14 @@ def guarantee(summary: Mapping[str, Any]) -> str:
 
 
 def _reading(summary) -> list[str]:
-  """The cost of the rounds of a run that ended early."""
+  """The cost of the rounds of a run that ended early, or whose cohorts were not planned."""
   reading = (summary['formal'] or {}).get('reading')
   if reading is None:
     return []
   epsilon = 'no finite ε' if reading['epsilon_max'] is None else f'ε ≤ {rounding.up(reading["epsilon_max"])}'
   return [
-    f'Reading after {reading["rounds"]} of {summary["planned_rounds"]} rounds: {epsilon} (not a guarantee: the run '
-    'may have ended because of what it released).'
+    f'Reading after {reading["rounds"]} of {summary["planned_rounds"]} rounds: {epsilon} (not a guarantee: '
+    f'{reading["why"]}).'
   ]
 
 

@@ -39,4 +39,5 @@ from quap_tff.accounting.run_ledger import completed
 from quap_tff.accounting.run_ledger import NoBoundError
 from quap_tff.accounting.run_ledger import of_limits
 from quap_tff.accounting.run_ledger import RunLedger
+from quap_tff.accounting.spent import read_spent
 from quap_tff.mechanisms.mechanism import RoundRecord

@@ -53,7 +53,9 @@ class FormalFigure:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Reading:
-  """The cost of the rounds of a run that ended before its last planned round. It guarantees nothing.
+  """The cost of the rounds of a run that ended before its last planned round, or whose cohorts nobody planned.
+
+  It guarantees nothing.
 
   A run can end because of what it has released: at an accuracy, or when somebody who looked at it stops it. Then the
   number of its rounds is chosen by the releases, and at the ε of the rounds that ran, the real δ can be many times the
@@ -64,15 +66,19 @@ class Reading:
     rounds: The rounds that ran.
     epsilon: float64[N], ε of each client by the exact composition of Gaussians, as if their number had been planned. If
       the cohorts are secret, it follows from the client's rate.
+    why: Why it is not a guarantee, a clause.
+    bound: What the guarantee covers, a sentence.
   """
 
   rounds: int
   epsilon: np.ndarray
+  why: str = 'the run may have ended because of what it released'
+  bound: str = 'The figures above are for all planned rounds.'
 
   def as_dict(self) -> dict[str, Any]:
     """For JSON. An ε that is not finite becomes None."""
     largest, mean = _max_and_mean(self.epsilon)
-    return _finite({'rounds': self.rounds, 'epsilon_max': largest, 'epsilon_mean': mean})
+    return _finite({'rounds': self.rounds, 'epsilon_max': largest, 'epsilon_mean': mean, 'why': self.why})
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -136,7 +142,7 @@ class FormalReport:
     if self.reading is not None:
       lines.append(
         f'Reading after {self.reading.rounds} rounds: ε ≤ {rounding.up(self.reading.epsilon.max())}. This is not a '
-        'guarantee: the run may have ended because of what it released. The figures above are for all planned rounds.'
+        f'guarantee: {self.reading.why}. {self.reading.bound}'
       )
     return '\n'.join(lines + [f'  {note}' for note in self.notes])
 
@@ -178,10 +184,7 @@ def formal_report(
     neighbours, amplification, found = _amplified(ledger, delta, sampler, notes)
     epsilon = min(found.values(), key=np.max)
   else:
-    amplification, found = 'none', _unamplified(ledger, delta - slack.delta, notes)
-    took_part = ledger.rounds > 0
-    for values in found.values():
-      values[took_part] += slack.epsilon
+    amplification, found = 'none', _unamplified(ledger, delta, slack, notes)
     epsilon = found['gaussian_exact']
   figures = tuple(
     FormalFigure(name, neighbours, amplification, *_max_and_mean(values), float(np.median(values)))
@@ -243,16 +246,24 @@ def no_amplification(
   return None
 
 
-def _unamplified(ledger, delta, notes) -> dict[str, np.ndarray]:
-  """float64[N] by accountant. The reasons of accountants without a figure go to the notes."""
-  mu = histories_lib.total_mu(ledger).whole
+def _unamplified(
+  ledger: run_ledger.RunLedger, delta: float, slack: slacks.Slack, notes: list[str]
+) -> dict[str, np.ndarray]:
+  """float64[N] by accountant, with the slack. The reasons of accountants without a figure go to the notes."""
+  total = histories_lib.total_mu(ledger)
+  # Of a client about whom only earlier runs have released something, rounding in this one costs nothing.
+  took_part = np.where(ledger.spent_before > 0, total.came, ledger.rounds > 0)
+  mu = total.whole
   # Histories may be rounded up. This figure is the account's own, and comes first as it needs most memory.
-  exact = tradeoff.epsilon_of(mu, delta)
+  exact = slack.of_those_who(took_part, mu, delta)
   merged = histories_lib.merged_histories(mu)
   whole = merged if ledger.correlation.num_buffers else histories_lib.histories(ledger)
   populations = {name: merged if accountant.merges else whole for name, accountant in accountants.ACCOUNTANTS.items()}
   del populations['gaussian_exact']
-  return {'gaussian_exact': exact, **_by_accountant(populations, delta, notes)}
+  others = _by_accountant(populations, delta - slack.delta, notes)
+  for values in others.values():
+    values[took_part] += slack.epsilon
+  return {'gaussian_exact': exact, **others}
 
 
 def _amplified(ledger, delta, sampler, notes) -> tuple[str, str, dict[str, np.ndarray]]:

@@ -219,7 +219,7 @@ class TotalMu(NamedTuple):
   """√Σμ² of each client, rounded up by a share of less than 1e-9: the μ of one Gaussian that reveals as much.
 
   Attributes:
-    whole: float64[N], from everything that was released.
+    whole: float64[N], from everything that was released, before this run too.
     updates: float64[N], from the sums of updates alone.
     counts: float64[N], from the noised counts alone.
   """
@@ -228,9 +228,14 @@ class TotalMu(NamedTuple):
   updates: np.ndarray
   counts: np.ndarray
 
+  @property
+  def came(self) -> np.ndarray:
+    """bool[N], the clients about whom this run has released anything."""
+    return np.maximum(self.updates, self.counts) > 0
+
 
 def total_mu(ledger: run_ledger.RunLedger, num_rounds: Optional[float] = None) -> TotalMu:
-  """The total μ of each client over the ledger's rounds; +inf for one that was in a round without noise.
+  """The total μ of each client over the ledger's rounds and before; +inf for one that was in a round without noise.
 
   Args:
     ledger: The rounds.
@@ -240,7 +245,8 @@ def total_mu(ledger: run_ledger.RunLedger, num_rounds: Optional[float] = None) -
     ValueError: If a μ is NaN, which is not a bound; or if noise multipliers differ under correlated noise.
   """
   spent = lambda history: spending.spending(history, ledger.correlation, ledger.num_clients, num_rounds).mu_squared
-  whole = np.sqrt(spent(ledger.history))
+  found = spent(ledger.history)
+  whole = np.sqrt(found + ledger.spent_before)
   if np.isnan(whole).any():
     raise ValueError(
       f'The account of client {np.flatnonzero(np.isnan(whole))[0]} is not a number: its rounds and '
@@ -248,7 +254,7 @@ def total_mu(ledger: run_ledger.RunLedger, num_rounds: Optional[float] = None) -
     )
   state = ledger.state_dict()
   if np.isinf(state['count_noise_multipliers']).all():
-    return TotalMu(whole, whole, np.zeros_like(whole))
+    return TotalMu(whole, np.sqrt(found), np.zeros_like(whole))
   updates = [record._replace(count_noise_multiplier=np.inf) for record in ledger.history]
   count_mu = _over(state['weights'] > 0, np.repeat(state['count_noise_multipliers'], np.diff(state['offsets'])))
   counts = _root_of_squares(state['clients'], count_mu, ledger.num_clients)
@@ -298,6 +304,9 @@ def histories(ledger: run_ledger.RunLedger) -> Population:
     clients = np.concatenate([clients, clients[counted]])
     kinds = np.concatenate([kinds, len(distinct) + np.repeat(count_kinds, sizes)[counted]])
     distinct = np.concatenate([distinct, count_mu])
+  if len(had := np.flatnonzero(ledger.spent_before)):  # As one mechanism of each client.
+    clients, kinds = np.concatenate([clients, had]), np.concatenate([kinds, len(distinct) + np.arange(len(had))])
+    distinct = np.concatenate([distinct, np.sqrt(ledger.spent_before[had])])
   if len(distinct) > _MOST_MECHANISMS:
     distinct = rounded_up(distinct, _STEP)
   distinct, index = np.unique(distinct, return_inverse=True)

@@ -55,19 +55,20 @@ class LogWriter:
       gate.save(state)
       self._append([logs.HEADER])
 
-  def commit(self, cohort: Any, weights: Any = 1.0, released: Optional[bool] = None) -> None:
+  def commit(self, cohort: Any, weights: Any = 1.0, released: Optional[bool] = None, reservation: Any = None) -> None:
     """Charges the clients that came, by `Gate.commit`, and writes the round. Call it before the sum leaves the program.
 
     Args:
       cohort: int[M] distinct ids. Nobody, too, is a round.
       weights: float or float[M], as for the gate.
       released: As for the gate.
+      reservation: As for the gate.
 
     Raises:
       ValueError: As `Gate.commit` does. Then nothing is charged or written.
       OSError: If a file cannot be written. Then do not release the sum.
     """
-    charged = self.gate.commit(cohort, weights, released)
+    charged = self.gate.commit(cohort, weights, released, reservation)
     record = mechanism.RoundRecord(cohort, None, charged, self.gate.config.noise_multiplier, released=released)
     self._append(logs.row_texts(self.gate.rounds, record))
     self.gate.save(self._state)

@@ -297,6 +297,28 @@ class Log:
       return next(number for number, line in enumerate(f, 1) if not line.isascii() and _has_surrogates(line))
 
 
+def by_id(path: str, num_clients: int) -> Iterator[Round]:
+  """The rounds of a log whose clients are ids in [0, num_clients): `ids` of each round are these.
+
+  Raises:
+    LogError: As `Log.rounds`, and for a client with another name.
+    OSError: If the file cannot be read.
+  """
+  log, ids = Log(path), np.zeros(0, np.int64)
+  for one in log.rounds():
+    if log.num_clients > len(ids):
+      names = log.names[len(ids) :]
+      strangers = [name for name in names if not _is_id(name, num_clients)]
+      if strangers:
+        raise LogError(f'{path}: Clients must be ids in [0, {num_clients}), found {strangers[0]!r}.')
+      ids = np.append(ids, np.array(names, np.int64))
+    yield one._replace(ids=ids[one.ids])
+
+
+def _is_id(name: str, num_clients: int) -> bool:
+  return name.isascii() and name.isdigit() and str(int(name[:20])) == name and int(name) < num_clients
+
+
 def _open(path: str, **how: Any) -> Any:
   opened: Any = gzip.open if path.endswith('.gz') else open
   return opened(path, 'rt', newline='', **how)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import hashlib
 import math
 import os
-from typing import Any, Union
+from typing import Any, Optional, Union
 import zipfile
 import zlib
 
@@ -36,6 +36,8 @@ IDENTITY = {
   'fingerprint': ((32,), np.uint8),
   'correlation': (None, np.uint8),
 }
+# Of the runs before, where there were any: float64[N], see `RunLedger`.
+SPENT_BEFORE = 'spent_before'
 # Files list the clients of a larger population only if they took part.
 LARGE_POPULATION = 10_000
 # Relative, between noise and weights of a round in TensorFlow's arithmetic and in NumPy's.
@@ -92,6 +94,8 @@ class RunLedger:
     delta: Nominal δ of one round, in (0, 1).
     fingerprint: Text that identifies the run; the ledger of another run is refused.
     correlation: How the noise of a round is correlated with that of earlier ones.
+    spent_before: float[N], μ_i² of everything that was released about each client before this run. All accounts count
+      from there. None: nothing was.
 
   Raises:
     ValueError: If a value is out of range, or the correlation's family is not registered: a file could not name it.
@@ -103,12 +107,14 @@ class RunLedger:
     delta: float,
     fingerprint: str,
     correlation: correlations.Correlation = correlations.Independent(),
+    spent_before: Optional[Any] = None,
   ):
     self._num_clients = int(checks.integer('num_clients', num_clients, at_least=1, at_most=2**31 - 1))
     self._delta = checks.number('delta', delta, above=0, below=1)
     self._digest = hashlib.sha256(fingerprint.encode()).digest()
     self._correlation = correlation
     self._spec = correlations.spec_of(correlation)
+    self._before = None if spent_before is None else _checked_before(spent_before, self._num_clients)
     self._take({name: np.zeros(int(name == 'offsets'), dtype) for name, dtype in ARRAYS.items()})
 
   def _take(self, arrays: Mapping[str, np.ndarray]):
@@ -146,15 +152,20 @@ class RunLedger:
     return self._rounds.copy()
 
   @property
+  def spent_before(self) -> np.ndarray:
+    """float64[N], μ_i² of everything that was released about each client before this run."""
+    return np.zeros(self._num_clients) if self._before is None else self._before.copy()
+
+  @property
   def listed(self) -> np.ndarray:
     """int64[K], ascending: the clients of whom a file lists each one.
 
-    They are all clients, or in a population of more than `LARGE_POPULATION` those who took part: the others have spent
-    nothing.
+    They are all clients, or in a population of more than `LARGE_POPULATION` those who took part in this run or before:
+    the others have spent nothing.
     """
     if self._num_clients <= LARGE_POPULATION:
       return np.arange(self._num_clients)
-    return np.flatnonzero(self._rounds)
+    return np.flatnonzero((self._rounds > 0) | (self.spent_before > 0))
 
   @property
   def epsilon(self) -> np.ndarray:
@@ -217,7 +228,8 @@ class RunLedger:
     Returns:
       offsets int64[T+1]; clients int32[K], budgets and weights float64[K]; noise_multipliers, count_noise_multipliers
       and clipping_norms float64[T]; released bool[T]; num_clients int64[], delta float64[], fingerprint uint8[32]
-      (SHA-256 of the text); correlation uint8[L], the spec of the noise's correlation in UTF-8.
+      (SHA-256 of the text); correlation uint8[L], the spec of the noise's correlation in UTF-8; and, where something
+      was spent before, spent_before float64[N].
       The arrays are read-only and not copied; later rounds leave them as they are.
     """
     return {
@@ -226,6 +238,7 @@ class RunLedger:
       'delta': np.array(self._delta, np.float64),
       'fingerprint': np.frombuffer(self._digest, np.uint8),
       'correlation': np.frombuffer(self._spec.encode(), np.uint8),
+      **({} if self._before is None else {SPENT_BEFORE: self._before}),
     }
 
   def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
@@ -241,6 +254,8 @@ class RunLedger:
       for name in IDENTITY
       if not np.array_equal(arrays[name], expected[name])
     ]
+    if not np.array_equal(RunLedger.from_state_dict(arrays).spent_before, self.spent_before):
+      differences.append(f'{SPENT_BEFORE}, which this run has otherwise')
     if differences:
       raise ValueError(f'The saved ledger belongs to another run: it has {"; ".join(differences)}.')
     self._take(arrays)
@@ -250,7 +265,7 @@ class RunLedger:
     """The ledger of a saved state of any run; raises `ValueError` if it is damaged."""
     arrays = _checked_state(state)
     correlation = correlations.from_spec(_text(arrays['correlation']))
-    ledger = cls(int(arrays['num_clients']), float(arrays['delta']), '', correlation)
+    ledger = cls(int(arrays['num_clients']), float(arrays['delta']), '', correlation, arrays.get(SPENT_BEFORE))
     ledger._digest = arrays['fingerprint'].tobytes()
     ledger._take(arrays)
     return ledger
@@ -298,10 +313,10 @@ def completed(ledger: RunLedger, planned: RunLedger) -> RunLedger:
   )
 
 
-def of_limits(mu: np.ndarray, delta: float) -> RunLedger:
+def of_limits(mu: np.ndarray, delta: float, spent_before: Optional[Any] = None) -> RunLedger:
   """A ledger of one round that costs each client all that it may spend: float64[N] μ, 0 for nothing."""
   clients, largest = np.flatnonzero(mu), float(mu.max()) or 1.0
-  ledger = RunLedger(len(mu), delta, 'limits')
+  ledger = RunLedger(len(mu), delta, 'limits', spent_before=spent_before)
   ledger.append(
     mechanism.RoundRecord(clients, np.ones(len(clients)), mu[clients] / largest, 1 / largest, math.inf, 1.0)
   )
@@ -337,6 +352,8 @@ def _shown(name: str, value: np.ndarray) -> str:
 def _checked_state(state: Mapping[str, Any]) -> dict[str, np.ndarray]:
   """The state's arrays. Raises `ValueError` if one is missing, or of another type or shape, or contradicts others."""
   expected = {**{name: (None, dtype) for name, dtype in ARRAYS.items()}, **IDENTITY}
+  if SPENT_BEFORE in state:
+    expected[SPENT_BEFORE] = (None, np.float64)
   if set(state) != set(expected):
     raise ValueError(f'The saved ledger must hold {sorted(expected)}, found {sorted(state)}.')
   arrays = {name: np.asarray(value) for name, value in state.items()}
@@ -358,10 +375,19 @@ def _checked_state(state: Mapping[str, Any]) -> dict[str, np.ndarray]:
     num_clients = checks.integer('num_clients', int(arrays['num_clients']), at_least=1, at_most=2**31 - 1)
     checks.number('delta', float(arrays['delta']), above=0, below=1)
     _check_values(arrays, num_clients)
+    _checked_before(arrays.get(SPENT_BEFORE, np.zeros(num_clients)), num_clients)
     correlations.from_spec(_text(arrays['correlation']))
   except ValueError as error:
     raise ValueError(f'The saved ledger is damaged: {error}') from None
   return arrays
+
+
+def _checked_before(spent_before: Any, num_clients: int) -> np.ndarray:
+  """float64[N], copied; raises `ValueError` unless each is at least 0."""
+  found = checks.numbers_of_clients(SPENT_BEFORE, spent_before, num_clients)
+  if not (found >= 0).all():
+    raise ValueError(f'{SPENT_BEFORE} must be at least 0 for each client, found {found[~(found >= 0)][0]:g}.')
+  return found
 
 
 def _check_values(arrays: Mapping[str, np.ndarray], num_clients: int):

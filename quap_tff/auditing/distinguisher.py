@@ -121,11 +121,12 @@ def certified(
     (own,) = rounds.contribution({0: update}, dict(client_id=tf.constant(target, tf.int64)), announced)
     weight = float(announced['weights'][target]) if takes_part else 0.0
     others = (float(tf.reduce_sum(admitted.weights)) - weight) * clip * moves
-    total = tf.cast(tf.round(others / rounds.sum_unit(clip)), tf.int64) + tf.cast(own, tf.int64)
+    scale = float(config.noise_scale(int(state.round) + 1))
+    total = tf.cast(tf.round(others / rounds.sum_unit(clip * scale)), tf.int64) + tf.cast(own, tf.int64)
     state, (mean,), _ = rounds.release(state, admitted, [total])
     if not float(admitted.noise_multiplier):
       return state, None
-    return state, _Release(mean.numpy() * config.divisor, others, clip, clip * config.noise_multiplier)
+    return state, _Release(mean.numpy() * config.divisor, others, clip, clip * config.noise_multiplier * scale)
 
   return _simulation(schedule, start, play)
 

@@ -152,15 +152,8 @@ def _committed(gate: Any, path: str) -> Iterator[accounting.RoundRecord]:
 
 def _rounds(path: str, num_clients: int) -> Iterator[accounting.RoundRecord]:
   """The rounds of a log whose clients are ids; raises `ValueError` for other names."""
-  log, ids = logs.Log(path), np.zeros(0, np.int64)
-  for one in log.rounds():
-    if log.num_clients > len(ids):
-      names = log.names[len(ids) :]
-      strangers = [name for name in names if not _is_id(name, num_clients)]
-      if strangers:
-        raise ValueError(f'Clients must be ids in [0, {num_clients}), found {strangers[0]!r}.')
-      ids = np.append(ids, np.array(names, np.int64))
-    yield accounting.RoundRecord(ids[one.ids], None, one.weights, math.nan, released=one.released)
+  for one in logs.by_id(path, num_clients):
+    yield accounting.RoundRecord(one.ids, None, one.weights, math.nan, released=one.released)
 
 
 def _lines(rounds: Iterable[accounting.RoundRecord]) -> Iterator[str]:
@@ -210,13 +203,22 @@ def read(path: str) -> _Content:
     log = folder_files.check_regular(path, LOG, _MOST_BYTES)
     if not _has_one_form(log, config.num_clients):
       raise ValueError('it is not written in the one form of a log in a certificate')
-    account = logs.account(logs.Log(log), config.noise_multiplier, config.correlation, planned)
+    account = _from_before(logs.account(logs.Log(log), config.noise_multiplier, config.correlation, planned), config)
   epsilon = tradeoff.epsilon_of(np.sqrt(account.mu_squared), config.delta)
   return _Content(config, statements, value['code'], account, epsilon)
 
 
-def _is_id(name: str, num_clients: int) -> bool:
-  return name.isascii() and name.isdigit() and str(int(name[:20])) == name and int(name) < num_clients
+def _from_before(account: logs.LogAccount, config: guarantee.Guarantee) -> logs.LogAccount:
+  """The account with what clients had spent before, also of those that are not in the log."""
+  if config.spent_before is None:
+    return account
+  before, ids = np.asarray(config.spent_before), np.array(list(map(int, account.names)), np.int64)
+  others = np.setdiff1d(np.flatnonzero(before), ids)
+  return account._replace(
+    names=[*account.names, *map(str, others.tolist())],
+    mu_squared=np.append(account.mu_squared + before[ids], before[others]),
+    counts=np.append(account.counts, np.zeros(len(others), np.int64)),
+  )
 
 
 def problems(path: str, certificate: Any) -> list[str]:
@@ -264,6 +266,7 @@ def make(path: str, content: _Content) -> dict[str, Any]:
         'accountant': accounting.ACCOUNTANTS['gaussian_exact'].method,
         'amplification': sentences.AMPLIFICATION,
         'clients_with_own_bounds': 0 if config.own_epsilon is None else config.num_clients,
+        **sentences.spent_before(config),
       },
       'achieved': {
         'rounds': account.num_rounds,
@@ -277,7 +280,7 @@ def make(path: str, content: _Content) -> dict[str, Any]:
       },
       'noise_multiplier': config.noise_multiplier,
       'correlation': correlations.spec_of(config.correlation),
-      'not_covered': list(_NOT_COVERED),
+      'not_covered': [*_NOT_COVERED, *sentences.assumptions_before(config, counts_rounding=False)],
       'issuer': dataclasses.asdict(content.statements),
       'provenance': {
         'code': dict(content.code),
@@ -293,6 +296,7 @@ def _statement(content: _Content, most: float) -> str:
   if config.correlation.num_buffers:
     noise = f'correlated from round to round with c_0 = 1 and {config.correlation.formula}'
   own = ' Each client has a bound of its own, at most this ε, in gate.json.' if config.own_epsilon is not None else ''
+  own += sentences.statement_before(config, GATE)
   return (
     f'A gate let {np.count_nonzero(account.counts):,} of {config.num_clients:,} clients take part in '
     f'{account.num_rounds:,} rounds of another program, “{stated.program}”. Clipping, sums and noise were that '

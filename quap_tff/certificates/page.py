@@ -13,6 +13,7 @@ from quap_tff.certificates.audits import Audit
 from quap_tff.common import lazy
 from quap_tff.common import wide
 from quap_tff.common.numbers import rounding
+from quap_tff.plans import plan as plan_lib
 
 jinja2 = lazy.module('jinja2')
 markupsafe = lazy.module('markupsafe')
@@ -125,10 +126,10 @@ most e^ε times its probability without them, plus δ. Smaller values mean more 
 client. What each client has spent is in clients.csv.</p>
 <h2>How to verify it</h2>
 <p><code>python -m quap_tff.verify DIR</code></p>
-<p>Verification computes each client&#x27;s weights again from mechanism.json and schedule.npz, and every figure on \
-this page from ledger.npz. It compares the digests below with the files. Digests reveal mistakes, and changes to some \
-of the files. Only a signature (certificate.sig) says who made the folder. Without one, verification cannot tell if \
-someone has made the whole folder anew. In either case, verification proves nothing about what the program did.</p>
+<p>Verification computes each client&#x27;s weights again from mechanism.json and {{ cohorts_file }}, and every figure \
+on this page from ledger.npz. It compares the digests below with the files. Digests reveal mistakes, and changes to \
+some of the files. Only a signature (certificate.sig) says who made the folder. Without one, verification cannot tell \
+if someone has made the whole folder anew. In either case, verification proves nothing about what the program did.</p>
 {% if certificate.provenance.unchecked %}
 <p>Verification compares only the digest of these, which may hold anything; the statement is not about them:</p>
 {{ list(certificate.provenance.unchecked) -}}
@@ -142,6 +143,11 @@ _READING = (
   'Reading',
   'The run ended before its plan. The figures that follow in this table, and the histogram, are what the '
   'account said at that moment. They are not a guarantee, because the moment may depend on what was released.',
+)
+_READING_OF_COHORTS = (
+  'Reading',
+  'Cohorts were not planned. The figures that follow in this table, and the histogram, are what the account said at '
+  'the end. They are not a guarantee, because who came may depend on what was released. The bound holds whoever came.',
 )
 # The units of the histogram are nearly a narrow screen's pixels. The template holds the rest of the drawing.
 _LEFT, _WIDTH, _BOTTOM, _HEIGHT = 28, 316, 216, 146
@@ -162,6 +168,7 @@ def render(certificate: Mapping[str, Any], audit: Optional[Audit] = None) -> str
     frame_css=markupsafe.Markup(wide.CSS),
     in_short=_in_short(certificate),
     is_reading=certificate['achieved']['is_reading'],
+    cohorts_file='the cohorts in ledger.npz' if _came(certificate) else 'schedule.npz',
     about=_about(certificate),
     bars=_bars(**histogram),
     only_bar=_only_bar(certificate['achieved']),
@@ -229,33 +236,47 @@ def _about(certificate) -> list[tuple[str, str]]:
   ]
 
 
+def _before(spent: Mapping[str, Any]) -> tuple[str, str]:
+  return 'Spent before', f'by {spent["clients"]:,} clients, at most ε = {rounding.up(spent["epsilon_max"], 6)}'
+
+
 def _figures(certificate) -> list[tuple[str, str]]:
   guarantee, achieved, facts = (certificate[name] for name in ('guarantee', 'achieved', 'facts'))
   quantiles = ', '.join(f'{float(q):.0%}: {rounding.up(value)}' for q, value in achieved['epsilon_quantiles'].items())
   bound, delta, mu = rounding.up(guarantee['epsilon'], 15), rounding.up(guarantee['delta'], 15), guarantee['mu']
+  planned, reading, most_rounds = 'over all planned rounds', _READING, ''
+  if _came(certificate):
+    planned, reading, most_rounds = 'over all rounds, whoever comes', _READING_OF_COHORTS, 'at most '
   most = f'ε = {rounding.up(achieved["epsilon_max"], 6)} (μ = {rounding.up(achieved["mu_max"], 6)})'
   return [
-    ('Bound', f'ε = {bound} at δ = {delta} (μ = {rounding.up(mu, 6)}) per client, over all planned rounds'),
+    ('Bound', f'ε = {bound} at δ = {delta} (μ = {rounding.up(mu, 6)}) per client, {planned}'),
     *(
       ('Own bound', f'ε = {rounding.up(own["epsilon"], 15)} for {own["clients"]:,} clients')
       for own in guarantee['own_bounds']
     ),
+    *([_before(guarantee['spent_before'])] if 'spent_before' in guarantee else []),
     ('Trust', sentences.OF_TRUST[guarantee['trust']].short),
     *(
       (f'Colluders: {one["clients"]:,}', f'ε = {rounding.up(one["epsilon"], 6)}, whichever other clients they are')
       for one in guarantee['colluders']
     ),
-    *([_READING] if achieved['is_reading'] else []),
+    ('Cohorts', guarantee['cohorts']),
+    *([reading] if achieved['is_reading'] else []),
     ('Largest spent', most),
     ('Mean over clients', f'ε = {rounding.up(achieved["epsilon_mean"], 6)}'),
     ('Quantiles over clients', f'ε = {quantiles}'),
     ('Clients', f'{achieved["clients"]:,}, of which {achieved["clients_that_took_part"]:,} took part'),
     ('Weight 0 in a round', f'{achieved["clients_with_a_weight_of_0"]:,} clients, which added nothing there'),
-    ('Rounds', f'{achieved["rounds"]:,} of {achieved["planned_rounds"]:,} planned'),
+    ('Rounds', f'{achieved["rounds"]:,} of {most_rounds}{achieved["planned_rounds"]:,} planned'),
     *((name.capitalize(), guarantee[name]) for name in ('unit', 'neighbours', 'accountant', 'amplification')),
     ('Noise multiplier', rounding.down(facts['noise_multiplier'], 6)),
     ('Divisor', f'{facts["divisor"]:.6g}'),
   ]
+
+
+def _came(certificate) -> bool:
+  """Whether the cohorts are certified as they came."""
+  return certificate['guarantee']['cohorts'] == plan_lib.AS_THEY_CAME
 
 
 def _digests(certificate) -> list[tuple[str, str]]:

@@ -17,9 +17,11 @@ from quap_tff.certificates.folders import about as abouts
 from quap_tff.common.numbers import rounding
 from quap_tff.common.numbers import slack as slacks
 from quap_tff.common.numbers import tradeoff
+from quap_tff.mechanisms.certified import guarantee
 from quap_tff.mechanisms.noise import correlation as correlations
 from quap_tff.mechanisms.noise import held_noise
 from quap_tff.mechanisms.noise import integer_noise
+from quap_tff.plans import plan as plan_lib
 
 AMPLIFICATION = 'none: sampling is not counted, and who takes part may be known'
 WITHHELD = (
@@ -112,6 +114,12 @@ _OPENS = (
   'were told the same cohort. The noise of such a share is what is counted, whatever the server says about who is in '
   'the sum.',
 )
+# Whether cohorts are certified as they came, and what is assumed of who comes.
+_WHO_COMES = {
+  False: 'Whether a client takes part in a round does not depend on its data.',
+  True: 'Given what was released before, whether a client takes part in a round, and whether there is another round, '
+  "does not depend on the client's data. A device that decides by its own data whether it comes is not covered.",
+}
 # How many clients may belong to one person or household, with several devices or accounts.
 _GROUPS = (2, 3, 5)
 
@@ -140,7 +148,7 @@ class Figures(NamedTuple):
     """The figures of a plan, of which the model's shape is known, and a ledger."""
     mu, slack, config = accounting.total_mu(ledger), plan.slack, plan.config
     largest = tradeoff.mu_at_most(config.epsilon - slack.epsilon, config.delta - slack.delta)
-    return cls(plan, ledger, about, mu, slack.of(mu.whole, config.delta), largest)
+    return cls(plan, ledger, about, mu, slack.of_those_who(mu.came, mu.whole, config.delta), largest)
 
   @property
   def ended_early(self) -> bool:
@@ -148,9 +156,19 @@ class Figures(NamedTuple):
     return self.ledger.num_rounds < self.planned_rounds
 
   @property
+  def came(self) -> bool:
+    """Whether the cohorts are certified as they came."""
+    return self.plan.cohorts == plan_lib.AS_THEY_CAME
+
+  @property
+  def is_reading(self) -> bool:
+    """Whether what clients have spent is a reading, because it may depend on what was released."""
+    return self.came or self.ended_early
+
+  @property
   def planned_rounds(self) -> int:
-    """T."""
-    return len(self.plan.schedule)
+    """T; without a schedule the most rounds that the plan allows."""
+    return int(self.plan.config.num_rounds)
 
   @property
   def trained_weights(self) -> int:
@@ -204,8 +222,16 @@ def statement(figures: Figures) -> str:
       f' Each client has a bound of its own, which is at most this ε, and for it the same holds with that bound: '
       f'{counts}. mechanism.json has the bound of each client.'
     )
+  own += statement_before(config, 'mechanism.json')
   most = rounding.up(float(figures.epsilon.max()), 6)
-  if figures.ended_early:
+  if figures.came:
+    spent = (
+      'There is one condition on who comes, and on when the run ends: given what was released before, nobody decides '
+      f'this by the data of the client. {stated(figures.about.cohorts)} After {ledger.num_rounds:,} rounds, a reading '
+      f'of the account gives ε = {most} for the client that spent most. A reading is not a guarantee, because who came '
+      'may depend on what was released.'
+    )
+  elif figures.ended_early:
     spent = (
       f'The run ended after {ledger.num_rounds:,} of {figures.planned_rounds:,} planned rounds, and ε is the bound of '
       f'the whole plan. A reading of the account at that moment gives ε = {most} for the client that spent most. A '
@@ -216,11 +242,15 @@ def statement(figures: Figures) -> str:
   words, stretches = OF_TRUST[config.trust], len(figures.about.stretches)
   changed = f' Its rounds were run in {stretches} stretches by other code, other versions or other machines.'
   given = f'If {config.sums_condition}: in' if config.holds_noise else 'In'
+  cohorts = 'cohorts as they came, public constants' if figures.came else 'public cohorts and constants'
+  rounds = f'in total over at most {figures.planned_rounds:,} rounds, whoever comes and whenever it ends'
+  if not figures.came:
+    rounds = f'in total over all {figures.planned_rounds:,} planned rounds'
   return (
-    f'{given} integers, with {words.against}, public cohorts and constants, and {words.secret}, the noised sums and '
+    f'{given} integers, with {words.against}, {cohorts}, and {words.secret}, the noised sums and '
     'counts of this run, and everything that is computed from them alone, are (ε, δ)-differentially private for each '
-    f'of the {ledger.num_clients:,} clients with ε = {whole(config.epsilon)} and δ = {whole(config.delta)}, in total '
-    f'over all {figures.planned_rounds:,} planned rounds. '
+    f'of the {ledger.num_clients:,} clients with ε = {whole(config.epsilon)} and δ = {whole(config.delta)}, '
+    f'{rounds}. '
     f'Unit: {accounting.UNIT}. Neighbours: {accounting.ZERO_OUT}. '
     f'Amplification by sampling is not counted. {spent}{own} Given ideal random bits, this holds for the integers that '
     f'were computed, and ε includes {rounding.up(figures.plan.slack.epsilon, 3)} for rounding. With the bits of '
@@ -233,6 +263,46 @@ def own_bounds(figures: Figures) -> list[tuple[float, int]]:
   """The distinct bounds that clients have chosen, and how many clients have each."""
   bounds, clients = np.unique(np.asarray(figures.plan.config.own_epsilon or (), np.float64), return_counts=True)
   return list(zip(bounds.tolist(), clients.tolist()))
+
+
+def spent_before(config: guarantee.Guarantee) -> dict[str, Any]:
+  """How many clients had spent something before, and the most that one had; empty if none had."""
+  if config.spent_before is None:
+    return {}
+  before = np.asarray(config.spent_before)
+  most = tradeoff.epsilon_of(np.sqrt(before.max()), config.delta)
+  return {'spent_before': {'clients': int(np.count_nonzero(before)), 'epsilon_max': up(float(most))}}
+
+
+def statement_before(config: guarantee.Guarantee, file: str) -> str:
+  """What a statement says of budgets that were spent before; '' if none were."""
+  for before in spent_before(config).values():
+    return (
+      f' The account does not begin at 0: {before["clients"]:,} clients had spent something before, at most ε = '
+      f'{rounding.up(before["epsilon_max"], 6)} at this δ, and {file} has the μ² of each. The guarantee is about all '
+      'that was released then and now, together.'
+    )
+  return ''
+
+
+def assumptions_before(config: guarantee.Guarantee, counts_rounding: bool = True) -> list[str]:
+  """What is assumed of budgets that were spent before."""
+  if config.spent_before is None:
+    return []
+  kept = config.slack_before
+  found = [
+    'What clients had spent before is taken from the issuer. It is assumed that nothing else was released about them, '
+    "that each client's bound was fixed before the first of these releases, and that no earlier run had a larger one. "
+    'If a bound was raised because of what was released, the figures are readings and not guarantees.'
+  ]
+  if config.holds_noise:
+    found.append('No guard checks it: a client that has spent something before must compare it with the plan.')
+  if counts_rounding:
+    found.append(
+      f'It is assumed that rounding in all earlier runs costs at most {rounding.down(kept.epsilon, 3)} in ε and '
+      f'{rounding.down(kept.delta, 3)} in δ. So much is counted for every client that took part in this run.'
+    )
+  return found
 
 
 def accountant(ledger: accounting.RunLedger) -> str:
@@ -256,8 +326,9 @@ def accountant(ledger: accounting.RunLedger) -> str:
 
 def other_relations(figures: Figures) -> list[dict[str, Any]]:
   """The same guarantee for other units and other neighbours. The bound for k clients together is k·μ."""
+  place = 'rounds are' if figures.came else 'place in the schedule is'
   rows = [
-    ('add or remove one client whose place in the schedule is public', accounting.UNIT, 1),
+    (f'add or remove one client whose {place} public', accounting.UNIT, 1),
     (accounting.REPLACE_ONE, accounting.UNIT, 2),
     *(
       (f'the data of {k} clients together against nothing in their places', f'{k} clients together', k) for k in _GROUPS
@@ -281,8 +352,15 @@ def against_colluders(figures: Figures) -> list[dict[str, Any]]:
     sends = planned.weights > 0
     account = account.after(np.asarray(ids)[sends], planned.weights[sends].astype(np.float64))
   return _with_epsilon(
-    figures, [({'clients': count}, float(held_noise.mu_against_any(account, count).max())) for count in plan.colluders]
+    figures,
+    [({'clients': count}, _with_before(plan, held_noise.mu_against_any(account, count))) for count in plan.colluders],
   )
+
+
+def _with_before(plan: plans.Plan, mu: np.ndarray) -> float:
+  """The largest μ of a client, with what it had spent before."""
+  before = plan.config.spent_before
+  return float(mu.max() if before is None else np.sqrt(mu**2 + np.asarray(before)).max())
 
 
 def _with_epsilon(figures, rows) -> list[dict[str, Any]]:
@@ -302,7 +380,7 @@ def releases(figures: Figures) -> list[dict[str, Any]]:
   sums = state['noise_multipliers'][occupied]
   counts = state['count_noise_multipliers'][occupied]
   counts = counts[np.isfinite(counts)]
-  worst = int(np.argmax(mu.whole))
+  worst = int(np.argmax(np.where(mu.came, mu.whole, -1.0)))
   share = lambda part: round(float((part[worst] / mu.whole[worst]) ** 2), 6) if mu.whole[worst] else 0.0
   published = stated(about.post_processing) if about.post_processing else 'the last noised weights as they are.'
   correlated = ', correlated from round to round: each round takes back part of the noise that earlier rounds added'
@@ -319,6 +397,10 @@ def releases(figures: Figures) -> list[dict[str, Any]]:
       len(counts),
       share(mu.counts),
       _noise(counts),
+    ),
+    *(
+      ('what was released about the clients before this run', 0, 1 - share(mu.updates) - share(mu.counts), 'counted')
+      for _ in spent_before(figures.plan.config)
     ),
     (
       'who took part in which round, and with what weight',
@@ -354,7 +436,7 @@ def assumptions(figures: Figures) -> list[str]:
     features = f'The data that features were made from are assumed to be public. {stated(about.public_data)}'
   return [
     *(one.format(opens=opens) for one in OF_TRUST[config.trust].assumptions),
-    f'Whether a client takes part in a round does not depend on its data. {stated(about.cohorts)}',
+    f'{_WHO_COMES[figures.came]} {stated(about.cohorts)}',
     f"Each client's part of a sum is bounded, and a client without data adds zero. {clipping(figures.plan)}",
     "Constants and hyper-parameters are public. It is assumed that their choice does not depend on clients' data. "
     f'{stated(about.tuning)}',
@@ -365,10 +447,14 @@ def assumptions(figures: Figures) -> list[str]:
     ),
     features,
     f"The test set is public and contains no client's data. {stated(about.test_set)}",
+    *assumptions_before(config),
     'Running times depend on how much data clients have. They are outside the guarantee, and so is an observer who '
     "watches the program run or sees its operator's terminal, which shows progress.",
     'Verification recomputes what follows from the files of the run. It cannot tell whether the program that wrote '
     'them did what its code says, and not whether a file was left out that somebody had, such as an audit.',
     'The statement is about this run alone. Every other run on the same clients, for tuning or for comparison, adds '
-    'to what they spend.',
+    'to what they spend.'
+    if config.spent_before is None
+    else 'The statement is about this run and what is counted from before. Every other run on the same clients adds to '
+    'what they spend.',
   ]

@@ -14,6 +14,8 @@ _Number = TypeVar('_Number', int, float)
 CHECK, TYPE = 'check', 'type'
 # Of a field's metadata: no account depends on it.
 NOT_IN_KEYS = 'not_in_keys'
+# Of a field's metadata: it is in keys only where it is not None, so that it could be added without changing others.
+IN_KEYS_IF_GIVEN = 'in_keys_if_given'
 
 
 def number(

@@ -77,10 +77,14 @@ def part(config: Any) -> Any:
   return dataclasses.field(default=config, repr=False, metadata={registry.NOT_IN_SPECS: True})
 
 
-def parameter(kind: str, choices: Mapping[str, type], default: str) -> Any:
-  """A dataclass field that is not a flag, and whose value is one of `choices`, written as a spec inside a spec."""
+def parameter(kind: str, choices: Mapping[str, type], default: Optional[str]) -> Any:
+  """A dataclass field that is not a flag, and whose value is one of `choices`, written as a spec inside a spec.
+
+  With None as its default, a rule chooses the value that is not given, and a spec writes it as `auto`.
+  """
   value = registry.parse_spec(kind, default, choices)
-  return dataclasses.field(default=value, metadata={registry.KIND: kind, registry.CHOICES: choices})
+  chosen = {registry.CHOSEN: True} if default is None else {}
+  return dataclasses.field(default=value, metadata={registry.KIND: kind, registry.CHOICES: choices, **chosen})
 
 
 def flags_of(config: Any) -> dict[str, Flag]:

@@ -16,6 +16,8 @@ from quap_tff.common import checks
 CHOICES, KIND = 'choices', 'kind'
 # Of a field's metadata: it is set in another way than by a spec.
 NOT_IN_SPECS = 'not_in_specs'
+# Of the metadata of a field whose default is None: a spec writes None as AUTO, because a rule then chooses the value.
+CHOSEN, AUTO = 'chosen', 'auto'
 
 
 class UnknownChoiceError(ValueError):
@@ -69,8 +71,9 @@ def parse_spec(kind: str, spec: Any, registry: Mapping[str, type[Any]]) -> Any:
     kind: What is being chosen, in words, for error messages ('participation model').
     spec: `name` or `name:key=value,...`. A choice that was made already is returned as it is. A value has the type of
       the field's default. A field whose default is None takes `none` or a number, which is an integer for a
-      `checks.integer_field`. A tuple is written `0.9/0.5`. A value may itself be a spec. Keys that are not this
-      choice's own then belong to that spec, as in `certified:weights=online:prior_a=1,prior_b=2,clip=0.5`.
+      `checks.integer_field`; None is `auto` where a rule then chooses the value. A tuple is written `0.9/0.5`. A value
+      may itself be a spec. Keys that are not this choice's own then belong to that spec, as in
+      `certified:weights=online:prior_a=1,prior_b=2,clip=0.5`.
     registry: The choices by name.
 
   Returns:
@@ -126,11 +129,13 @@ def _split(kind: str, spec: str, registry: Mapping[str, type[Any]]) -> tuple[str
 
 
 def _convert(kind: str, name: str, field: 'dataclasses.Field[Any]', text: str) -> Any:
+  if CHOSEN in field.metadata and text.lower() == AUTO:
+    return None
   if CHOICES in field.metadata:
     return parse_spec(field.metadata[KIND], text, field.metadata[CHOICES])
   key, to = field.name, type(field.default)
   if to is type(None):
-    if text.lower() == 'none':
+    if text.lower() == 'none' and CHOSEN not in field.metadata:
       return None
     to = field.metadata.get(checks.TYPE, float)
   if to is bool:
@@ -156,12 +161,15 @@ def value_of(config: Any, *registries: Mapping[str, Any]) -> Any:
   """A frozen dataclass as a value that JSON can hold: what the account depends on, by the names of its fields.
 
   A choice of one of the registries is its spec, and any other abstract class's is one with the name of its class. So
-  a class that is registered can be renamed. Fields with `checks.NOT_IN_KEYS` are left out.
+  a class that is registered can be renamed. Fields with `checks.NOT_IN_KEYS` are left out, and so are those with
+  `checks.IN_KEYS_IF_GIVEN` that are None.
   """
   if dataclasses.is_dataclass(config):
     registries = (*registries, *getattr(config, 'choices', ()))
-    kept = [field.name for field in dataclasses.fields(config) if checks.NOT_IN_KEYS not in field.metadata]
-    return {name: _part_of(getattr(config, name), registries) for name in kept}
+    kept = [field for field in dataclasses.fields(config) if checks.NOT_IN_KEYS not in field.metadata]
+    values = {field.name: getattr(config, field.name) for field in kept}
+    optional = {field.name for field in kept if checks.IN_KEYS_IF_GIVEN in field.metadata}
+    return {n: _part_of(value, registries) for n, value in values.items() if value is not None or n not in optional}
   return list(config) if isinstance(config, tuple) else config
 
 
@@ -190,6 +198,8 @@ def _spec(name: str, choice: Any, values: Mapping[str, Any]) -> str:
 
 def text_of(value: Any, field: 'dataclasses.Field[Any]') -> str:
   """A parameter's value as a spec has it."""
+  if CHOSEN in field.metadata and value is None:
+    return AUTO
   if CHOICES in field.metadata:
     name = name_of(value, field.metadata[CHOICES])
     return name if value == type(value)() else format_spec(name, value)

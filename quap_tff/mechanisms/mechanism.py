@@ -161,6 +161,9 @@ class Mechanism(Configuration):
     """The most μ² that a filter lets each client spend, a number or float64[N]; None without a filter."""
     return None
 
+  # float64[N], μ² of what was released about each client before; None if nothing was. A field of certified ones.
+  spent_before: Optional[Any] = None
+
   @property
   def kept_slack(self) -> slacks.Slack:
     """What the account keeps for rounding: no less than the slack of any model."""

@@ -50,6 +50,7 @@ class Setting:
     mean_epochs: The public mean of the clients' local epochs, or None if all have the same number.
     asks_client_metrics: Whether the user asked for exact functions of clients' data.
     options: The options of the plan: what else is released with the model, and the model's shape.
+    reseeded: From a seed to who takes part in which round by the same model with other draws, as `participation`.
   """
 
   num_clients: int
@@ -63,6 +64,7 @@ class Setting:
   mean_epochs: Optional[float] = None
   asks_client_metrics: bool = False
   options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  reseeded: Optional[Callable[[int], Any]] = None
 
   @functools.cached_property
   def schedule(self) -> list[np.ndarray]:
@@ -71,19 +73,20 @@ class Setting:
     Raises:
       ValueError: If it is too long for the memory of an ordinary machine.
     """
-    return self._rounds_of(self.participation.cohort)
+    return self.rounds_of(self.participation.cohort)
 
   @functools.cached_property
   def drawn_schedule(self) -> list[np.ndarray]:
     """The same with those who were drawn and do not come."""
-    return self._rounds_of(self.participation.drawn)
+    return self.rounds_of(self.participation.drawn)
 
   @property
   def mean_dropout(self) -> float:
     """The share of the clients that are drawn and expected not to come."""
     return self.participation.mean_dropout if self.participation is not None else 0.0
 
-  def _rounds_of(self, cohort):
+  def rounds_of(self, cohort: Callable[[int], np.ndarray]) -> list[np.ndarray]:
+    """int64[M_t] for each planned round t, from 1, by a function of t. Raises `ValueError` if these are too many."""
     cohorts_found, total = [], 0
     for round_num in range(1, self.rounds + 1):
       cohorts_found.append(cohort(round_num))
@@ -103,6 +106,7 @@ class Method(abc.ABC):
   Attributes:
     gives_certificate: Whether a run ends with a certificate. Then nothing exact about clients' data may be released,
       not even a figure on held-out examples of the clients themselves.
+    clip_follows_rounds: Whether the clipping norm was not given, so that it follows from rounds and the server's step.
     divides_by_planned_cohort: Whether sums are divided by a number of clients that is planned, whatever clients come.
     client_round_share: The share of the rounds that are rounds of clients. In the others the server trains.
     auxiliary_share: How many examples of people who are not clients the server has, see `data.load`.
@@ -119,6 +123,10 @@ class Method(abc.ABC):
 
   @property
   def gives_certificate(self) -> bool:
+    return False
+
+  @property
+  def clip_follows_rounds(self) -> bool:
     return False
 
   @property

@@ -9,6 +9,7 @@ from typing import Any, Optional
 
 import numpy as np
 
+from quap_tff import accounting
 from quap_tff import plans
 from quap_tff.common import checks
 from quap_tff.common import flag_fields
@@ -60,14 +61,16 @@ WEIGHTS: Mapping[str, Any] = collections.ChainMap({'participation': ByParticipat
 
 
 @dataclasses.dataclass(frozen=True)
-class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, base.Method):
+class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Spent, parts.Budget, base.Method):
   """Certified QuAP-FL: a guarantee for the whole released model. No client exceeds the budget of --epsilon and --delta.
 
   Attributes:
-    weights: The rule for the clients' weights, a spec of `WEIGHTS`. 'participation' uses --alpha and --beta. With
-      trust=secure_sum it is 'spend_evenly'.
-    noise: How the noise of a round takes back noise of earlier rounds, a spec of `correlation.FAMILIES`.
-    clip: The clipping norm. With `quantile`, the first clipping norm.
+    weights: The rule for the clients' weights, a spec of `WEIGHTS`. auto: 'online' with trust=server, and
+      'spend_evenly', the only one, with trust=secure_sum. 'participation' uses --alpha and --beta.
+    noise: How the noise of a round takes back noise of earlier rounds, a spec of `correlation.FAMILIES`. auto: 'ar1'
+      with trust=server, 'held' with trust=secure_sum, and 'independent' with a threshold.
+    clip: The clipping norm. With `quantile`, the first clipping norm. auto: 10 over --rounds, and 1 at most, over the
+      step of --server_optimizer (`clip_rules.public_norm`). It follows from no client's data.
     quantile: If given, Andrew et al.'s private quantile tracks this quantile of the norms.
     count_stddev: The standard deviation of the noised count that the private quantile needs, 20 by default. Only with
       `quantile`.
@@ -82,15 +85,19 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
       protocol, if it has one. The noise is then enough for whichever others a server lets drop out. Only with
       trust=secure_sum and noise=independent. Without it, figures hold against the server only if the sum opens for all
       announced clients or for nobody, and the server tells them truthfully who they are.
+    expected: A seed. The noise is chosen from other rounds, which --participation draws with it. The certificate is
+      then for cohorts as they came. None: the noise is chosen from the rounds themselves, which are the public
+      schedule.
     certificate: Whether the run ends with a certificate. Without one, the run is a rehearsal: --noise_seed and
       --client_metrics may be given, which no certificate covers.
   """
 
   divides_by_planned_cohort = True
 
-  weights: weight_rules.WeightRule = flag_fields.parameter('weight rule', WEIGHTS, 'participation')
-  noise: correlations.Correlation = flag_fields.parameter('noise correlation', correlations.FAMILIES, 'independent')
-  clip: float = 1.0
+  # Both are None only until `__post_init__` has chosen what is not given.
+  weights: weight_rules.WeightRule = flag_fields.parameter('weight rule', WEIGHTS, None)
+  noise: correlations.Correlation = flag_fields.parameter('noise correlation', correlations.FAMILIES, None)
+  clip: Optional[float] = dataclasses.field(default=None, metadata={registry.CHOSEN: True})
   quantile: Optional[float] = None
   count_stddev: Optional[float] = None
   clip_split: str = 'joint'
@@ -99,6 +106,7 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
   trust: str = 'server'
   colluders: tuple = ()
   threshold: Optional[float] = None
+  expected: Optional[int] = None
   certificate: bool = True
   shape: parts.Shape = flag_fields.part(parts.Shape())
 
@@ -107,6 +115,7 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
     if self.noise_multiplier is not None:
       checks.number('noise_multiplier', self.noise_multiplier, above=0)
     registry.lookup('trust', self.trust, dict.fromkeys(_TRUSTS))
+    self._choose_by_trust()
     if self.holds_noise:
       self._check_held()
     elif self.colluders or self.threshold is not None or isinstance(self.noise, correlations.Held):
@@ -114,7 +123,14 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
         'noise=held, colluders and threshold are for clients that hold noise because nobody trusts the server. Give '
         'trust=secure_sum, or leave them out.'
       )
-    self._clip_rule()
+    if self.expected is not None:
+      whole = int(self.expected) if self.expected == int(self.expected) else self.expected
+      object.__setattr__(self, 'expected', checks.integer('expected', whole, at_least=0))
+      if self.colluders:
+        raise ValueError(
+          'colluders: no ε against them is stated for cohorts as they come. Leave colluders or expected out.'
+        )
+    self._clip_rule(1.0)
     if self.weights.needs_own_bounds and not self.own:
       raise ValueError(
         f'weights={registry.name_of(self.weights, WEIGHTS)} follows bounds that clients choose, and everyone has '
@@ -131,6 +147,16 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
     """Whether clients hold the noise."""
     return self.trust == 'secure_sum'
 
+  def _choose_by_trust(self) -> None:
+    """Sets what is not given to what suits the trust."""
+    noise: correlations.Correlation = correlations.Ar1()
+    if self.holds_noise:
+      noise = correlations.Held() if self.threshold is None else correlations.Independent()
+    best = dict(weights=weight_rules.SpendEvenly() if self.holds_noise else weight_rules.Online(), noise=noise)
+    for name, value in best.items():
+      if getattr(self, name) is None:
+        object.__setattr__(self, name, value)
+
   def _check_held(self):
     if not isinstance(self.noise, (correlations.Held, correlations.Independent)):
       raise ValueError(
@@ -142,12 +168,11 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
         'quantile: a private quantile needs counts of norms, and with trust=secure_sum clients add no noise to counts. '
         'Leave it out.'
       )
-    if self.weights not in (ByParticipation(), weight_rules.SpendEvenly()):
+    if not isinstance(self.weights, weight_rules.SpendEvenly):
       raise ValueError(
         f'weights={registry.name_of(self.weights, WEIGHTS)}: with trust=secure_sum, weights are planned so that '
         'budgets are spent evenly over the public schedule. Leave weights out.'
       )
-    object.__setattr__(self, 'weights', weight_rules.SpendEvenly())
     if self.noise_multiplier is not None:
       raise ValueError('noise_multiplier: with trust=secure_sum the noise is planned from the schedule. Leave it out.')
     if self.threshold is not None and (self.colluders or isinstance(self.noise, correlations.Held)):
@@ -166,8 +191,25 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
     return found
 
   @property
+  def clip_follows_rounds(self) -> bool:
+    return self.clip is None
+
+  @property
   def gives_certificate(self) -> bool:
     return self.certificate
+
+  def check_cohorts(self, setting: base.Setting) -> None:
+    if self.spent is not None:
+      self.configure(setting)
+
+  def _spent_before(self, setting: base.Setting) -> Optional[tuple[float, ...]]:
+    """float[N], μ² of what was released about each client before; None for nothing."""
+    if self.spent is None or setting.participation is None:  # Facts are asked for before the clients are known.
+      return None
+    try:
+      return tuple(accounting.read_spent(self.spent, setting.num_clients).tolist())
+    except (OSError, ValueError) as error:
+      raise ValueError(f'--spent: {error}') from error
 
   def _own_epsilon(self, setting):
     """float[N], the bound of each client; None if everyone has --epsilon. A pure function of the seed."""
@@ -185,16 +227,17 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
       bounds[order[begin:end]] = epsilon
     return tuple(bounds.tolist())
 
-  def _clip_rule(self):
+  def _clip_rule(self, chosen: float) -> clip_rules.ClipRule:
+    clip = chosen if self.clip is None else self.clip
     if self.quantile is None:
       if self.count_stddev is not None:
         raise ValueError(
           f'count_stddev={self.count_stddev:g} is the noise on the counts of a private quantile, and this run has '
           'none. Leave it out, or give quantile, such as quantile=0.5.'
         )
-      return clip_rules.Fixed(self.clip)
+      return clip_rules.Fixed(clip)
     stddev = _COUNT_STDDEV if self.count_stddev is None else self.count_stddev
-    return clip_rules.PrivateQuantile(self.quantile, initial_clip=self.clip, count_stddev=stddev)
+    return clip_rules.PrivateQuantile(self.quantile, initial_clip=clip, count_stddev=stddev)
 
   def configure(self, setting: base.Setting) -> guarantee.GuaranteeConfig:
     if self.certificate and (self.noise_seed is not None or setting.asks_client_metrics):
@@ -219,9 +262,10 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
       delta=self.delta,
       noise_multiplier=self.noise_multiplier,
       num_rounds=setting.rounds,
-      clip=self._clip_rule(),
+      clip=self._clip_rule(clip_rules.public_norm(setting.rounds, self.server_optimizer.length)),
       clip_split=self.clip_split,
       own_epsilon=self._own_epsilon(setting),
+      spent_before=self._spent_before(setting),
       noise_seed=self.noise_seed,
     )
     if self.holds_noise:
@@ -234,10 +278,14 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
     return certified_configs.CertifiedConfig(**shared, correlation=self.noise, weights=weights)
 
   def plan(self, setting: base.Setting) -> plans.Plan:
-    more = dict(min_separation=setting.participation.min_separation)
-    if self.holds_noise:
-      more = dict(attendance=setting.schedule, colluders=self.colluders)
-    schedule = setting.drawn_schedule if self.holds_noise else setting.schedule
-    return plans.CertifiedPlan(
-      self.configure(setting), schedule, averaging=setting.averaging, **more, **setting.options
+    if self.expected is not None:
+      assert setting.reseeded is not None
+      others = setting.reseeded(self.expected)
+      more: dict[str, Any] = dict(expected=setting.rounds_of(others.drawn if self.holds_noise else others.cohort))
+    elif self.holds_noise:
+      more = dict(schedule=setting.drawn_schedule, attendance=setting.schedule, colluders=self.colluders)
+    else:
+      more = dict(schedule=setting.schedule, min_separation=setting.participation.min_separation)
+    return plans.certified_plan(
+      self.configure(setting), averaging=setting.averaging, certificate=self.certificate, **more, **setting.options
     )

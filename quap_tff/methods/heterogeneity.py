@@ -60,6 +60,7 @@ class _Extended(checks.Checked, base_lib.Method):
 
   base: base_lib.Method = flag_fields.parameter('base', BASES, 'fedavg')
 
+  clip_follows_rounds = _of_base('clip_follows_rounds')
   gives_certificate = _of_base('gives_certificate')
   server_optimizer = _of_base('server_optimizer')
 

@@ -35,6 +35,19 @@ class Budget:
 
 
 @dataclasses.dataclass(frozen=True)
+class Spent:
+  """What clients have spent in earlier runs.
+
+  Attributes:
+    spent: File of an earlier run of the same clients, with the same numbers: its ledger.npz, its clients.csv in the
+      folder of its certificate, or the state of a gate. Budgets and figures count from what they have spent there. It
+      must be the last of the earlier runs, which carries what those before it have spent, and it must have ended.
+  """
+
+  spent: Optional[Any] = flag_fields.flag()
+
+
+@dataclasses.dataclass(frozen=True)
 class Calibrated(Budget):
   """Noise by the documents' formula, or by exact accounting.
 
@@ -246,7 +259,7 @@ class Tuned:
 
 
 # The parts, in the order in which --help shows their flags. Each flag of a method belongs to one of them.
-PARTS = (Noise, AdaptiveBudgets, Clip, Bounds, Layers, Scale, Sparse, Robust, ServerOptimizer, Tuned)
+PARTS = (Noise, Spent, AdaptiveBudgets, Clip, Bounds, Layers, Scale, Sparse, Robust, ServerOptimizer, Tuned)
 FLAGS: dict[str, flag_fields.Flag] = {
   name: found for part in PARTS for name, found in flag_fields.flags_of(part).items()
 }

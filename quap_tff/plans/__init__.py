@@ -3,5 +3,11 @@
 from quap_tff.common import lazy
 
 __getattr__, __dir__ = lazy.exports(
-  __name__, {'plan': ['Plan'], 'report': ['Report', 'checked_cohort'], 'scheduled': ['CertifiedPlan', 'StockPlan']}
+  __name__,
+  {
+    'certified': ['certified_plan'],
+    'plan': ['Plan'],
+    'report': ['Report', 'checked_cohort'],
+    'scheduled': ['StockPlan'],
+  },
 )

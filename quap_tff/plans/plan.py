@@ -24,6 +24,7 @@ from quap_tff.mechanisms.certified import planning
 from quap_tff.mechanisms.noise import correlation as correlations
 from quap_tff.mechanisms.parts import layers as layers_lib
 from quap_tff.mechanisms.parts import postprocessing
+from quap_tff.plans import ahead
 from quap_tff.plans import leaving as leavings
 from quap_tff.plans import report as reports
 from quap_tff.training import extension as extensions
@@ -37,6 +38,8 @@ _LOCAL_STATEMENT = (
   'Every client noises all that it sends, so formal figures hold for everything that the server receives and '
   'releases, against the server itself (local model).'
 )
+# Whether a certificate is for cohorts that were planned, or for whoever came.
+PLANNED, AS_THEY_CAME = 'planned', 'as they came'
 # Public metrics that follow from who took part.
 _OF_COHORTS = mechanisms.PUBLIC_METRICS - {'noise_multiplier'}
 
@@ -82,8 +85,8 @@ class Plan:
     Args:
       mechanism: The mechanism of its rounds.
       draw: How the cohorts are drawn. By default nothing is known about it, and it amplifies nothing.
-      schedule: int64[M_t] for each planned round, of a mechanism that was settled on it: see `CertifiedPlan`, which
-        makes it, and the next three.
+      schedule: int64[M_t] for each planned round, of a mechanism that was settled on it: see `certified_plan`, which
+        makes it, and the next three. None or empty: cohorts are not planned.
       attendance: Who comes of those who were drawn, int64[M_t] for each planned round; None if this is not known.
       averaging: The average of the iterates that is published, if the noise was chosen for one.
       colluders: Numbers of clients that may tell the server their noise.
@@ -100,10 +103,12 @@ class Plan:
       ValueError: If the options do not go together, or not with the mechanism.
     """
     if not isinstance(draw, samplers.Sampler):
-      raise TypeError(f'draw must be a Sampler, found {type(draw).__name__}. A schedule is for quap_tff.CertifiedPlan.')
+      raise TypeError(
+        f'draw must be a Sampler, found {type(draw).__name__}. A schedule is for quap_tff.certified_plan.'
+      )
     facts = mechanism.facts
-    if facts.is_certified and schedule is None:
-      raise ValueError('The noise of a certified run is chosen from a schedule: use quap_tff.CertifiedPlan.')
+    if facts.is_certified and not schedule:
+      ahead.check_needs_no_schedule(mechanism, attendance, colluders)
     if facts.is_certified and extension is not None and extension.exact_releases:
       raise ValueError(
         f'A certified run releases noised sums alone, but with {type(extension).__name__} as configured '
@@ -187,6 +192,11 @@ class Plan:
     return core.kept_slack if self.model is None else core.slack(sum(self.model.sizes))
 
   @property
+  def cohorts(self) -> str:
+    """Of a certified run whether its cohorts are `PLANNED`, or certified `AS_THEY_CAME`."""
+    return PLANNED if self.schedule else AS_THEY_CAME
+
+  @property
   def expected(self) -> list[np.ndarray]:
     """int64[M_t], the clients of each planned round, as far as this is known: those who come, or those drawn."""
     return list(self.schedule if self.attendance is None else self.attendance)
@@ -197,8 +207,10 @@ class Plan:
     return self.config.simulated(self.expected)
 
   @functools.cached_property
-  def share_of_ceiling(self) -> float:
-    """Of a certified run, see `planning.share_of_ceiling`."""
+  def share_of_ceiling(self) -> Optional[float]:
+    """Of a certified run, see `planning.share_of_ceiling`; None if its cohorts are not planned."""
+    if not self.schedule:
+      return None
     assert self.averaging is not None
     return planning.share_of_ceiling(guarantee.Planned(self.config, self.averaging), self.schedule)
 
@@ -208,6 +220,8 @@ class Plan:
     if self.extension is not None:
       return samplers.Sampler(reason=f'{type(self.extension).__name__} uses who came outside the noised sums')
     facts = self.mechanism.facts
+    if facts.is_certified and not self.schedule:
+      return samplers.Sampler(reason='cohorts are not planned, and nothing is assumed of how they come')
     if facts.unamplified:
       return samplers.Sampler(reason=facts.unamplified)
     return dataclasses.replace(
@@ -314,6 +328,44 @@ class Plan:
     layers = self.model.layers if self.model is not None else None
     return aggregation.AggregationFactory(self.mechanism, layers, rate)
 
+  def ask(self, ledger: accounting.RunLedger, cohort: Any) -> np.ndarray:
+    """The weights that these clients would have in the next round of a certified run. It charges nobody.
+
+    The round itself computes the same weights again, so a client that is let in without being asked for gets no more.
+    Where clients hold the noise, a round is released as a whole or not at all. So run it with those alone that have a
+    weight here.
+
+    Args:
+      ledger: The rounds so far.
+      cohort: int[M], distinct ids of those who could come.
+
+    Returns:
+      float32[M] in [0, 1], in the order of the cohort; 0 for a client whose budget pays for nothing more.
+
+    Raises:
+      ValueError: If the plan is not certified, all of its rounds are over, or other clients are planned for this one.
+    """
+    if not self.mechanism.facts.is_certified:
+      raise ValueError('Only certified plans limit what clients spend: `ask` is for those of quap_tff.certified_plan.')
+    reports.check_ledger(self, ledger)
+    ids, round_num = checks.cohort(cohort, self.num_clients), ledger.num_rounds + 1
+    self._check_round(round_num)
+    if self.schedule and len(strangers := np.setdiff1d(ids, self.schedule[round_num - 1])):
+      raise ValueError(
+        f'Client {strangers[0]} is not planned for round {round_num}. Ask for those of plan.schedule. Where nobody '
+        'knows who will come, plan without a schedule: certified_plan(config, expected=…).'
+      )
+    history = list(ledger.history)
+    return self.config.allowed([one.cohort for one in history], [one.weights for one in history], ids)
+
+  def _check_round(self, round_num: int) -> None:
+    most = self.config.num_rounds if self.mechanism.facts.is_certified else None
+    if most is not None and round_num > most:
+      raise ValueError(
+        f'Round {round_num} is not in the plan, whose account is for num_rounds={most}. Nothing may be released in it. '
+        'Write the certificate of the rounds before. More rounds need a new plan.'
+      )
+
   def metrics(self, output: Any) -> dict[str, Any]:
     """The aggregator's measurements of a round as scalars by name, from the output of the learning process."""
     return self.mechanism.measured(output.metrics['aggregator'], self.model)
@@ -332,12 +384,14 @@ class Plan:
 
   def recorded(self, state: Any, measurements: Any, cohort: Any) -> accounting.RoundRecord:
     """As `record`, from the state and the measurements of the aggregation process itself."""
+    self._check_round(int(measurements['round']) if 'round' in measurements else 1)
     cohort = reports.checked_cohort(cohort, self.num_clients, measurements, **self.mechanism.seen(state))
     return self.mechanism.spent(state, measurements, cohort)
 
   def new_ledger(self) -> accounting.RunLedger:
     """An empty ledger for a run of this plan."""
-    return accounting.RunLedger(self.num_clients, self.delta, self.fingerprint, self.correlation)
+    before = self.mechanism.core.spent_before
+    return accounting.RunLedger(self.num_clients, self.delta, self.fingerprint, self.correlation, before)
 
   def planned_ledger(
     self, cohorts: Sequence[Any], released: Optional[Sequence[Mapping[str, Any]]] = None
@@ -404,7 +458,8 @@ class Plan:
       cohorts: int[M_t] for each planned round, the public schedule. If the run has ended before the last of them, the
         formal figures are the bound of the plan, which is what all planned rounds cost, and the ledger gives only a
         reading. Without a schedule, the figures are those of the rounds in the ledger: a guarantee if their number was
-        fixed beforehand, and otherwise a reading.
+        fixed beforehand, and otherwise a reading. Of a certified plan without a schedule, the figures are the limits
+        that the filter keeps, whoever came, and the ledger gives a reading.
     """
     reports.check_ledger(self, ledger)
     return reports.of_run(self, ledger, cohorts)

@@ -17,6 +17,10 @@ from quap_tff.common.numbers import rounding
 if TYPE_CHECKING:
   from quap_tff.plans import plan as plans
 
+# Of cohorts that were not planned.
+_WHY = 'who came, and when the run ended, may have followed what it released'
+_BOUND = "The figures above hold whoever came, if nobody decided that by looking into clients' data."
+
 
 def checked_cohort(
   cohort: Any, num_clients: int, measurements: Any, counts: Optional[Any] = None, weights: Optional[Any] = None
@@ -112,10 +116,10 @@ def check_ledger(plan: plans.Plan, ledger: accounting.RunLedger) -> None:
 def of_run(plan: plans.Plan, ledger: accounting.RunLedger, cohorts: Optional[Sequence[Any]]) -> Report:
   """See `Plan.report`, which checks whose ledger it is."""
   nominal, protection = plan.has_nominal, plan.protection
-  stopped = cohorts is not None and ledger.num_rounds < len(cohorts) and protection.model_protected
+  is_reading = _came(plan) or (cohorts is not None and ledger.num_rounds < len(cohorts))
   return Report(
     protection=protection,
-    formal=_of_stopped(plan, ledger, cohorts) if stopped else _formal(plan, ledger),
+    formal=_with_reading(plan, ledger, cohorts) if is_reading and protection.model_protected else _formal(plan, ledger),
     nominal_epsilon=ledger.epsilon if nominal else None,
     nominal_delta=ledger.delta if nominal else None,
     trust=plan.mechanism.facts.trust,
@@ -142,7 +146,7 @@ def _bound(plan, ledger, cohorts):
     clients = np.isin(np.arange(plan.num_clients), np.concatenate(cohorts))
     return _of_filter(plan, clients, ' that was planned to take part')
   limits = np.broadcast_to(np.sqrt(limit), [plan.num_clients])
-  return _formal(plan, accounting.of_limits(limits, plan.delta))
+  return _formal(plan, accounting.of_limits(limits, plan.delta, plan.mechanism.core.spent_before))
 
 
 def _of_filter(plan, clients, whom):
@@ -155,7 +159,12 @@ def _of_filter(plan, clients, whom):
   return _figures(plan, accounting.of_limits(np.where(clients, np.sqrt(limit), 0.0), plan.delta), note)
 
 
-def _of_stopped(plan, ledger, cohorts):
+def _came(plan):
+  return plan.mechanism.facts.is_certified and not plan.schedule
+
+
+def _with_reading(plan, ledger, cohorts):
+  """The bound that holds wherever the run ends, and what the ledger gives."""
   try:
     bound = _bound(plan, ledger, cohorts)
   except accounting.NoBoundError as error:
@@ -164,8 +173,10 @@ def _of_stopped(plan, ledger, cohorts):
     bound = accounting.FormalReport(covers, statement, plan.delta, accounting.UNIT, (), (note,), None)
   # By who came, or by public rates if that is secret.
   own = _formal(plan, ledger).epsilon if plan.draw.secret else None
-  epsilon = own if own is not None else plan.slack.of(accounting.total_mu(ledger).whole, plan.delta)
-  return dataclasses.replace(bound, reading=accounting.Reading(ledger.num_rounds, epsilon))
+  mu = accounting.total_mu(ledger)
+  epsilon = own if own is not None else plan.slack.of_those_who(mu.came, mu.whole, plan.delta)
+  said = dict(why=_WHY, bound=_BOUND) if _came(plan) else {}
+  return dataclasses.replace(bound, reading=accounting.Reading(ledger.num_rounds, epsilon, **said))
 
 
 # The last figures, by the digest of what they follow from: the files of a certified run and their check ask six times.

@@ -1,4 +1,4 @@
-"""Plans whose noise is chosen from a schedule: those of certified runs, and those of TFF's own aggregators."""
+"""Plans of TFF's own aggregators, whose noise is chosen from a schedule."""
 
 from __future__ import annotations
 
@@ -12,75 +12,14 @@ from quap_tff import accounting
 from quap_tff.common import checks
 from quap_tff.common.numbers import samplers
 from quap_tff.federated.stock import mechanism as stocks
-from quap_tff.mechanisms.certified import guarantee
 from quap_tff.mechanisms.noise import gaussian
 from quap_tff.mechanisms.parts import budgets
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import layers as layers_lib
-from quap_tff.mechanisms.parts import postprocessing
 from quap_tff.mechanisms.quap import config as configs
 from quap_tff.plans import plan as plans
 
 CALIBRATIONS = ('documents', 'exact')
-
-
-def CertifiedPlan(
-  config: guarantee.GuaranteeConfig,
-  schedule: Sequence[Any],
-  *,
-  averaging: postprocessing.Averaging = postprocessing.LastIterate(),
-  attendance: Optional[Sequence[Any]] = None,
-  colluders: Sequence[int] = (),
-  min_separation: Optional[int] = None,
-  **options: Any,
-) -> plans.Plan:
-  """The plan of a certified run: its noise and divisor are chosen here, before training, from the planned cohorts.
-
-  With a `quap_tff.HeldConfig`, each client draws its noise from a key of its own. One client's data are then
-  `<client_id=int64*, answer=A*, examples=D*>`, with one answer of its `quap_tff.ClientGuard`.
-
-  The account assumes that who comes is known. Noise that is calibrated on the cohorts depends on them, so sampling
-  amplifies nothing. A run that ends early is bounded by what the filter lets each client spend.
-
-  Args:
-    config: What is asked of the mechanism, or a mechanism.
-    schedule: int[M_t], distinct ids in [0, N), for each of the T planned rounds: the public schedule, or one drawn from
-      a model of participation.
-    averaging: The average of the iterates that is published. The noise is chosen for it; `postprocessing.Planned` is
-      chosen together with the noise.
-    attendance: int[M_t] for each planned round: who really comes of those who were drawn, if this is known. Only with a
-      secure sum, in which a client that does not come takes its noise away. By default any of them may stay away.
-    colluders: Numbers of clients that may tell the server their noise, with `attendance` only. A certificate gives ε
-      for each.
-    min_separation: How many rounds the sampler promises from one round of a client to its next; None if it promises
-      nothing. The published choices of noise are made for it.
-    **options: The options of every plan, see `quap_tff.Plan`. Exact functions of clients' data (`client_metrics`) are
-      released only if they are asked for.
-
-  Raises:
-    TypeError: If `config` or `averaging` is of another type.
-    ValueError: If a planned cohort is none, nobody takes part, nobody's budget pays for a round, or an extension uses
-      more of clients than the noised sums.
-  """
-  if not isinstance(config, guarantee.GuaranteeConfig):
-    raise TypeError(
-      'A certified plan begins with its configuration, a quap_tff.CertifiedConfig or quap_tff.HeldConfig, found '
-      f'{type(config).__name__}: CertifiedPlan(config, schedule).'
-    )
-  if not isinstance(averaging, postprocessing.Averaging):
-    raise TypeError(
-      f'averaging must be a value such as quap_tff.postprocessing.Planned(), found {averaging!r}. The names in '
-      'postprocessing.AVERAGINGS are those of the flag --averaging.'
-    )
-  cohorts = checks.schedule(schedule, config.num_clients)
-  mechanism, averaging = config.settled(cohorts, averaging, min_separation)
-  colluders = tuple(checks.integer('colluders', k, at_least=1) for k in colluders)
-  mechanism.check_colluders(colluders, attendance is not None)
-  if attendance is None and not config.holds_noise:
-    attendance = cohorts
-  return plans.Plan(
-    mechanism, schedule=cohorts, attendance=attendance, averaging=averaging, colluders=colluders, **options
-  )
 
 
 def StockPlan(

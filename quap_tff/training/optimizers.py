@@ -24,6 +24,11 @@ class Sgd(checks.Checked):
   learning_rate: float = checks.number_field('sgd learning_rate', 1.0, above=0)
   momentum: Optional[float] = checks.number_field('sgd momentum', None, at_least=0, below=1)
 
+  @property
+  def length(self) -> float:
+    """By how much it moves a model in all, for a gradient of norm 1."""
+    return self.learning_rate / (1 - (self.momentum or 0.0))
+
   def build(self) -> tff.learning.optimizers.Optimizer:
     return tff.learning.optimizers.build_sgdm(self.learning_rate, self.momentum)
 
@@ -43,6 +48,8 @@ class Adam(checks.Checked):
   beta_1: float = checks.number_field('adam beta_1', 0.9, at_least=0, below=1)
   beta_2: float = checks.number_field('adam beta_2', 0.999, at_least=0, below=1)
   epsilon: float = checks.number_field('adam epsilon', 1e-7, above=0)
+
+  length = 1.0  # The scale of the gradients does not matter to it.
 
   def build(self) -> tff.learning.optimizers.Optimizer:
     return tff.learning.optimizers.build_adam(self.learning_rate, self.beta_1, self.beta_2, self.epsilon)

@@ -24,8 +24,11 @@ PEERS = {'flwr': 'flower', 'pfl': 'pfl'}
 
 
 def test_the_first_lines_run(capsys):
-  exec(BLOCKS[0], {})
+  names = {}
+  exec(BLOCKS[0], names)
   assert capsys.readouterr().out.startswith('[0.')
+  exec(BLOCKS[1], names)  # Of reserved rounds.
+  assert names['gate'].rounds == 2 and not names['gate'].epsilon()[[1, 2]].any()
 
 
 @pytest.mark.parametrize('name', RECIPES)

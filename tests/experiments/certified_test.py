@@ -168,7 +168,7 @@ class TestRun:
   def test_a_client_that_has_spent_its_budget_adds_nothing_and_is_counted(self, tmp_path, capsys):
     # Two rounds of weight 1 at this noise are the budget, and everyone comes to all eight.
     mu = float(1 / accounting.solve(epsilon=4.0, delta=_DELTA).noise_multiplier)
-    spec = f'certified:weights=uniform,noise_multiplier={math.sqrt(2.01) / mu}'
+    spec = f'certified:weights=uniform,noise=independent,noise_multiplier={math.sqrt(2.01) / mu}'
     arguments = [f'--output_dir={tmp_path / "run"}', f'--algorithm={spec}', '--participation=full']
     assert harness.main(*harness.TINY, *arguments) == 0
     rows = harness.rows(tmp_path / 'run')
@@ -233,14 +233,16 @@ class TestRefusals:
 
 class TestCalibration:
   def test_everyone_in_every_round(self):
-    config = _experiment('--algorithm=certified:weights=uniform', '--participation=full', '--epsilon=3').plan.config
+    method = '--algorithm=certified:weights=uniform,noise=independent'
+    config = _experiment(method, '--participation=full', '--epsilon=3').plan.config
     kept = 1 - 2.0**-11  # Of ε and of δ, 1/2048 is kept for rounding.
     mu = 1 / accounting.solve(epsilon=3.0 * kept, delta=_DELTA * kept).noise_multiplier
     assert config.noise_multiplier == pytest.approx(math.sqrt(8) / mu, rel=1e-6)
     assert config.divisor == 8
 
   def test_alpha_and_beta_are_the_weights(self):
-    experiment = _experiment('--algorithm=certified', '--alpha=0.9', '--beta=3', '--warmup_rounds=0')
+    method = '--algorithm=certified:weights=participation'
+    experiment = _experiment(method, '--alpha=0.9', '--beta=3', '--warmup_rounds=0')
     weights = experiment.plan.config.weights
     assert (weights.alpha, weights.beta) == (0.9, 3.0)
 
@@ -309,6 +311,7 @@ class TestSecureSum:
       ('trust=secure_sum,noise=ar1', 'noise=ar1 needs a server'),
       ('trust=secure_sum,weights=worst_case', 'weights=worst_case'),
       ('trust=secure_sum,weights=participation:alpha=0.3', 'weights=participation'),
+      ('trust=secure_sum,weights=participation', 'weights=participation'),
       ('trust=secure_sum,quantile=0.5', 'counts of norms'),
       ('trust=secure_sum,noise_multiplier=2', 'planned from the schedule'),
       ('trust=secure_sum,colluders=0', 'colluders'),
@@ -325,5 +328,5 @@ class TestSecureSum:
       _experiment(f'--algorithm=certified:{parameters}')
 
   def test_independent_shares(self):
-    config = _experiment('--algorithm=certified:trust=secure_sum').plan.config
+    config = _experiment('--algorithm=certified:trust=secure_sum,noise=independent').plan.config
     assert config.correlation.decay == 0 and config.holds_noise

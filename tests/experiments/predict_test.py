@@ -23,7 +23,7 @@ _DROPOUT = ('--model=mnist_cnn', '--algorithm=fedavg', '--rounds=12', '--client_
 _FEATURES = (
   '--features=scattering:scales=1',
   '--model=auto',
-  '--algorithm=certified:clip=0.5',
+  '--algorithm=certified:weights=participation,noise=independent,clip=0.5',
   '--rounds=3',
   '--warmup_rounds=0',
 )

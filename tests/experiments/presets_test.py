@@ -128,7 +128,7 @@ CERTIFIED_MNIST = dict(
   participation=('full', {}),
   model='linear_features',
   features='scattering:centred=true',
-  algorithm='certified:clip=0.5',
+  algorithm='certified:weights=participation,noise=independent,clip=0.5',
   epsilon=3.0,
   delta=1e-5,
   rounds=20,

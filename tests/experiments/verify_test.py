@@ -27,7 +27,8 @@ from tests.quap_tff.certificates import made
 
 pytestmark = pytest.mark.slow
 
-_CERTIFIED = (*harness.TINY, '--algorithm=certified:clip=0.5', '--rounds=6', '--eval_every=2')
+_METHOD = 'certified:weights=participation,noise=independent,clip={}'
+_CERTIFIED = (*harness.TINY, f'--algorithm={_METHOD.format(0.5)}', '--rounds=6', '--eval_every=2')
 _RUN, _SUMMARY, _METRICS = run_folder.RUN, run_folder.SUMMARY, run_folder.METRICS
 
 
@@ -115,7 +116,7 @@ class TestValid:
   def test_what_the_run_states(self, certified):
     stated = made.read(certified, folders.MECHANISM)['issuer']
     assert (stated['algorithm'], stated['dataset'], stated['model']) == (
-      'certified:clip=0.5',
+      _METHOD.format(0.5),
       'digits',
       'logistic_regression',
     )
@@ -320,7 +321,7 @@ _CONTRADICTIONS = {
       ('rounds', 7, 'rounds is 7, and mechanism.json says 6'),
       ('cohort_size', 4, 'mechanism'),
       ('participation', 'full', 'mechanism'),
-      ('algorithm', 'certified:clip=0.4', 'mechanism.clip'),
+      ('algorithm', _METHOD.format(0.4), 'mechanism.clip'),
       ('dataset', 'mnist', 'issuer.dataset'),
       ('tuning', 'By luck.', 'issuer.tuning'),
       ('features', 'scattering', 'issuer.features'),

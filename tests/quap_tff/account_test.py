@@ -14,6 +14,7 @@ import pytest
 
 import quap_tff
 from quap_tff import account
+from quap_tff import cohorts
 from quap_tff.accounting import accountants
 from quap_tff.accounting import history
 from quap_tff.accounting import logs
@@ -396,6 +397,59 @@ class TestLog:
       '\\u03b4' in run('--noise_multiplier=1', '--delta=0.1', env={**os.environ, 'PYTHONIOENCODING': 'ascii'}).stdout
     )
     assert run(_log(tmp_path, _rows()[0]), *_FLAGS, '--epsilon=0.1').returncode == 1
+
+
+class TestNoiseForModel:
+  _FLAGS = ('--epsilon=2', '--delta=1e-6', '--num_clients=12', '--rounds=8')
+
+  def test_is_that_of_a_log_of_the_same_cohorts(self, tmp_path, capsys):
+    """The last line but for the model; the cohorts of another seed need another noise."""
+    arguments = [*self._FLAGS, '--participation=beta:a=1,b=2', '--cohort_size=4']
+    status, out, err = _run(capsys, *arguments, '--seed=7')
+    assert (status, err) == (0, '') and 'by --seed=7' in out
+    model = cohorts.MODELS['beta'](a=1.0, b=2.0).over(cohorts.Population(12, 4, 7))
+    lines = [f'{number},{client}' for number in range(1, 9) for client in model.cohort(number)]
+    (tmp_path / 'log.csv').write_text('\n'.join(['round,client', *lines]) + '\n')
+    by_log = _run(capsys, tmp_path / 'log.csv', '--epsilon=2', '--delta=1e-6')[1]
+    found, expected = _last_line(out), _last_line(by_log)
+    assert {name: found.pop(name) for name in ('participation', 'seed', 'cohort_size')} == {
+      'participation': 'beta:a=1,b=2',
+      'seed': 7,
+      'cohort_size': 4,
+    }
+    came = expected.pop('clients')
+    assert found.pop('clients') == 12 >= came
+    # A log numbers its clients as they come: sums over clients are rounded in another order.
+    for one, other in zip(found.pop('choices'), expected.pop('choices')):
+      assert one['correlation'] == other['correlation'] and one['share'] == pytest.approx(other['share'], rel=1e-6)
+    assert found == expected
+    assert _last_line(_run(capsys, *arguments, '--seed=8')[1])['noise_multiplier'] != found['noise_multiplier']
+
+  def test_models_of_random_size_need_no_cohort_size(self, capsys):
+    found = _last_line(_run(capsys, *self._FLAGS, '--participation=bernoulli:q=0.5')[1])
+    assert found['cohort_size'] is None and found['rounds'] == 8
+    assert _last_line(_run(capsys, *self._FLAGS, '--participation=uniform')[1])['cohort_size'] == 4  # 30% of 12.
+
+  @pytest.mark.parametrize(
+    'flags, words',
+    [
+      (
+        ['--participation=uniform', '--epsilon=2', '--delta=1e-6'],
+        'give --num_clients, --rounds, --epsilon and --delta',
+      ),
+      ([*_FLAGS, '--participation=unifrom'], "Did you mean 'uniform'"),
+      ([*_FLAGS, '--participation=beta:a=0'], 'beta'),
+      ([*_FLAGS, '--participation=log:path=x.csv'], 'give the log itself'),
+      ([*_FLAGS, '--participation=uniform', 'x.csv'], 'and not both'),
+      ([*_FLAGS, '--participation=uniform', '--cohort_size=13'], 'at most the number of clients'),
+      ([*_FLAGS, '--participation=uniform', '--sampling_rate=0.1'], '--sampling_rate plays no part'),
+      ([*_FLAGS, '--participation=uniform', '--delta=2'], 'delta'),
+      (['--epsilon=2', '--delta=1e-6', '--num_clients=12'], '--num_clients is for the cohorts of a model'),
+    ],
+  )
+  def test_wrong_flags(self, flags, words, capsys):
+    status, out, err = _run(capsys, *flags)
+    assert (status, out) == (2, '') and words in err and err.count('\n') == 1
 
 
 class TestNoiseForLog:

@@ -38,7 +38,15 @@ def whole(**changes: Any) -> QuapConfig:
 
 
 # Ten clients with ε = 3, and weights of 1 as long as they last.
-_CERTIFIED = dict(num_clients=10, epsilon=3.0, delta=1e-5, weights=weight_rules.Uniform(), participation=_NO_WARMUP)
+_CERTIFIED = dict(
+  num_clients=10,
+  epsilon=3.0,
+  delta=1e-5,
+  clip=clip_rules.Fixed(1.0),
+  correlation=correlation.Independent(),
+  weights=weight_rules.Uniform(),
+  participation=_NO_WARMUP,
+)
 
 
 def certified(**changes: Any) -> CertifiedConfig:
@@ -58,6 +66,9 @@ def held(**changes: Any) -> HeldConfig:
 
 
 def guarantee(**fields: Any) -> GuaranteeConfig:
-  """Four clients with ε = 3 at δ = 1e-5, who hold `Held` noise; any other is a trusted server's."""
-  make = HeldConfig if isinstance(fields.get('correlation'), correlation.Held) else CertifiedConfig
-  return _changed(make, dict(num_clients=4, epsilon=3.0, delta=1e-5), fields)
+  """Four clients with ε = 3 at δ = 1e-5, who hold `Held` noise; any other is a trusted server's, by participation."""
+  defaults = dict(num_clients=4, epsilon=3.0, delta=1e-5, clip=clip_rules.Fixed(1.0))
+  if isinstance(fields.get('correlation'), correlation.Held):
+    return _changed(HeldConfig, defaults, fields)
+  defaults.update(correlation=correlation.Independent(), weights=weight_rules.Participation())
+  return _changed(CertifiedConfig, defaults, fields)

@@ -69,7 +69,8 @@ def problems(content: folders.Content) -> list[str]:
 def entry_problems(content: folders.Content) -> list[str]:
   """What lies in the folder and does not belong there."""
   found, of_train = content.entries, content.made_by == folders.TRAIN
-  known = {folders.MECHANISM, folders.SCHEDULE, folders.LEDGER, folders.CLIENTS, folders.KERAS_MODEL, *folders.OWN}
+  known = {folders.MECHANISM, folders.LEDGER, folders.CLIENTS, folders.KERAS_MODEL, *folders.OWN}
+  known |= {folders.SCHEDULE} if content.plan.schedule else set()
   known.add(folders.LOCK if of_train else folders.ARRAYS_MODEL)
   extractor = _EXTRACTOR.search(content.about.features)
 
@@ -111,7 +112,7 @@ class _Round(NamedTuple):
 def rounds(plan: plans.Plan, ledger: accounting.RunLedger) -> list[_Round]:
   """The rounds of a ledger with the weights that they must have, after the weights of the rounds before.
 
-  The ledger must have the cohorts of the plan.
+  The ledger must have the cohorts of the plan, if it has planned any.
   """
   state = ledger.state_dict()
   cuts = state['offsets'][1:-1]
@@ -132,45 +133,51 @@ def _places(planned: np.ndarray, clients: np.ndarray) -> np.ndarray:
 
 
 def ledger_problems(plan: plans.Plan, ledger: accounting.RunLedger) -> list[str]:
-  """Where a ledger differs from that of a run of the plan over its schedule.
+  """Where a ledger differs from that of a run of the plan.
 
-  A run may have stopped early. But each of its rounds must have the planned cohort, the weights that follow from the
-  cohorts, and the planned noise.
+  A run may have stopped early. But each of its rounds must have the planned cohort, if cohorts were planned, the
+  weights that follow from the cohorts, and the planned noise.
   """
   config, state, expected = plan.config, ledger.state_dict(), plan.new_ledger().state_dict()
   found = [
     f'{name} in {folders.LEDGER} is not that of the mechanism.'
-    for name in ('num_clients', 'delta', 'fingerprint', 'correlation')
-    if not np.array_equal(state[name], expected[name])
+    for name in ('num_clients', 'delta', 'fingerprint', 'correlation', 'spent_before')
+    if not np.array_equal(state.get(name, ()), expected.get(name, ()))
   ]
-  if ledger.num_rounds > len(plan.schedule):
-    found.append(f'{folders.LEDGER} has {ledger.num_rounds} rounds, and {len(plan.schedule)} are planned.')
+  if ledger.num_rounds > config.num_rounds:
+    found.append(f'{folders.LEDGER} has {ledger.num_rounds} rounds, and {config.num_rounds} are planned.')
   if found:
     return found
   offsets = state['offsets']
   strangers = [
     number
     for number in range(1, ledger.num_rounds + 1)
-    if not _comes(plan, number, state['clients'][offsets[number - 1] : offsets[number]])
+    if plan.schedule and not _comes(plan, number, state['clients'][offsets[number - 1] : offsets[number]])
   ]
   if strangers:
-    return [f'Round {number} of {folders.LEDGER} has other clients than are planned.' for number in strangers]
+    others = f' So have {len(strangers) - 1} other rounds.' if len(strangers) > 1 else ''
+    return [
+      f'Round {strangers[0]} of {folders.LEDGER} has other clients than are planned.{others} To certify cohorts as '
+      'they came, build the same process for a plan without a schedule, certified_plan(plan.mechanism), and give it '
+      'this ledger.'
+    ]
   clip = float(np.float32(config.clip.initial_norm))
-  constants = {
-    'noise_multipliers': config.noise_multiplier,
-    'count_noise_multipliers': config.clip.count_noise_multiplier,
-    **({} if config.counts_norms else {'clipping_norms': clip}),
-  }
   for number, one in enumerate(rounds(plan, ledger), 1):
     if not np.allclose(one.weights, one.planned, rtol=_SAME_WEIGHT, atol=0):
       found.append(f'Round {number} of {folders.LEDGER} has other weights than follow from the cohorts.')
+    planned = config.cost(one.clients, one.weights, clip, number)
+    constants = {
+      'noise_multipliers': planned.noise_multiplier,
+      'count_noise_multipliers': planned.count_noise_multiplier,
+      **({} if config.counts_norms else {'clipping_norms': clip}),
+    }
     for name, value in constants.items():
       if not _close(state[name][number - 1], value):
         found.append(
           f'Round {number} of {folders.LEDGER}: {name} is {state[name][number - 1]:g}, planned is {value:g}.'
         )
-    budgets = config.cost(one.clients, one.weights, clip).budgets
-    if not np.allclose(state['budgets'][offsets[number - 1] : offsets[number]], budgets, rtol=_SAME_WEIGHT, atol=0):
+    budgets = state['budgets'][offsets[number - 1] : offsets[number]]
+    if not np.allclose(budgets, planned.budgets, rtol=_SAME_WEIGHT, atol=0):
       found.append(f'Round {number} of {folders.LEDGER} has other budgets than its weights give.')
   return found
 

@@ -1,8 +1,9 @@
 """The files of a certified run: the same for every run, whichever program made it.
 
     mechanism.json           the settled mechanism, the model's shape, what leaves clients, and what the issuer states
-    schedule.npz             the public schedule: round t, from 1, has clients[offsets[t-1]:offsets[t]]; `comes` says
-                             who of them really comes, where this is known before the run
+    schedule.npz             of planned cohorts, the public schedule: round t, from 1, has
+                             clients[offsets[t-1]:offsets[t]]; `comes` says who of them really comes, where this is
+                             known before the run
     ledger.npz               the cost of each round for each client
     clients.csv              the ε that each client has spent
     final_model.keras, .npz  the model that is released
@@ -35,16 +36,16 @@ from quap_tff.common import registry
 from quap_tff.mechanisms import sparsity as sparsities
 from quap_tff.mechanisms.certified import config as certified_config
 from quap_tff.mechanisms.certified import guarantee
-from quap_tff.mechanisms.certified import weight_rules
 from quap_tff.mechanisms.held import config as held_config
-from quap_tff.mechanisms.noise import correlation as correlations
-from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import layers as layers_lib
 from quap_tff.mechanisms.parts import participation as participations
+from quap_tff.plans import ahead
 from quap_tff.plans import leaving as leavings
+from quap_tff.plans.plan import AS_THEY_CAME
+from quap_tff.plans.plan import PLANNED
 
 # The version of the folder's files and of the certificate's fields and words. A change of any is a new version.
-VERSION = 7
+VERSION = 8
 
 MECHANISM, SCHEDULE, LEDGER, CLIENTS = 'mechanism.json', 'schedule.npz', 'ledger.npz', 'clients.csv'
 KERAS_MODEL, ARRAYS_MODEL = 'final_model.keras', 'final_model.npz'
@@ -62,13 +63,8 @@ CHECKPOINTS, LOCK = 'checkpoints', '.lock'
 
 # An ordinary machine's memory holds so many. A larger plan would take too long to compute again.
 _MOST_CLIENTS, _MOST_ROUNDS, _MOST_PARTICIPATIONS = 10**7, 10**6, 10**8
-# The parts of a mechanism that are named choices, and the choices.
-_CHOICES: dict[str, tuple[str, Mapping[str, Any]]] = {
-  'correlation': ('noise correlation', correlations.FAMILIES),
-  'weights': ('weight rule', weight_rules.RULES),
-  'clip': ('clip rule', clip_rules.RULES),
-}
-_TRUSTS: dict[str, type[guarantee.Guarantee]] = {
+# The mechanisms that a folder may name, by the trust of each of ours. One of a user's own program has another name.
+MECHANISMS: dict[str, type[guarantee.Guarantee]] = {
   certified_config.Certified.trust: certified_config.Certified,
   held_config.Held.trust: held_config.Held,
 }
@@ -106,22 +102,17 @@ def write_files(
   """Writes mechanism.json, schedule.npz, ledger.npz and clients.csv, each whole or not at all.
 
   Raises:
-    ValueError: If the plan's process has not been built, or if its noise or its metrics are not those of a certified
-      run.
+    ValueError: If the plan's process has not been built, or the plan is a rehearsal, which gets no certificate.
   """
   if plan.leaving is None:
     raise ValueError("What leaves clients is read off the plan's process: build it first, by plan.build_process.")
-  if plan.exact_logs:
-    raise ValueError(f'This run cannot be certified. It releases {" and ".join(plan.exact_logs)}.')
-  if plan.config.noise_seed is not None:
-    raise ValueError('This run cannot be certified. Its noise has a seed that was given: who knows it can subtract it.')
-  for name, (_, choices) in _CHOICES.items():
-    if hasattr(plan.config, name):
-      registry.name_of(getattr(plan.config, name), choices)  # Whoever reads the folder must know the choice.
+  if reasons := ahead.refusals(plan):
+    raise ValueError(f'This run cannot be certified. {" ".join(reasons)}')
   within = functools.partial(os.path.join, path)
   files.write(within(MECHANISM), mechanism_text(plan, plan.leaving, about, made_by, abouts.this_code()))
-  for name, arrays in ((SCHEDULE, _schedule_arrays(plan)), (LEDGER, ledger.state_dict())):
-    files.write(within(name), files.npz(arrays))
+  if plan.schedule:
+    files.write(within(SCHEDULE), files.npz(_schedule_arrays(plan)))
+  files.write(within(LEDGER), files.npz(ledger.state_dict()))
   files.write(within(CLIENTS), clients_text(plan, ledger))
 
 
@@ -130,11 +121,14 @@ def mechanism_text(
 ) -> str:
   """mechanism.json."""
   assert plan.model is not None
+  name = registry.name_of(plan.config, MECHANISMS)
   value = {
     'version': VERSION,
     'made_by': made_by,
     'code': dict(code),
     'trust': plan.config.trust,
+    **({} if name == plan.config.trust else {'kind': name}),
+    'cohorts': plan.cohorts,
     'mechanism': registry.value_of(plan.config),
     'sparsity': registry.format_spec(registry.name_of(plan.sparsity, sparsities.SPARSITIES), plan.sparsity),
     'sparsity_seed': plan.sparsity_seed,
@@ -180,15 +174,17 @@ def read(path: str) -> Content:
   value = folder_files.read_json(path, MECHANISM)
   check_version(MECHANISM, value)
   with folder_files.damage(MECHANISM):
-    config, model = read_mechanism(value['trust'], value['mechanism']), model_shape(value)
+    registry.lookup('trust', value['trust'], dict.fromkeys(one.trust for one in MECHANISMS.values()))
+    config, model = read_mechanism(value.get('kind', value['trust']), value['mechanism']), model_shape(value)
     about = abouts.About(**{**value['issuer'], 'stretches': tuple(value['issuer']['stretches'])})
     if value['made_by'] not in (LIBRARY, TRAIN):
       raise ValueError(f'made_by must be {LIBRARY!r} or {TRAIN!r}, found {value["made_by"]!r}')
     code = value['code']
     abouts.check_code(code)
-  schedule, attendance = _schedule(path, config)
+    registry.lookup('cohorts', value['cohorts'], dict.fromkeys([PLANNED, AS_THEY_CAME]))
+  schedule, attendance = _schedule(path, config) if value['cohorts'] == PLANNED else (None, None)
   with folder_files.damage(f'{MECHANISM} or {SCHEDULE}'):
-    plan = plans.CertifiedPlan(
+    plan = plans.certified_plan(
       config,
       schedule,
       attendance=attendance,
@@ -216,17 +212,19 @@ def check_version(name: str, value: Any) -> None:
     raise folder_files.CannotTellError(f'{name} has version {found}, and this program knows version {VERSION} alone.')
 
 
-def read_mechanism(trust: str, value: Mapping[str, Any]) -> guarantee.Guarantee:
-  """The mechanism of a trust whose fields `registry.value_of` wrote. Raises any error if it is none."""
-  of_trust = registry.lookup('trust', trust, _TRUSTS)
+def read_mechanism(name: str, value: Mapping[str, Any]) -> guarantee.Guarantee:
+  """The mechanism of `MECHANISMS` whose fields `registry.value_of` wrote. Raises any error if it is none."""
+  if name not in MECHANISMS:
+    raise registry.UnknownChoiceError(str(registry.unknown_name_error('mechanism', name, list(MECHANISMS))))
+  make = MECHANISMS[name]
   parts = {name: tuple(part) if isinstance(part, list) else part for name, part in value.items()}
-  for name, (kind, choices) in _CHOICES.items():
+  for name, (kind, choices) in ahead.CHOICES.items():
     if name in parts:
       if not isinstance(parts[name], str):
         raise ValueError(f'the {kind} must be a text, found {parts[name]!r}')
       parts[name] = registry.parse_spec(kind, parts[name], choices)
   parts['participation'] = participations.ParticipationConfig(**value['participation'])
-  mechanism = of_trust(**parts)
+  mechanism = make(**parts)
   if mechanism.num_clients > _MOST_CLIENTS:
     raise folder_files.CannotTellError(
       f'the run has {mechanism.num_clients:,} clients, and this program verifies runs of at most {_MOST_CLIENTS:,}.'

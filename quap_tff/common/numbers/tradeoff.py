@@ -19,6 +19,8 @@ special = lazy.module('scipy.special')
 # Answers exceed the true value by at most this share. The rounding of μ and of ε/μ - μ/2 stays below a tenth of it.
 RELATIVE_MARGIN = 1e-12
 
+# By this share an inverse is lower, so that its ε, which is rounded up, is not above the given one.
+_MU_MARGIN = 1e-11
 _BISECTION_STEPS = 80
 # The size of an array from which equal values are computed once.
 _DISTINCT_FROM = 10_000
@@ -115,6 +117,30 @@ def mu_at_most(epsilon: float, delta: float) -> float:
   while low < (middle := 0.5 * (low + high)) < high:
     low, high = (middle, high) if epsilon_of(middle, delta) <= epsilon else (low, middle)
   return low
+
+
+def mu_of(epsilon: Any, delta: float) -> np.ndarray:
+  """As `mu_at_most` for many ε >= 0, to a share of 2e-11: the most that was spent, if an ε at δ is all that is known.
+
+  Args:
+    epsilon: ε >= 0, float or array.
+    delta: δ in (0, 1).
+
+  Returns:
+    float64, of the shape of `epsilon`.
+
+  Raises:
+    ValueError: For an ε that is negative, NaN or infinite, or a δ that is not in (0, 1).
+  """
+  epsilon, target = _checked('epsilon', epsilon, below=math.inf), math.log(_checked('delta', delta, above=0, below=1))
+  low, high = np.zeros_like(epsilon), np.ones_like(epsilon)
+  while (inside := _log_delta(epsilon, high) <= target).any():
+    low, high = np.where(inside, high, low), np.where(inside, 2 * high, high)
+  for _ in range(_BISECTION_STEPS):
+    middle = 0.5 * (low + high)
+    inside = _log_delta(epsilon, middle) <= target
+    low, high = np.where(inside, middle, low), np.where(inside, high, middle)
+  return low * (1 - _MU_MARGIN)
 
 
 def _checked(name, values, *, above=None, below=None):

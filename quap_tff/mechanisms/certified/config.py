@@ -28,14 +28,14 @@ class CertifiedConfig(guarantee.GuaranteeConfig):
 
   Attributes:
     correlation: How the noise of a round takes back noise of earlier rounds, one of
-      `quap_tff.mechanisms.noise.correlation.FAMILIES`, but for `Held`.
+      `quap_tff.mechanisms.noise.correlation.FAMILIES`, but for `Held`. By default `Ar1`, whose decay `settled` chooses.
     weights: The rule for w_i(t), one of `quap_tff.mechanisms.certified.weight_rules.RULES`.
   """
 
   trust = 'server'
 
-  correlation: correlations.Correlation = correlations.Independent()
-  weights: weight_rules.WeightRule = weight_rules.Participation()
+  correlation: correlations.Correlation = correlations.Ar1()
+  weights: weight_rules.WeightRule = weight_rules.Online()
 
   def __post_init__(self):
     super().__post_init__()
@@ -57,6 +57,16 @@ class CertifiedConfig(guarantee.GuaranteeConfig):
         f'Weight rule {name} has one worst case for all clients, but own_epsilon gives each a bound of its own. '
         'Choose another weight rule, such as scale or online.'
       )
+    if self.spent_before is not None and self.weights.takes_worst_case:
+      raise ValueError(
+        f'Weight rule {name} has one worst case for all clients, but by spent_before each has something else left. '
+        'Choose another weight rule, such as uniform or online.'
+      )
+
+  @property
+  def mechanism_class(self) -> type[Certified]:
+    """The class of the mechanism that `settled` makes."""
+    return Certified
 
   def settled(
     self,
@@ -71,17 +81,27 @@ class CertifiedConfig(guarantee.GuaranteeConfig):
 class Certified(guarantee.Guarantee, CertifiedConfig):
   """The certified mechanism with a trusted server. `CertifiedConfig.settled` makes it.
 
+  One that is made without a schedule has no rule that would need one, unless it is given.
+
   Attributes:
     planned_rounds: int[N], in how many rounds each client is planned to take part. For weight rules with `needs_plan`.
     planned_costs: float[N], what weights of 1 in all these rounds would cost in μ² at z = 1. None: equal to
       `planned_rounds`, as under independent noise.
   """
 
+  correlation: correlations.Correlation = correlations.Independent()
+  weights: weight_rules.WeightRule = weight_rules.Participation()
   planned_rounds: Optional[tuple[int, ...]] = None
   planned_costs: Optional[tuple[float, ...]] = None
 
+  @property
+  def mechanism_class(self) -> type[Certified]:
+    return type(self)
+
   def __post_init__(self):
     super().__post_init__()
+    if self.correlation.num_buffers and self.noise_scale(1) != self.noise_scale(self.num_rounds or 1):
+      raise ValueError('Under correlated noise all rounds have one scale of noise. Give correlation=Independent().')
     if self.weights.needs_rounds and self.num_rounds is None:
       raise ValueError(
         f'Weight rule {type(self.weights).__name__} spreads what is left of a budget over the remaining '
@@ -127,7 +147,7 @@ class Certified(guarantee.Guarantee, CertifiedConfig):
     if self.counts_norms:
       draws.append((integers.count_steps(self.clip.count_noise_multiplier / 2), self.most_releases))
     largest = max(self.epsilon, slacks.LARGEST_EPSILON)
-    return grid.slack(self._smallest_epsilon, largest, self.delta, draws)
+    return self._with_slack_before(grid.slack(self._smallest_epsilon, largest, self.delta, draws))
 
   def check_before_training(self) -> None:
     rounds.check_weights(self)

@@ -6,12 +6,13 @@ import abc
 from collections.abc import Sequence
 import dataclasses
 import math
-from typing import Any, ClassVar, NamedTuple, Optional, TYPE_CHECKING
+from typing import Any, ClassVar, NamedTuple, Optional, TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from quap_tff.common import checks
 from quap_tff.common import registry
+from quap_tff.common.numbers import rounding
 from quap_tff.common.numbers import slack as slacks
 from quap_tff.common.numbers import tradeoff
 from quap_tff.mechanisms import mechanism
@@ -24,12 +25,18 @@ from quap_tff.mechanisms.parts import layers as layers_lib
 from quap_tff.mechanisms.parts import participation as participations
 from quap_tff.mechanisms.parts import postprocessing
 
+_Config = TypeVar('_Config', bound='GuaranteeConfig')
+
 # Up to this norm float32 does not overflow, whatever the noise multiplier and the weight.
 LARGEST_CLIP = 1e20
 SMALLEST_MULTIPLIER, LARGEST_MULTIPLIER = 1e-3, 1e9
 _PUBLIC_METRICS = {'exhausted_clients', 'weight_mean', 'weight_min', 'spent_max'}
 # How many rounds the account of rounding covers if their number is not planned.
 _OPEN_ENDED = 10**6
+NOTHING_LEFT = (
+  'No client that takes part has anything left of its budget, so no noise can be chosen. Give a larger epsilon, or '
+  'plan rounds of other clients.'
+)
 
 
 class Planned(NamedTuple):
@@ -76,10 +83,13 @@ class GuaranteeConfig(mechanism.Configuration):
     num_rounds: T, the planned rounds. After them nobody adds anything. None: to be taken from a schedule. A mechanism
       without it has any number of rounds, and charges each client as if they went on for ever.
     participation: How the participation rates are computed.
-    clip: C_t: `clip_rules.Fixed`, or `clip_rules.PrivateQuantile`, whose noised count is in the account.
+    clip: C_t: `clip_rules.Fixed`, or `clip_rules.PrivateQuantile`, whose noised count is in the account. None: to be
+      chosen from the number of rounds, `clip_rules.public_norm`, for a server whose step is 1.
     clip_split: How C_t is divided among layers, one of `quap_tff.mechanisms.parts.layers.CLIP_SPLITS`.
     own_epsilon: float[N], the bound that each client has chosen for itself, in (0, epsilon]. None: `epsilon` for
       everyone. A bound must not depend on the client's data.
+    spent_before: float[N], μ_i² of everything that was released about each client before, from `accounting.read_spent`.
+      The filter lets each client spend what is left, and all figures count from there. None: nothing was.
     noise_seed: A non-negative integer makes the noise reproducible and so public: such a run cannot be certified. None:
       the seed is drawn from the operating system's entropy.
   """
@@ -94,9 +104,10 @@ class GuaranteeConfig(mechanism.Configuration):
   divisor: Optional[float] = checks.number_field('divisor', None, above=0)
   num_rounds: Optional[int] = checks.integer_field('num_rounds', None, at_least=1)
   participation: participations.ParticipationConfig = participations.ParticipationConfig()
-  clip: clip_rules.ClipRule = clip_rules.Fixed(1.0)
+  clip: Optional[clip_rules.ClipRule] = None
   clip_split: str = registry.name_field('clip split', 'joint', layers_lib.CLIP_SPLITS)
   own_epsilon: Optional[tuple[float, ...]] = None
+  spent_before: Optional[tuple[float, ...]] = dataclasses.field(default=None, metadata={checks.IN_KEYS_IF_GIVEN: True})
   noise_seed: Optional[int] = checks.seed_field('noise_seed')
 
   if TYPE_CHECKING:  # At run time the fields of subclasses would take it as their default.
@@ -114,6 +125,7 @@ class GuaranteeConfig(mechanism.Configuration):
       self.correlation.check_rounds(self.num_rounds)
     self._check_clip()
     self._check_own_epsilon()
+    self._check_spent_before()
 
   def _check_own_epsilon(self):
     if self.own_epsilon is None:
@@ -127,7 +139,29 @@ class GuaranteeConfig(mechanism.Configuration):
       )
     object.__setattr__(self, 'own_epsilon', tuple(own.tolist()))
 
+  def _check_spent_before(self) -> None:
+    if self.spent_before is None:
+      return
+    spent = checks.numbers_of_clients('spent_before', self.spent_before, self.num_clients)
+    bounds = np.broadcast_to(self.own_epsilon or self.epsilon, spent.shape)
+    distinct, index = np.unique(bounds, return_inverse=True)
+    most = np.array([tradeoff.mu_at_most(one, self.delta) ** 2 for one in distinct.tolist()])[index]
+    over = np.flatnonzero(~((spent >= 0) & (spent <= most)))
+    if len(over):
+      client = int(over[0])
+      if not spent[client] >= 0:
+        raise ValueError(f'spent_before must be at least 0 for each client, found {spent[client]:g} for {client}.')
+      epsilon = rounding.up(float(tradeoff.epsilon_of(math.sqrt(spent[client]), self.delta)))
+      raise ValueError(
+        f'{len(over)} clients have spent more before than they may in all. Client {client} has spent ε = {epsilon} at '
+        f'delta={self.delta:g}, and its bound is {bounds[client]:g}. Give it a bound that covers that: a larger '
+        'epsilon, or own_epsilon.'
+      )
+    object.__setattr__(self, 'spent_before', tuple(spent.tolist()) if spent.any() else None)
+
   def _check_clip(self):
+    if self.clip is None:
+      return
     if not isinstance(self.clip, clip_rules.ClipRule):
       raise TypeError(f'clip must be a rule of quap_tff.mechanisms.parts.clip_rules, found {self.clip!r}.')
     if self.clip.releases_exact_norms or self.clip.uses_current_norms:
@@ -135,7 +169,8 @@ class GuaranteeConfig(mechanism.Configuration):
         f"Clip rule {self.clip!r} clips by an un-noised function of the clients' update norms, which no ε covers. "
         'Use fixed, or private_quantile with count_stddev > 0.'
       )
-    if not isinstance(self.clip, (clip_rules.Fixed, clip_rules.PrivateQuantile, clip_rules.Unclipped)):
+    # Not a subclass either: it could let the norm follow anything.
+    if type(self.clip) not in (clip_rules.Fixed, clip_rules.PrivateQuantile, clip_rules.Unclipped):
       raise ValueError(
         f'Clip rule {self.clip!r} is not one that a certificate describes. Use fixed, or private_quantile with '
         'count_stddev > 0.'
@@ -177,12 +212,21 @@ class GuaranteeConfig(mechanism.Configuration):
         for a round or for the noised counts of all its rounds, or if the schedule does not keep what is promised.
     """
 
+  def noise_scale(self, round_num: Any) -> Any:
+    """f_t >= 1, a public function of t (from 1, a number or a tensor): round t draws noise of f_t·z·C_t.
+
+    A subclass may say another scale, under independent noise. In NumPy and in TensorFlow it must be the same float64.
+    """
+    del round_num
+    return 1.0
+
   @property
   def limit(self) -> Any:
-    """The most μ² that each client may spend, a number or float64[N]."""
-    if self.own_epsilon is None:
-      return self._limit_of(self.epsilon)
-    return np.array([self._limit_of(own) for own in self.own_epsilon], np.float64)
+    """The most μ² that each client may spend, after what it has spent before: a number or float64[N]."""
+    found: Any = self._limit_of(self.epsilon)
+    if self.own_epsilon is not None:
+      found = np.array([self._limit_of(own) for own in self.own_epsilon], np.float64)
+    return found if self.spent_before is None else privacy_filter.left_of(found, self.spent_before)
 
   @property
   def holds_noise(self) -> bool:
@@ -190,20 +234,28 @@ class GuaranteeConfig(mechanism.Configuration):
     return self.trust == 'secure_sum'
 
   def _limit_of(self, epsilon: float) -> float:
-    """The largest μ² of a client with this ε. A part of ε and δ is kept for what rounding costs."""
-    kept = 1 - integers.RESERVE
+    """The largest μ² of a client with this ε. A part of ε and δ is kept for what rounding costs, now and before."""
+    kept = 1 - integers.RESERVE * (1 if self.spent_before is None else 2)
     return privacy_filter.limit_of(epsilon * kept, self.delta * kept)
 
   @property
   def _count_cost(self) -> float:
     """1/c² of the noised count; 0 if there is none."""
+    if self.clip is None:
+      return 0.0
     share = 1 / self.clip.count_noise_multiplier
     return share * share
 
   @property
   def counts_norms(self) -> bool:
     """Whether each round releases a noised count of norms."""
-    return math.isfinite(self.clip.count_noise_multiplier)
+    return self.clip is not None and math.isfinite(self.clip.count_noise_multiplier)
+
+  def clipped(self: _Config, num_rounds: int) -> _Config:
+    """The configuration with a clipping norm for this number of rounds, if none is given."""
+    if self.clip is not None:
+      return self
+    return dataclasses.replace(self, clip=clip_rules.Fixed(clip_rules.public_norm(num_rounds)))
 
   @property
   def facts(self) -> mechanism.Facts:
@@ -234,23 +286,35 @@ class Guarantee(GuaranteeConfig, mechanism.Mechanism):
     'noise_multiplier', at_least=SMALLEST_MULTIPLIER, at_most=LARGEST_MULTIPLIER
   )
   divisor: float = checks.number_field('divisor', above=0)
+  clip: clip_rules.ClipRule = clip_rules.Fixed(1.0)
 
   def __post_init__(self):
     super().__post_init__()
     if not self.correlation.is_settled:
       raise ValueError(
-        f'A mechanism needs its noise in numbers, found {self.correlation!r}. Let `settled` choose them.'
+        f'A mechanism needs its noise in numbers, found {self.correlation!r}. Give correlation=Independent() or one '
+        'with all of its numbers, such as Ar1(0.9), or let `settled` choose them from a schedule.'
+      )
+    if self.clip is None:
+      raise ValueError(
+        'A mechanism needs a clipping norm, found clip=None. Give clip, such as clip_rules.Fixed(1.0), or num_rounds, '
+        'from which `settled` chooses it.'
       )
 
   @property
   def prices(self) -> privacy_filter.Prices:
-    """What taking part in a round costs a client."""
+    """What taking part in a round costs a client if `noise_scale` is 1."""
     return privacy_filter.Prices(
       limit=self.limit,
       noise_multiplier=self.noise_multiplier,
       count_cost=self._count_cost,
       correlation=self.correlation,
     )
+
+  def prices_of(self, prices: privacy_filter.Prices, client_ids: Any, round_num: Any) -> privacy_filter.Prices:
+    """The prices of round t for some clients, int64[M], by `noise_scale`."""
+    own = privacy_filter.prices_of(prices, client_ids)
+    return own._replace(noise_multiplier=own.noise_multiplier * self.noise_scale(round_num))
 
   @abc.abstractmethod
   def simulated(self, cohorts: Sequence[Any], kept: Sequence[Optional[np.ndarray]] = ()) -> list[PlannedRound]:
@@ -262,6 +326,16 @@ class Guarantee(GuaranteeConfig, mechanism.Mechanism):
         round in which they are not known. Without them, a last bit in which two processors differ would grow from round
         to round where a budget is nearly spent.
     """
+
+  def allowed(self, cohorts: Sequence[Any], kept: Sequence[np.ndarray], cohort: np.ndarray) -> np.ndarray:
+    """The weights that clients would have in the next round, float32[M].
+
+    Args:
+      cohorts: int[M_t], the clients of each round so far.
+      kept: float[M_t], their weights.
+      cohort: int64[M], those who could come.
+    """
+    return self.simulated([*cohorts, cohort], kept)[-1].weights
 
   def check_colluders(self, colluders: Sequence[int], attendance_is_known: bool) -> None:
     """Raises `ValueError` if there is no ε against so many clients that tell the server their noise."""
@@ -289,7 +363,19 @@ class Guarantee(GuaranteeConfig, mechanism.Mechanism):
 
   @property
   def kept_slack(self) -> slacks.Slack:
+    return self._with_slack_before(self._reserve)
+
+  @property
+  def _reserve(self) -> slacks.Slack:
     return slacks.Slack(integers.RESERVE * self._smallest_epsilon, integers.RESERVE * self.delta)
+
+  def _with_slack_before(self, own: slacks.Slack) -> slacks.Slack:
+    return slacks.Slack(own.epsilon + self.slack_before.epsilon, own.delta + self.slack_before.delta)
+
+  @property
+  def slack_before(self) -> slacks.Slack:
+    """What is kept for rounding in everything that was released before: as much as a run may at most have."""
+    return slacks.Slack() if self.spent_before is None else self._reserve
 
   @property
   def _smallest_epsilon(self) -> float:
@@ -299,28 +385,32 @@ class Guarantee(GuaranteeConfig, mechanism.Mechanism):
     return {'weights': state.weights}
 
   def spent(self, state: Any, metrics: Any, cohort: np.ndarray) -> mechanism.RoundRecord:
-    return self.cost(cohort, np.asarray(state.weights)[cohort].astype(np.float64), float(metrics['clipping_norm']))
+    weights = np.asarray(state.weights)[cohort].astype(np.float64)
+    return self.cost(cohort, weights, float(metrics['clipping_norm']), int(state.round))
 
   def planned(self, cohorts: Sequence[np.ndarray]) -> list[mechanism.RoundRecord]:
     clip = float(np.float32(self.clip.initial_norm))  # As the rounds measure it.
-    rounds = zip(cohorts, self.simulated(cohorts))
-    return [self.cost(cohort, one.weights.astype(np.float64), clip) for cohort, one in rounds]
+    rounds = enumerate(zip(cohorts, self.simulated(cohorts)), 1)
+    return [self.cost(cohort, one.weights.astype(np.float64), clip, number) for number, (cohort, one) in rounds]
 
-  def cost(self, cohort: np.ndarray, weights: np.ndarray, clipping_norm: float) -> mechanism.RoundRecord:
-    """The cost of a round with these weights w_i(t), float64[M].
+  def cost(
+    self, cohort: np.ndarray, weights: np.ndarray, clipping_norm: float, round_num: int
+  ) -> mechanism.RoundRecord:
+    """The cost of round t, from 1, with these weights w_i(t), float64[M].
 
     Its budgets are the ε that the round, taken alone, costs each client at the total δ. So the ledger's Σε at k·δ is
     proven but loose, by basic composition.
     """
+    noise_multiplier = self.noise_multiplier * float(self.noise_scale(round_num))
     return mechanism.RoundRecord(
       cohort=cohort,
-      budgets=tradeoff.budgets_of(self._mu(weights), self.delta),
+      budgets=tradeoff.budgets_of(self._mu(weights, noise_multiplier), self.delta),
       weights=weights,
-      noise_multiplier=self.noise_multiplier,
+      noise_multiplier=noise_multiplier,
       count_noise_multiplier=self.clip.count_noise_multiplier,
       clipping_norm=clipping_norm,
     )
 
-  def _mu(self, weights):
+  def _mu(self, weights, noise_multiplier):
     """The μ of a round, taken alone, for these weights."""
-    return np.sqrt((weights / self.noise_multiplier) ** 2 + self._count_cost * (weights > 0))
+    return np.sqrt((weights / noise_multiplier) ** 2 + self._count_cost * (weights > 0))

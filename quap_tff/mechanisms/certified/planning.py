@@ -55,19 +55,24 @@ def calibrated(
 
   The noise multiplier, a decay and an average are chosen to maximize J. Other coefficients of correlated noise are
   those of the published objective (`published_noise`) for the bounds on participation. If several noise multipliers are
-  equally good, the largest one is chosen. The number of rounds is that of the schedule. The divisor is the mean sum of
-  weights. For weight rules that need it, the number of rounds that each client is planned to be in is counted. If
-  everyone takes part in T rounds with weights of 1 and independent noise, z = √T/μ_max.
+  equally good, the largest one is chosen. The number of rounds is that of the schedule, and an open clipping norm
+  follows from it (`clip_rules.public_norm`). The divisor is the mean sum of weights. For weight rules that need it, the
+  number of rounds that each client is planned to be in is counted. If everyone takes part in T rounds with weights of 1
+  and independent noise, z = √T/μ_max.
   """
   cohorts = checks.schedule(cohorts, config.num_clients)
   if config.num_rounds is None and cohorts:
     config = dataclasses.replace(config, num_rounds=len(cohorts))
+  if config.num_rounds is not None:
+    config = config.clipped(config.num_rounds)
   averages = averaging.candidates(len(cohorts))
   if len(averages) == 1 and config.correlation.is_settled and None not in (config.noise_multiplier, config.divisor):
     return guarantee.Planned(_mechanism(config, config.correlation, cohorts), averages[0])
   releases = [cohort for cohort in cohorts if len(cohort)]
   if not releases:
     raise ValueError('Nobody takes part in any of the planned rounds, so no noise and no divisor can be chosen.')
+  if config.spent_before is not None and not config.limit[np.unique(np.concatenate(releases))].any():
+    raise ValueError(guarantee.NOTHING_LEFT)
   bounds = participation_bounds(releases, config.num_clients, min_separation)
   found = config.correlation.candidates(len(releases), *bounds)
   if len(found) > 1:
@@ -89,10 +94,12 @@ def share_of_ceiling(planned: guarantee.Planned, cohorts: Sequence[Any]) -> floa
     cohorts: int[M_t], the schedule, in which every round has clients.
   """
   config = planned.mechanism
+  limits = np.broadcast_to(np.sqrt(config.limit), [config.num_clients])
+  # Who has nothing left has no part in a round, and where nobody has anything left, there is none.
+  cohorts = [ids for ids in (np.asarray(one)[limits[one] > 0] for one in cohorts) if len(ids)]
   sums = np.array([one.weights.sum(dtype=np.float64) for one in config.simulated(cohorts)])
   published = np.cumsum(planned.averaging.shares(len(cohorts))[::-1])[::-1]
-  covariance = config.correlation.covariance(cohorts, [config.noise_multiplier] * len(cohorts))
-  limits = np.broadcast_to(np.sqrt(config.limit), [config.num_clients])
+  covariance = config.correlation.covariance(cohorts, list(config.noise_multiplier * _scales(config, len(cohorts))))
   ceiling = limits[np.unique(np.concatenate(cohorts))].sum()
   return float(published @ sums / math.sqrt(published @ covariance @ published) / ceiling)
 
@@ -110,7 +117,8 @@ def _chosen(config, correlation, cohorts, averages, bounds, num_candidates) -> t
   choices = []
   for average in averages:
     kept = postprocessing.kept_shares(average.shares(len(cohorts)))
-    objective = sums @ kept / (multipliers * correlation.published_noise(kept))
+    left = kept * _scales(mechanism, len(cohorts))
+    objective = sums @ kept / (multipliers * correlation.published_noise(left))
     if not np.isfinite(objective).all():
       raise ValueError(f'No signal-to-noise ratio can be computed for {correlation!r} and {average!r}.')
     best = int(np.argmax(objective >= objective.max() * (1 - _TIE)))  # Candidates descend.
@@ -123,6 +131,11 @@ def _chosen(config, correlation, cohorts, averages, bounds, num_candidates) -> t
   return objective, guarantee.Planned(mechanism, average)
 
 
+def _scales(config, num_rounds) -> np.ndarray:
+  """f_t of each round, float64[T]."""
+  return np.array([config.noise_scale(number) for number in range(1, num_rounds + 1)], np.float64)
+
+
 def _mechanism(config, correlation, cohorts) -> configs.Certified:
   """The mechanism with this correlation, and with 1 as its noise multiplier or divisor if that is not given."""
   values = {**registry.parameter_values(config), 'correlation': correlation}
@@ -133,7 +146,7 @@ def _mechanism(config, correlation, cohorts) -> configs.Certified:
     rounds = np.bincount(np.concatenate(releases), minlength=config.num_clients)
     squares = correlation.squared_norms(releases, [np.ones(len(ids)) for ids in releases], config.num_clients)
     values.update(planned_rounds=tuple(rounds.tolist()), planned_costs=tuple(np.maximum(squares, rounds).tolist()))
-  return configs.Certified(**values)
+  return config.mechanism_class(**values)
 
 
 def _worst_case_multiplier(config, cohorts, bounds) -> float:
@@ -198,7 +211,7 @@ def simulated(
   rounds, largest, prices = [], 0.0, config.prices
   for ids, (weights, spent) in zip(cohorts, _run(config, prices, cohorts, kept)):
     limit = privacy_filter.prices_of(prices, np.asarray(ids, np.int64)).limit
-    largest = np.maximum(largest, (spent / limit).max(initial=0.0))  # NaN stays NaN.
+    largest = np.maximum(largest, privacy_filter.share_of(limit, spent).max(initial=0.0))  # NaN stays NaN.
     rounds.append(guarantee.PlannedRound(weights, float(largest)))
   return rounds
 
@@ -237,7 +250,7 @@ def _run(
     ids = np.searchsorted(members, client_ids)
     participation = participations.next_state(config.participation, participation, ids, index + 1)
     before = privacy_filter.accounts_of(accounts, ids)
-    own_prices = privacy_filter.prices_of(prices, client_ids)
+    own_prices = config.prices_of(prices, client_ids, index + 1)
     cohort_participation = participations.of_clients(participation, ids)
     view = round_view(config, own_prices, cohort_participation, before, release, index + 1, client_ids)
     weights, own = privacy_filter.spend(own_prices, before, release, view.rounds_left, config.weights.weights(view))

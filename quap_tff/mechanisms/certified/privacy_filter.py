@@ -45,7 +45,8 @@ class Prices(NamedTuple):
   """What taking part costs.
 
   Attributes:
-    limit: The largest Σμ² that a client may have, from `limit_of`: one for all, or float64s, one for each client.
+    limit: The largest Σμ² that a client may have, from `limit_of`: one for all, or float64s, one for each client. Of a
+      client that has spent something before, what is left of it (`left_of`).
     noise_multiplier: z > 0; a float, or float64s that broadcast with what is spent.
     count_cost: 1/c² >= 0 for each round in which a client adds to a sum; 0 if no count is released.
     correlation: The correlation of the noise.
@@ -88,6 +89,20 @@ class Standing(NamedTuple):
 def limit_of(epsilon: float, delta: float) -> float:
   """μ_max²(ε, δ)·(1 - SLACK). μ_max is the μ of the Gaussian mechanism with exactly (ε, δ)-differential privacy."""
   return (1 - SLACK) * tradeoff.mu_at_most(epsilon, delta) ** 2
+
+
+def left_of(limit: Any, spent_before: Any) -> np.ndarray:
+  """float64[N], what is left of limits for clients whose releases before have cost `spent_before`; at least 0.
+
+  Those releases and the ones that follow are one path of theorems 1 and 2. So a filter with these limits keeps the sum
+  over all of them within `limit`.
+  """
+  return np.maximum(limit - np.asarray(spent_before, np.float64), 0.0)
+
+
+def share_of(limit: Any, spent: Any) -> Any:
+  """The share of their limits (NumPy's) that accounts have spent, elementwise; 0 where nothing is left to spend."""
+  return spent / np.maximum(limit, np.finfo(np.float64).tiny)
 
 
 def opened(num_clients: int, num_buffers: int, leading: tuple[int, ...] = ()) -> Accounts:

@@ -115,6 +115,7 @@ class CertifiedRounds(RoundsInIntegers):
   def __init__(self, config: configs.Certified, specs: Sequence[Any], layers: Sequence[layers_lib.Layer]):
     super().__init__(config, specs, layers)
     # An entry of a client has at most K steps, and nobody is in a sum twice.
+    self._is_scaled = type(config).noise_scale is not guarantee.GuaranteeConfig.noise_scale
     self.sum_dtype = np.int32 if self.grid.steps * config.num_clients < 2**31 else np.int64
 
   def initial_state(self) -> Any:
@@ -140,8 +141,14 @@ class CertifiedRounds(RoundsInIntegers):
     return clip / self.grid.steps
 
   def announce(self, state: Any) -> mechanism.Struct:
-    """C_t, and `weights` float32[N], the weight that each client has if it comes."""
-    return collections.OrderedDict(clip=state.clip, weights=self._weights(state))
+    """C_t, and `weights` float32[N], the weight that each client has if it comes; and `noise_scale` if it is not 1."""
+    message = collections.OrderedDict(clip=state.clip, weights=self._weights(state))
+    if self._is_scaled:
+      message['noise_scale'] = self._scale(state)
+    return message
+
+  def _scale(self, state):
+    return tf.cast(self.config.noise_scale(state.round + 1), tf.float64)
 
   def _weights(self, state):
     """float32[N]; in blocks, so that a large population needs no arrays of its size for each step."""
@@ -156,7 +163,7 @@ class CertifiedRounds(RoundsInIntegers):
   def _weights_of(self, state, ids):
     config, round_num, release = self.config, state.round + 1, state.noise.counter
     own = tf.nest.map_structure(lambda part: tf.gather(part, ids), state.accounts)
-    prices = privacy_filter.prices_of(config.prices, ids)
+    prices = config.prices_of(config.prices, ids, round_num)
     participation = participations.of_clients(state.participation, ids)
     places = tf.range(tf.size(ids, tf.int64), dtype=tf.int64)
     as_if_all_came = participations.next_state(config.participation, participation, places, round_num)
@@ -189,7 +196,9 @@ class CertifiedRounds(RoundsInIntegers):
     """
     # `admit` refuses an id out of range with a clear message, so looking up its weight must not fail first.
     own = tf.gather(announced['weights'], tf.clip_by_value(report['client_id'], 0, self.config.num_clients - 1))
-    return self._on_grid(update, own, announced['clip'])
+    # The noise has one size on the grid. Where it is to be larger, the grid's steps are.
+    scale = tf.cast(announced.get('noise_scale', 1.0), tf.float64)
+    return self._on_grid(update, tf.cast(own, tf.float64) / scale, tf.cast(announced['clip'], tf.float64) * scale)
 
   def admit(self, state: Any, announced: mechanism.Struct, reports: mechanism.Struct) -> mechanism.Round:
     """The metrics are functions of public values.
@@ -204,7 +213,7 @@ class CertifiedRounds(RoundsInIntegers):
     participation = participations.next_state(config.participation, state.participation, client_ids, round_num)
     weights = tf.gather(announced['weights'], client_ids)
     own = tf.nest.map_structure(lambda part: tf.gather(part, client_ids), state.accounts)
-    prices = privacy_filter.prices_of(config.prices, client_ids)
+    prices = config.prices_of(config.prices, client_ids, round_num)
     own = privacy_filter.charged(prices, own, release, config.rounds_left(round_num), weights)
     places = client_ids[:, tf.newaxis]
     accounts = tf.nest.map_structure(
@@ -222,7 +231,7 @@ class CertifiedRounds(RoundsInIntegers):
       noise=state.noise._replace(counter=state.noise.counter + tf.cast(tf.reduce_any(weights > 0), tf.int64)),
       accounts=accounts,
     )
-    spent_max = tf.cast(tf.reduce_max(accounts.spent / config.prices.limit), tf.float32)
+    spent_max = tf.cast(tf.reduce_max(privacy_filter.share_of(config.limit, accounts.spent)), tf.float32)
     return admitted(config, client_ids, weights, participation, state, after, spent_max=spent_max)
 
   def release(self, state: Any, admitted: mechanism.Round, total: list[Any]) -> tuple[Any, list[Any], mechanism.Struct]:
@@ -232,7 +241,7 @@ class CertifiedRounds(RoundsInIntegers):
     # If nobody may add anything, all sums are zero, and nothing is released.
     noise = tf.split(tf.where(releases, noise, tf.zeros_like(noise)), self._sizes)
     buffers = [tf.where(releases, new, old) for new, old in zip(moved, state.buffers)]
-    step = tf.cast(state.clip, tf.float64) / self.grid.steps
+    step = tf.cast(state.clip, tf.float64) * self._scale(state) / self.grid.steps
     sums = [
       tf.cast(tf.cast(part, tf.int64) + tf.reshape(own, part.shape), tf.float64) * step
       for part, own in zip(total, noise)
@@ -311,7 +320,8 @@ def admitted(
   """
   round_num, size = state.round + 1, tf.size(weights)
   releases = tf.reduce_any(weights > 0)
-  multiplier = tf.where(releases, tf.constant(config.noise_multiplier, tf.float64), 0.0)
+  multiplier = tf.cast(config.noise_multiplier * config.noise_scale(round_num), tf.float64)
+  multiplier = tf.where(releases, multiplier, tf.zeros_like(multiplier))
   sigma = tf.cast(multiplier * tf.cast(state.clip, tf.float64) / config.divisor, tf.float32)
   spread = tf.scatter_nd(client_ids[:, tf.newaxis], weights, [tf.constant(config.num_clients, tf.int64)])
   return mechanism.Round(

@@ -30,6 +30,7 @@ from quap_tff.common import registry
 from quap_tff.common.numbers import slack as slacks
 from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms.certified import guarantee
+from quap_tff.mechanisms.certified import privacy_filter
 from quap_tff.mechanisms.noise import correlation as correlations
 from quap_tff.mechanisms.noise import held_noise
 from quap_tff.mechanisms.noise import integers
@@ -98,7 +99,7 @@ class HeldConfig(guarantee.GuaranteeConfig):
         f'With trust=secure_sum, clients hold the noise, and no server has the memory of {self.correlation!r}. Use '
         'correlation=Held(), or Held(0.0) for independent noise.'
       )
-    if not isinstance(self.clip, clip_rules.Fixed):
+    if self.clip is not None and not isinstance(self.clip, clip_rules.Fixed):
       raise ValueError(
         f'With trust=secure_sum, nobody sees the norms that {self.clip!r} follows. Use a fixed clipping norm.'
       )
@@ -117,10 +118,13 @@ class HeldConfig(guarantee.GuaranteeConfig):
   ) -> guarantee.Planned:
     """The bounds of a separation play no part here."""
     cohorts = checks.schedule(cohorts, self.num_clients)
+    most_clients = max(map(len, cohorts), default=0)
     averages = averaging.candidates(len(cohorts))
     limits = np.broadcast_to(self.limit, [self.num_clients])
-    if not any(limits[cohort].any() for cohort in cohorts):
-      raise ValueError('No client that takes part has a limit above 0, so no noise can be chosen.')
+    # Who has nothing left sends nothing, and so adds no noise.
+    cohorts = [ids[limits[ids] > 0] for ids in cohorts]
+    if not any(map(len, cohorts)):
+      raise ValueError(guarantee.NOTHING_LEFT)
     shares = [postprocessing.kept_shares(average.shares(len(cohorts))) for average in averages]
     decay = 0.0 if self.threshold is not None else self.correlation.decay
     # A decay is chosen by mean costs, which are far cheaper to compute than their margins.
@@ -135,8 +139,9 @@ class HeldConfig(guarantee.GuaranteeConfig):
       correlation=correlations.Held(float(decay)),
       divisor=found.divisor if self.divisor is None else self.divisor,
       num_rounds=len(cohorts),
+      clip=self.clipped(len(cohorts)).clip,
       planned_weights=tuple(weights.tolist()),
-      most_clients=max(map(len, cohorts)),
+      most_clients=most_clients,
     )
     return guarantee.Planned(Held(**values), averages[found.average])
 
@@ -176,6 +181,8 @@ class Held(guarantee.Guarantee, HeldConfig):
     weights = np.asarray(self.planned_weights, np.float64)
     if weights.shape != (self.num_clients,) or not ((weights >= 0) & (weights <= 1)).all():
       raise ValueError(f'planned_weights must be float[{self.num_clients}] in [0, 1].')
+    if self.spent_before is not None:  # Who has nothing left sends nothing, whatever a plan for others gives it.
+      weights = np.where(self.limit > 0, weights, 0.0)
     object.__setattr__(self, 'planned_weights', tuple((weights + 0.0).tolist()))  # -0.0 is 0.0.
 
   def settled(
@@ -219,16 +226,41 @@ class Held(guarantee.Guarantee, HeldConfig):
     planned, found, limit = np.asarray(self.planned_weights, np.float32), [], self.limit
     for index, cohort in enumerate(cohorts):
       ids = np.asarray(cohort, np.int64)
-      sends = planned[ids] > 0
-      after = account.after(ids[sends], planned[ids][sends].astype(np.float64))
+      after = self._after(account, ids)
       is_released = after.is_within(limit) and index < self.num_rounds
       if index < len(kept) and (own := kept[index]) is not None:
         is_released = bool((own > 0).any())
       if is_released:
         account = after
       weights = planned[ids] * np.float32(is_released)
-      found.append(guarantee.PlannedRound(weights, float(np.max(account.spent / limit, initial=0.0))))
+      found.append(
+        guarantee.PlannedRound(weights, float(np.max(privacy_filter.share_of(limit, account.spent), initial=0.0)))
+      )
     return found
+
+  def _after(self, account: held_noise.Account, ids: np.ndarray) -> held_noise.Account:
+    """The account after a round in which these clients, int64[M], have their weights."""
+    weights = np.asarray(self.planned_weights, np.float32)[ids]
+    return account.after(ids[weights > 0], weights[weights > 0].astype(np.float64))
+
+  def allowed(self, cohorts: Sequence[Any], kept: Sequence[np.ndarray], cohort: np.ndarray) -> np.ndarray:
+    """Those whose budgets do not pay for the round have no weight, and the others have theirs.
+
+    Nobody has one if the budget of somebody outside the cohort does not pay for what the round takes back.
+    """
+    account = held_noise.opened(self.num_clients, self.noise_multiplier, self.correlation.chosen)
+    for ids, weights in zip(cohorts, kept):
+      if (weights > 0).any():
+        account = self._after(account, np.asarray(ids, np.int64))
+    weights = np.asarray(self.planned_weights, np.float32)[cohort]
+    # With fewer others there is less noise, so those who are left are looked at again.
+    while (weights > 0).any():
+      is_over = self._after(account, cohort[weights > 0]).spent > self.limit
+      if not is_over.any():
+        break
+      leaves = is_over[cohort] & (weights > 0)
+      weights = np.where(leaves if leaves.any() else True, np.float32(0), weights)
+    return weights
 
   def _grid(self, num_weights):
     smallest = min(stddev for stddev in self.share_stddevs if stddev)
@@ -246,7 +278,7 @@ class Held(guarantee.Guarantee, HeldConfig):
       num_coordinates=num_weights,
       num_participations=self._most_participations,
     )
-    return grid.slack(self._smallest_epsilon, largest, self.delta, self._draws(grid), more)
+    return self._with_slack_before(grid.slack(self._smallest_epsilon, largest, self.delta, self._draws(grid), more))
 
   def _draws(self, grid):
     """The draws of all releases, as `Grid.slack` takes them. A client in a new chain draws twice with the σ of W."""
@@ -284,8 +316,8 @@ class Held(guarantee.Guarantee, HeldConfig):
     """s of noise that clients hold. With a threshold θ, the account has √θ of it, which is left if others drop out."""
     return self.noise_multiplier / math.sqrt(self.threshold or 1.0)
 
-  def _mu(self, weights):
-    return super()._mu(weights) / math.sqrt(_LEAST_SHARE)
+  def _mu(self, weights, noise_multiplier):
+    return super()._mu(weights, noise_multiplier) / math.sqrt(_LEAST_SHARE)
 
   def for_model(
     self, specs: mechanism.Specs, layers: mechanism.Layers, learning_rate_fn: mechanism.LearningRateFn = None

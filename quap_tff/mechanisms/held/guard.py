@@ -88,10 +88,12 @@ class PublicPlan:
 
   @classmethod
   def of(cls, plan: Any) -> PublicPlan:
-    """That of a `quap_tff.CertifiedPlan` of a `quap_tff.HeldConfig`, or of its mechanism."""
+    """That of a `quap_tff.certified_plan` of a `quap_tff.HeldConfig`, or of its mechanism."""
     config = getattr(plan, 'config', plan)
     if not isinstance(config, configs.Held):
-      raise ValueError('A guard is for a plan in which clients hold the noise: quap_tff.CertifiedPlan of a HeldConfig.')
+      raise ValueError(
+        'A guard is for a plan in which clients hold the noise: quap_tff.certified_plan of a HeldConfig.'
+      )
     return cls(
       weights=np.asarray(config.planned_weights, np.float32).astype(np.float64),
       limit=config.limit,
@@ -218,7 +220,7 @@ class ClientGuard:
     """Goes on where its memory ends.
 
     Args:
-      plan: A `quap_tff.CertifiedPlan` of a `quap_tff.HeldConfig`, or its `PublicPlan`.
+      plan: A `quap_tff.certified_plan` of a `quap_tff.HeldConfig`, or its `PublicPlan`.
       client_id: The client.
       key: The client's own secret: 32 bytes, or int64[4]. The key of its noise follows from it, the plan and the
         client, so that another plan has other noise. A second run of one plan needs another secret.

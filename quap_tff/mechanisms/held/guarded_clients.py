@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from quap_tff.mechanisms.certified import privacy_filter
 from quap_tff.mechanisms.held import guard
 
 
@@ -21,7 +22,7 @@ class GuardedClients:
     """Starts before the first round.
 
     Args:
-      plan: A `quap_tff.CertifiedPlan` of a `quap_tff.HeldConfig`.
+      plan: A `quap_tff.certified_plan` of a `quap_tff.HeldConfig`.
       secret: From which the clients' keys are made; as secret as they are.
     """
     self._plan, self._secret = guard.PublicPlan.of(plan), secret
@@ -32,7 +33,7 @@ class GuardedClients:
   def spent_max(self) -> float:
     """The largest share of its limit that any client has spent, with the latest round."""
     account = self._plan.after(self._chain.account, self._came)
-    return float((account.spent / self._plan.limit).max())
+    return float(privacy_filter.share_of(self._plan.limit, account.spent).max())
 
   def resume(self, ledger: Any) -> None:
     """Goes on after the rounds of a ledger: every client that came answers them once more, for nobody."""

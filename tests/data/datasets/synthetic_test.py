@@ -5,8 +5,8 @@ import pytest
 
 import data
 from data import federation
-from data import rng as rng_lib
 from data.features import leaves
+from quap_tff.common.numbers import rng as rng_lib
 
 
 def load(spec='synthetic', **kwargs):

@@ -71,7 +71,8 @@ class TestLooks:
     assert naming.value('epsilon', 3) == 'ε = 3' and naming.dataset('npz:path=x') == 'npz:path=x'
 
   def test_labels_name_only_what_differs(self):
-    specs = ['certified:clip=0.5', 'certified:clip=0.5,weights=uniform', 'quap', 'fixed_dp:clip=0.5']
+    participation = 'certified:clip=0.5,weights=participation'
+    specs = [participation, 'certified:clip=0.5,weights=uniform', 'quap', 'fixed_dp:clip=0.5']
     assert naming.labels(specs) == [
       'Certified QuAP-FL (weights by participation)',
       'Certified QuAP-FL (equal weights)',
@@ -80,7 +81,8 @@ class TestLooks:
     ]
 
   def test_labels_have_the_fewest_parameters_that_tell_specs_apart(self):
-    specs = ['certified', 'certified:trust=secure_sum,noise=held', 'certified:trust=secure_sum,weights=spend_evenly']
+    held = 'certified:trust=secure_sum'
+    specs = ['certified:weights=participation,noise=independent', held, f'{held},noise=independent']
     assert naming.distinguished(specs) == [
       ('Certified QuAP-FL (trusted server, independent noise)', 'weights by participation'),
       ('Certified QuAP-FL (no trusted server, noise held by clients)', 'weights that spend evenly'),

@@ -177,7 +177,7 @@ def test_cumulative_epsilon_of_some_clients(tmp_path):
     ('partition', 'dirichlet:alpha=0.50', 'dirichlet:alpha=0.5'),
     ('algorithm', 'fixed_dp:clip=1.0', 'fixed_dp'),
     ('algorithm', 'fixed_dp:clip=0.50', 'fixed_dp:clip=0.5'),
-    ('algorithm', 'certified:weights=uniform,clip=0.5', 'certified:clip=0.5,weights=uniform'),
+    ('algorithm', 'certified:weights=uniform,clip=0.5', 'certified:clip=0.5,noise=ar1,weights=uniform'),
     ('algorithm', 'retired:clip=2.0', 'retired:clip=2.0'),
     ('epsilon', 6.0, 6),
     ('epsilon', 0.5, 0.5),

@@ -14,6 +14,7 @@ from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms.parts import budgets
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.quap import config as configs
+from tests.quap_tff import examples
 
 _DELTA = 1e-5
 _COHORTS = [[0, 1], [1, 2], [], [0, 1, 2], [3]]
@@ -96,7 +97,12 @@ class TestReport:
     assert found.figures == whole.figures
     np.testing.assert_array_equal(found.epsilon, whole.epsilon)
     spent = accounting.epsilon_by_client(ledger, _DELTA)
-    assert found.as_dict()['reading'] == {'rounds': 2, 'epsilon_max': spent.max(), 'epsilon_mean': spent.mean()}
+    assert found.as_dict()['reading'] == {
+      'rounds': 2,
+      'epsilon_max': spent.max(),
+      'epsilon_mean': spent.mean(),
+      'why': 'the run may have ended because of what it released',
+    }
     # Client 3 has not come yet, and the bound counts that it was to come.
     assert spent[3] == 0 < found.epsilon[3]
     assert 'Reading after 2 rounds' in found.text and 'not a guarantee' in found.text
@@ -120,6 +126,7 @@ class TestReport:
       'rounds': 1,
       'epsilon_max': None,
       'epsilon_mean': None,
+      'why': 'the run may have ended because of what it released',
     }
 
   def test_nothing_is_said_where_nothing_is_covered(self):
@@ -145,10 +152,10 @@ class TestPlans:
 
   @pytest.mark.parametrize('own', [None, (3.0, 1.0, 0.5, 3.0, 2.0)])
   def test_certified_is_bounded_by_what_the_filter_lets_each_client_spend(self, own):
-    config = quap_tff.CertifiedConfig(num_clients=5, epsilon=3.0, delta=_DELTA, own_epsilon=own)
+    config = examples.guarantee(num_clients=5, delta=_DELTA, own_epsilon=own)
     if own:
       config = dataclasses.replace(config, weights=quap_tff.mechanisms.certified.weight_rules.Scale())
-    plan = quap_tff.CertifiedPlan(config, _COHORTS)
+    plan = quap_tff.certified_plan(config, _COHORTS)
     found = plan.report(plan.new_ledger(), plan.schedule).formal
     bounds = np.array(own or [3.0] * 5)
     # Of each bound, 1/2048 is kept for rounding. It costs everyone as much as the smallest bound keeps, at most.

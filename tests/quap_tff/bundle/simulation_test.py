@@ -27,7 +27,11 @@ _ABOUT = abouts.About('made-up numbers', 'They were written down.', 'Not tuned.'
 
 
 def _certified(**changes):
-  plan = quap_tff.CertifiedPlan(examples.guarantee(clip=clip_rules.Fixed(0.5), **changes), examples.SCHEDULE)
+  plan = quap_tff.certified_plan(
+    examples.guarantee(clip=clip_rules.Fixed(0.5), **changes),
+    examples.SCHEDULE,
+    certificate='noise_seed' not in changes,
+  )
   plan.build_process(_MODEL_FN)
   return plan
 

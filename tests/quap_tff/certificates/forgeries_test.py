@@ -53,7 +53,7 @@ def _refit(path):
   value = made.read(path, _MECHANISM)
   config = folders.read_mechanism(value['trust'], value['mechanism'])
   schedule, attendance = folders._schedule(str(path), config)
-  plan = plans.CertifiedPlan(
+  plan = plans.certified_plan(
     config,
     schedule,
     attendance=attendance,
@@ -105,7 +105,7 @@ _VALUES = {
   'no divisor': (('mechanism', 'divisor', None), 'divisor must be a finite number'),
   'a rule that is not a text': (('mechanism', 'weights', {'uniform': 1}), 'the weight rule must be a text'),
   'a field less': (('mechanism', 'participation', {}), _WRITTEN),
-  'a seed of the noise': (('mechanism', 'noise_seed', 3), _WRITTEN),
+  'a seed of the noise': (('mechanism', 'noise_seed', 3), 'could get no certificate. Its noise has a seed'),
   'an integer for a float': (('mechanism', 'epsilon', 3), _WRITTEN),
   'a float for an integer': (('mechanism', 'num_clients', 6.0), 'num_clients must be an integer'),
   'a truth for a number': (('mechanism', 'num_clients', True), 'num_clients must be an integer'),
@@ -250,7 +250,7 @@ class TestMechanism:
 
   @pytest.mark.parametrize(
     'text',
-    [b'', b'[]', b'null', b'{"a": ', b'\xff\xfe', b'[' * 99999, b'{"version": 7, "a": ' + b'[' * 900 + b']' * 900],
+    [b'', b'[]', b'null', b'{"a": ', b'\xff\xfe', b'[' * 99999, b'{"version": 8, "a": ' + b'[' * 900 + b']' * 900],
   )
   def test_a_file_that_is_none(self, text, certified, capsys):
     (certified / _MECHANISM).write_bytes(text)
@@ -271,7 +271,7 @@ class TestMechanism:
     _check_sealed(certified, _WRITTEN, capsys)
 
   def test_a_key_twice(self, certified, capsys):
-    text = (certified / _MECHANISM).read_text().replace('{', '{"version": 7,', 1)
+    text = (certified / _MECHANISM).read_text().replace('{', '{"version": 8,', 1)
     (certified / _MECHANISM).write_text(text)
     _check_sealed(certified, 'a key appears twice', capsys)
 
@@ -786,7 +786,7 @@ class TestCertificate:
       lambda text: text + '\n',
       lambda text: re.sub('\n +', '\n', text),
       lambda text: text.replace('ε', '\\u03b5'),
-      lambda text: text.replace('"version": 7', '"version": 7, "version": 7'),
+      lambda text: text.replace('"version": 8', '"version": 8, "version": 8'),
       lambda text: text.replace('"epsilon": 3.0', '"epsilon": 3.00'),
     ],
   )
@@ -797,9 +797,9 @@ class TestCertificate:
 
   @pytest.mark.parametrize(
     'content',
-    [b'', b'[]', b'null', b'{}', b'{"version": 7}', b'{"version": "7"}', b'{"version": 7.0}', b'{"version": true}']
-    + [b'{"version": 7, "a": NaN}', b'{"version": 7, "a": 1e400}', b'{"version": ' + b'9' * 5000 + b'}', b'\xff\xfe']
-    + [b'[' * 99999, b'{"version": 7, "a": ' + b'[' * 900 + b']' * 900 + b'}'],
+    [b'', b'[]', b'null', b'{}', b'{"version": 8}', b'{"version": "8"}', b'{"version": 8.0}', b'{"version": true}']
+    + [b'{"version": 8, "a": NaN}', b'{"version": 8, "a": 1e400}', b'{"version": ' + b'9' * 5000 + b'}', b'\xff\xfe']
+    + [b'[' * 99999, b'{"version": 8, "a": ' + b'[' * 900 + b']' * 900 + b'}'],
   )
   def test_what_is_none(self, content, certified, capsys):
     (certified / folders.CERTIFICATE).write_bytes(content)

@@ -44,7 +44,7 @@ HELD = {'correlation': correlation.Held(0.5)}
 def plan(options=(), schedule=SCHEDULE, num_clients=NUM_CLIENTS, epsilon=3.0, delta=1e-5, **config):
   """A plan with the `leaving` of its process, which was never built."""
   config = examples.guarantee(num_clients=num_clients, epsilon=epsilon, delta=delta, **config)
-  found = plans.CertifiedPlan(config, schedule, **{'model': MODEL, **dict(options)})
+  found = plans.certified_plan(config, schedule, **{'model': MODEL, **dict(options)})
   found.leaving = leaving(found)
   return found
 
@@ -64,8 +64,8 @@ def ledger(of, rounds=None):
   """The ledger of the first rounds of a plan; by default of all."""
   found, clip = of.new_ledger(), float(np.float32(of.config.clip.initial_norm))
   planned = of.config.simulated(of.expected)
-  for cohort, one in list(zip(of.expected, planned))[:rounds]:
-    found.append(of.config.cost(cohort, one.weights.astype(np.float64), clip))
+  for number, (cohort, one) in list(enumerate(zip(of.expected, planned), 1))[:rounds]:
+    found.append(of.config.cost(cohort, one.weights.astype(np.float64), clip, number))
   return found
 
 

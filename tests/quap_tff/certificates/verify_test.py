@@ -47,7 +47,7 @@ class TestAnswers:
     finally:
       certified.chmod(0o755)
 
-  @pytest.mark.parametrize('version', [0, 1, 2, 3, 4, 5, 6, 8, 99, -1])
+  @pytest.mark.parametrize('version', [0, 1, 6, 7, 9, 99, -1])
   @pytest.mark.parametrize('name', [folders.CERTIFICATE, folders.MECHANISM])
   def test_another_version(self, name, version, certified, capsys):
     if name == folders.MECHANISM:
@@ -59,7 +59,7 @@ class TestAnswers:
     status, lines = made.answer(certified, capsys)
     assert status == 2 and lines == [
       'CANNOT BE VERIFIED',
-      f'  {name} has version {version}, and this program knows version 7 alone.',
+      f'  {name} has version {version}, and this program knows version 8 alone.',
     ]
 
   def test_no_folder(self, tmp_path, capsys):

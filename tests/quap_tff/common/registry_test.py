@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 import pytest
 
 from quap_tff.common import checks
+from quap_tff.common import flag_fields
 from quap_tff.common import registry
 from quap_tff.mechanisms.parts import clip_rules
 
@@ -37,6 +38,12 @@ class _Open(checks.Checked):
   decay: Optional[float] = None
   gain: tuple = ()
   last: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class _Ruled:
+  limit: Optional[float] = dataclasses.field(default=None, metadata={registry.CHOSEN: True})
+  inner: Optional[_Sampler] = flag_fields.parameter('sampler', {'sampler': _Sampler}, None)
 
 
 _REGISTRY = {'sampler': _Sampler, 'plain': _Plain}
@@ -134,6 +141,27 @@ class TestFieldsWithoutADefault:
     for spec, message in (('steps=3.5', "must be of type int, found '3.5'"), ('steps=0', 'at least 1, found 0')):
       with pytest.raises(ValueError, match=message):
         read(f'open:{spec}')
+
+
+class TestFieldsThatARuleChooses:
+  @pytest.mark.parametrize(
+    'spec, expected',
+    [
+      ('ruled', _Ruled()),
+      ('ruled:limit=auto,inner=auto', _Ruled()),
+      ('ruled:limit=2.5', _Ruled(2.5)),
+      ('ruled:inner=sampler:size=7', _Ruled(inner=_Sampler(size=7))),
+    ],
+  )
+  def test_auto_stands_for_none(self, spec, expected):
+    choices = {'ruled': _Ruled}
+    assert registry.parse_spec('ruled', spec, choices) == expected
+    assert registry.parse_spec('ruled', registry.format_spec('ruled', expected), choices) == expected
+    assert registry.described('ruled', _Ruled) == 'ruled:limit=auto,inner=auto'
+
+  def test_none_is_refused(self):
+    with pytest.raises(ValueError, match="limit must be of type float, found 'none'"):
+      registry.parse_spec('ruled', 'ruled:limit=none', {'ruled': _Ruled})
 
 
 class TestNames:

@@ -1,4 +1,4 @@
-"""The types of `quap_tff.federated.aggregation`, and rounds in a TFF context beyond those of contract_test.py."""
+"""The types of `quap_tff.federated.aggregation`, and rounds in a TFF context beyond those of tests/contracts."""
 
 import collections
 import functools

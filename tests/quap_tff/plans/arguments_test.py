@@ -13,20 +13,20 @@ _SCHEDULE = examples.SCHEDULE
   'make, message',
   [
     (
-      lambda: quap_tff.CertifiedPlan(_SCHEDULE, examples.guarantee()),
-      r'begins with its configuration, a .*CertifiedConfig or .*HeldConfig, found list: CertifiedPlan\(config, sch',
+      lambda: quap_tff.certified_plan(_SCHEDULE, examples.guarantee()),
+      r'begins with its configuration, a .*CertifiedConfig or .*HeldConfig, found list: certified_plan\(config, sch',
     ),
     (
-      lambda: quap_tff.CertifiedPlan(quap_tff.QuapConfig(num_clients=4), _SCHEDULE),
+      lambda: quap_tff.certified_plan(quap_tff.QuapConfig(num_clients=4), _SCHEDULE),
       'begins with its configuration, a .*, found QuapConfig',
     ),
     (
-      lambda: quap_tff.CertifiedPlan(examples.guarantee(), _SCHEDULE, averaging='planned'),
+      lambda: quap_tff.certified_plan(examples.guarantee(), _SCHEDULE, averaging='planned'),
       r"averaging must be a value such as quap_tff.postprocessing.Planned\(\), found 'planned'",
     ),
     (
       lambda: plans.Plan(examples.whole(), _SCHEDULE),
-      'draw must be a Sampler, found list. A schedule is for quap_tff.CertifiedPlan',
+      'draw must be a Sampler, found list. A schedule is for quap_tff.certified_plan',
     ),
   ],
 )
@@ -35,15 +35,15 @@ def test_of_a_plan(make, message):
     make()
 
 
-@pytest.mark.parametrize('schedule', [5, None, examples.guarantee()])
+@pytest.mark.parametrize('schedule', [5, examples.guarantee()])
 def test_what_is_no_schedule(schedule):
   with pytest.raises(
     ValueError, match=r'A schedule must be a sequence with int\[clients\] for each planned round, found'
   ):
-    quap_tff.CertifiedPlan(examples.guarantee(), schedule)
+    quap_tff.certified_plan(examples.guarantee(), schedule)
 
 
 def test_the_values_that_the_errors_name():
   averaging = quap_tff.postprocessing.Planned()
-  plan = quap_tff.CertifiedPlan(examples.guarantee(), _SCHEDULE, averaging=averaging)
+  plan = quap_tff.certified_plan(examples.guarantee(), _SCHEDULE, averaging=averaging)
   assert plan.averaging in averaging.candidates(len(_SCHEDULE))

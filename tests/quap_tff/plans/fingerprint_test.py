@@ -37,7 +37,7 @@ def _stock(stock, **noise):
 
 
 def _changed(**changes):
-  return plans.CertifiedPlan(dataclasses.replace(_CERTIFIED, **changes), _SCHEDULE)
+  return plans.certified_plan(dataclasses.replace(_CERTIFIED, **changes), _SCHEDULE, certificate=False)
 
 
 _PLANS = [

@@ -98,7 +98,7 @@ class _Denies(_Mean):
 
 def _plan(extension=None, options=(), **config):
   config = examples.guarantee(**{'clip': clip_rules.Fixed(0.5), **config})
-  return plans.CertifiedPlan(config, examples.SCHEDULE, extension=extension, **dict(options))
+  return plans.certified_plan(config, examples.SCHEDULE, certificate=False, extension=extension, **dict(options))
 
 
 def _held(extension=None, options=(), noise='held', **config):

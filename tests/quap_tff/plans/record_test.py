@@ -14,6 +14,7 @@ from quap_tff.federated.stock import mechanism as stocks
 from quap_tff.mechanisms.certified import weight_rules
 from quap_tff.mechanisms.certified.config import CertifiedConfig
 from quap_tff.mechanisms.certified.planning import calibrated
+from quap_tff.mechanisms.noise import correlation
 from quap_tff.mechanisms.parts.participation import ParticipationConfig
 from quap_tff.mechanisms.quap import buffered
 from quap_tff.mechanisms.quap import local
@@ -39,6 +40,7 @@ _CERTIFIED = CertifiedConfig(
   num_clients=_CLIENTS,
   epsilon=3.0,
   delta=1e-5,
+  correlation=correlation.Independent(),
   weights=weight_rules.Uniform(),
   participation=ParticipationConfig(warmup_rounds=0),
 )
@@ -51,7 +53,7 @@ def _stock(stock, cohorts):
 _PLANS = {
   'quap': lambda: plans.Plan(_quap()),
   'local': lambda: plans.Plan(local.Local(_quap(noise=NoiseConfig('client', calibration='analytic')))),
-  'certified': lambda: plans.CertifiedPlan(_CERTIFIED, _ROUNDS),
+  'certified': lambda: plans.certified_plan(_CERTIFIED, _ROUNDS),
   'fedbuff': lambda: plans.Plan(buffered.Buffered(_quap(), 1, stalenesses.Staleness(max_staleness=0))),
   'lee_kifer': lambda: plans.Plan(LineSearchConfig(_CLIENTS, epsilon=2.0, delta=1e-5, planned_rounds=4)),
   'tff_dp_fedavg': lambda: _stock(stocks.DpFedAvg(), _ROUNDS),
@@ -155,7 +157,7 @@ class TestSchedule:
   @pytest.mark.parametrize(
     'make',
     [
-      lambda cohorts: plans.CertifiedPlan(_CERTIFIED, cohorts),
+      lambda cohorts: plans.certified_plan(_CERTIFIED, cohorts),
       lambda cohorts: calibrated(_CERTIFIED, cohorts),
       lambda cohorts: scheduled.StockPlan(stocks.DpFedAvg(), _quap(), cohorts, 2.0),
       lambda cohorts: scheduled.StockPlan(stocks.DpFtrl(), _quap(), cohorts, 2.0),
@@ -171,7 +173,7 @@ class TestSchedule:
       make(cohorts)
 
   def test_an_empty_round_is_one(self):
-    assert [len(cohort) for cohort in plans.CertifiedPlan(_CERTIFIED, [[], [0, 9]]).schedule] == [0, 2]
+    assert [len(cohort) for cohort in plans.certified_plan(_CERTIFIED, [[], [0, 9]]).schedule] == [0, 2]
 
 
 def test_a_ledger_checks_its_cohorts_as_plans_do():

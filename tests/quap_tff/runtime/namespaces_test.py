@@ -88,7 +88,7 @@ class _Certified:
   def __init__(self, trust):
     held = dict(correlation=correlation.Held(0.5)) if trust == 'secure_sum' else {}
     config = examples.guarantee(num_clients=8, clip=clip_rules.Fixed(0.5), noise_seed=5, **held)
-    self.plan = quap_tff.CertifiedPlan(config, _COHORTS)
+    self.plan = quap_tff.certified_plan(config, _COHORTS, certificate=False)
     self.process = self.plan.build_process(linear_model.functional(4, 3), client_work=quap_tff.ClientWorkConfig(seed=1))
 
 

@@ -5,11 +5,11 @@ import pytest
 
 from quap_tff import plans
 from quap_tff.auditing.inversion import views as inversion_views
-from quap_tff.mechanisms.certified import config as certified_configs
 from quap_tff.mechanisms.parts import budgets
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import layers as layers_lib
 from quap_tff.mechanisms.quap import config as configs
+from tests.quap_tff import examples
 
 # Two layers: a hidden one and a final one of 4,000 entries, so that noise can be measured.
 LAYERS = (layers_lib.Layer('hidden', (0,), True), layers_lib.Layer('logits', (1, 2), True))
@@ -99,8 +99,8 @@ class TestQuap:
 
 class TestCertified:
   def _plan(self):
-    config = certified_configs.CertifiedConfig(num_clients=10, epsilon=3.0, delta=DELTA, clip=clip_rules.Fixed(CLIP))
-    return plans.CertifiedPlan(config, [list(range(10))] * 5)
+    config = examples.guarantee(num_clients=10, delta=DELTA, clip=clip_rules.Fixed(CLIP))
+    return plans.certified_plan(config, [list(range(10))] * 5)
 
   def test_the_aggregate_has_noise_everywhere(self):
     plan = self._plan()

@@ -108,7 +108,9 @@ def test_every_choice_is_among_them():
 
 
 def test_a_rule_of_a_users_own(tmp_path, monkeypatch):
-  plan = made.plan(weights=_Half(0.25))
+  with pytest.raises(ValueError, match='could get no certificate. .*_Half has no name. Register it: these are online'):
+    made.plan(weights=_Half(0.25))
+  plan = made.plan(dict(certificate=False), weights=_Half(0.25))
   with pytest.raises(ValueError, match='_Half has no name. Register it: these are online'):
     certificates.write(str(tmp_path / 'run'), plan, made.ledger(plan), made.WEIGHTS, made.ABOUT)
   monkeypatch.setitem(weight_rules.RULES, 'half', _Half)
@@ -138,7 +140,9 @@ def test_a_run_that_ended_early_and_a_keras_file(tmp_path):
 
 
 def test_the_seed_of_a_rehearsal_is_not_written(tmp_path):
-  plan = made.plan(noise_seed=3)
+  with pytest.raises(ValueError, match='could get no certificate. Its noise has a seed .* certificate=False'):
+    made.plan(noise_seed=3)
+  plan = made.plan(dict(certificate=False), noise_seed=3)
   assert 'seed' not in registry.value_of(plan.config)
   with pytest.raises(ValueError, match='Its noise has a seed that was given'):
     made.folder(tmp_path / 'run', plan)
@@ -150,13 +154,16 @@ def test_the_seed_of_a_rehearsal_is_not_written(tmp_path):
   [(dict(client_metrics=True), 'training metrics of'), (dict(test_is_of_clients=True), 'figures on test examples')],
 )
 def test_exact_functions_of_clients_data_are_refused(options, words, tmp_path):
+  with pytest.raises(ValueError, match=f'This run could get no certificate. It releases {words}'):
+    made.plan(options)
+  rehearsal = made.plan(dict(options, certificate=False))
   with pytest.raises(ValueError, match=f'This run cannot be certified. It releases {words}'):
-    made.folder(tmp_path / 'run', made.plan(options))
+    made.folder(tmp_path / 'run', rehearsal)
   assert not list(tmp_path.iterdir())
 
 
 def test_a_plan_whose_process_was_never_built_is_refused(tmp_path):
-  plan = plans.CertifiedPlan(made.plan().config, made.SCHEDULE, model=made.MODEL)
+  plan = plans.certified_plan(made.plan().config, made.SCHEDULE, model=made.MODEL)
   with pytest.raises(ValueError, match='build it first, by plan.build_process'):
     made.folder(tmp_path / 'run', plan)
 

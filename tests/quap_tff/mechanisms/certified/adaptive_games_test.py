@@ -38,6 +38,8 @@ class _Game(NamedTuple):
     steps: Grid steps in the clipping norm, which is also the standard deviation of the noise.
     choices: What the adversary may choose: a weight that client i is asked for, 0 for others alone, or nobody.
     count_stddev: The standard deviation of the noise of a count; None if no count is released.
+    num_runs: How many runs there are, each of T rounds and with noise of its own. Each begins with what was spent.
+    forgets: Whether a run begins with nothing instead.
   """
 
   noise: correlation.Correlation
@@ -46,6 +48,8 @@ class _Game(NamedTuple):
   steps: float = 1.5
   choices: tuple[float, ...] = (1.0, 0.6, 0.0, _NOBODY)
   count_stddev: Optional[float] = None
+  num_runs: int = 1
+  forgets: bool = False
 
   @property
   def prices(self) -> privacy_filter.Prices:
@@ -61,6 +65,7 @@ class _Nodes(NamedTuple):
     added, released: float64[n, T], client i's weight in each release, and the release.
     count: int64[n], how many releases there were.
     probabilities: float64[2, n], without client i's data and with them.
+    before: float64[n], what client i has spent in the runs before this one.
   """
 
   accounts: privacy_filter.Accounts
@@ -68,6 +73,7 @@ class _Nodes(NamedTuple):
   released: np.ndarray
   count: np.ndarray
   probabilities: np.ndarray
+  before: np.ndarray
 
 
 _Filter = Callable[..., tuple[Any, privacy_filter.Accounts]]
@@ -120,7 +126,9 @@ def _after_release(game, nodes, round_num, asked, filtered):
   weights, accounts = np.zeros(len(nodes.count)), nodes.accounts
   if asked:
     proposed = np.full(len(weights), asked, np.float32)
-    weights, accounts = filtered(game.prices, accounts, nodes.count, game.num_rounds - round_num, proposed)
+    limit = game.limit if game.forgets else privacy_filter.left_of(game.limit, nodes.before)
+    prices = game.prices._replace(limit=limit)
+    weights, accounts = filtered(prices, accounts, nodes.count, game.num_rounds - round_num, proposed)
   letters, cells = _sums(game, nodes, np.float64(weights))
   if game.count_stddev is not None:
     cells = (cells[..., np.newaxis] * _counts(game, weights)[:, :, np.newaxis]).reshape([2, len(weights), -1])
@@ -130,15 +138,24 @@ def _after_release(game, nodes, round_num, asked, filtered):
   added[rows, places], released[rows, places] = each(weights), letters.ravel()
   accounts = privacy_filter.Accounts(each(accounts.spent), list(map(each, accounts.sums)), each(accounts.latest))
   probabilities = nodes.probabilities[..., np.newaxis] * cells
-  after = _Nodes(accounts, added, released, places + 1, probabilities.reshape([2, -1]))
+  after = _Nodes(accounts, added, released, places + 1, probabilities.reshape([2, -1]), each(nodes.before))
   return after, nodes.probabilities - probabilities.sum(axis=-1)
+
+
+def _next_run(game, nodes):
+  """The nodes as a run of its own goes on from them."""
+  accounts, nothing = privacy_filter.opened(len(nodes.count), game.noise.num_buffers), 0 * nodes.added
+  before = nodes.before + nodes.accounts.spent
+  return _Nodes(accounts, nothing, nothing, 0 * nodes.count, nodes.probabilities, before)
 
 
 def _values(game, nodes, round_num, filtered, factors):
   """float64[2, k, n], the most that an adversary adds from each node on to a divergence, in both directions."""
+  if round_num > game.num_rounds and game.num_runs > 1:
+    return _values(game._replace(num_runs=game.num_runs - 1), _next_run(game, nodes), 1, filtered, factors)
   if round_num > game.num_rounds:
     without, present = nodes.probabilities
-    factor = factors(nodes.accounts.spent)
+    factor = factors(nodes.before + nodes.accounts.spent)
     return np.maximum([present - factor * without, without - factor * present], 0.0)
   found = []
   for choice in game.choices:
@@ -154,7 +171,7 @@ def _values(game, nodes, round_num, filtered, factors):
 def _played(game, filtered, factors):
   """float64[2, k], the largest divergences at e^ε = `factors`, float64[k, n] for n courses by what was spent."""
   accounts, nothing = privacy_filter.opened(1, game.noise.num_buffers), np.zeros([1, game.num_rounds])
-  start = _Nodes(accounts, nothing, nothing, np.zeros(1, np.int64), np.ones([2, 1]))
+  start = _Nodes(accounts, nothing, nothing, np.zeros(1, np.int64), np.ones([2, 1]), np.zeros(1))
   return _values(game, start, 1, filtered, factors)[..., 0]
 
 
@@ -184,6 +201,22 @@ def test_no_adversary_gets_past_the_limit(game, broken, at_least):
   assert ratios.max() <= 1
   assert ratios.max() > 0.9
   assert _ratios(game, broken).max() > at_least
+
+
+@pytest.mark.parametrize(
+  'game',
+  [
+    _Game(correlation.Independent(), num_rounds=2, steps=1.0, choices=(1.0, 0.0), num_runs=2),
+    _Game(correlation.Independent(), num_rounds=1, steps=1.5, num_runs=3),
+    _Game(_AR1, num_rounds=2, steps=1.0, limit=3.0, choices=(1.0, 0.0), num_runs=2),
+  ],
+)
+def test_no_adversary_gets_past_the_limit_of_several_runs(game):
+  """He decides by the releases of one run who comes in the next. A run that forgets the others does not stop him."""
+  ratios = _ratios(game)
+  assert ratios.max() <= 1
+  assert ratios.max() > 0.95
+  assert _ratios(game._replace(forgets=True)).max() > 3
 
 
 @pytest.mark.parametrize('noise', [correlation.Independent(), _AR1])

@@ -35,6 +35,7 @@ _RULES = (
 
 def _config(**overrides):
   values = dict(num_clients=6, epsilon=2.0, delta=_DELTA, weights=weight_rules.Scale(), own_epsilon=_OWN)
+  values['correlation'] = correlations.Independent()
   return configs.CertifiedConfig(**{**values, **overrides})
 
 
@@ -73,7 +74,7 @@ class TestWeights:
   def test_everyone_who_is_always_there_spends_what_it_chose(self, rule):
     rounds = 200
     schedule = [np.arange(6)] * rounds
-    plan = plans.CertifiedPlan(_config(weights=rule), schedule)
+    plan = plans.certified_plan(_config(weights=rule), schedule)
     squares = np.sum([r.weights.astype(np.float64) ** 2 for r in plan.config.simulated(schedule)], axis=0)
     spent = np.sqrt(squares) / plan.config.noise_multiplier
     chosen = np.array([tradeoff.mu_at_most(own * _KEPT, _DELTA * _KEPT) for own in _OWN])
@@ -91,16 +92,16 @@ class TestFilter:
       # Less noise than planned, so that the filter and not the rule decides.
       config = _config(weights=rule, correlation=noise).settled(cohorts).mechanism
       config = dataclasses.replace(config, noise_multiplier=config.noise_multiplier / 3)
-      plan = plans.CertifiedPlan(config, cohorts, model=_MODEL)
+      plan = plans.certified_plan(config, cohorts, model=_MODEL)
       found = config.simulated(cohorts)
       ledger = plan.new_ledger()
-      for cohort, one in zip(cohorts, found):
-        ledger.append(config.cost(cohort, one.weights.astype(np.float64), 1.0))
+      for number, (cohort, one) in enumerate(zip(cohorts, found), 1):
+        ledger.append(config.cost(cohort, one.weights.astype(np.float64), 1.0, number))
       assert not _excesses(plan, ledger)
       assert found[-1].spent_max <= 1 + 1e-9
       # Much smaller bounds would be passed: budgets are used.
       tighter = dataclasses.replace(config, own_epsilon=tuple(own / 4 for own in _OWN))
-      [excess] = _excesses(plans.CertifiedPlan(tighter, cohorts, model=_MODEL), ledger)
+      [excess] = _excesses(plans.certified_plan(tighter, cohorts, model=_MODEL), ledger)
       assert 'have spent more than their bound' in excess
 
   def test_the_server_gives_the_planned_weights(self):
@@ -123,8 +124,8 @@ class TestFilter:
 
   def test_equal_bounds_are_the_run_that_everyone_knows(self):
     cohorts = _cohorts(3)
-    uniform = plans.CertifiedPlan(_config(own_epsilon=None, weights=weight_rules.Uniform()), cohorts)
-    scaled = plans.CertifiedPlan(_config(own_epsilon=(2.0,) * 6), cohorts)
+    uniform = plans.certified_plan(_config(own_epsilon=None, weights=weight_rules.Uniform()), cohorts)
+    scaled = plans.certified_plan(_config(own_epsilon=(2.0,) * 6), cohorts)
     assert scaled.config.noise_multiplier == uniform.config.noise_multiplier
     for a, b in zip(*(plan.config.simulated(cohorts) for plan in (uniform, scaled))):
       np.testing.assert_array_equal(a.weights, b.weights)

@@ -13,7 +13,6 @@ from quap_tff.common.numbers import tradeoff
 from quap_tff.mechanisms.certified import planning
 from quap_tff.mechanisms.certified import privacy_filter
 from quap_tff.mechanisms.certified import weight_rules
-from quap_tff.mechanisms.certified.config import CertifiedConfig
 from quap_tff.mechanisms.noise import correlation as correlations
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import postprocessing
@@ -32,11 +31,12 @@ def _config(num_clients=10, **changes):
 
 class _State(NamedTuple):
   weights: np.ndarray
+  round: int = 1
 
 
 def _run(config, cohorts):
   """The state after rounds of these cohorts, and their ledger."""
-  plan_of_run = plans.CertifiedPlan(config, [])
+  plan_of_run = plans.certified_plan(config, [], certificate=False)
   ledger = plan_of_run.new_ledger()
   process = rounds.Process(config, [[1]])
   state = process.initialize()
@@ -160,7 +160,7 @@ class TestRoundRecord:
   def test_by_hand(self):
     config = _config(clip=clip_rules.PrivateQuantile(count_stddev=3.0), noise_multiplier=4.0, divisor=1.0)
     output = _State(np.float32([0, 1, 0.5, 0])), dict(clipping_norm=0.25, cohort_size=2)
-    record = plans.CertifiedPlan(config, []).recorded(*output, np.array([2, 1]))
+    record = plans.certified_plan(config, [], certificate=False).recorded(*output, np.array([2, 1]))
     np.testing.assert_array_equal(record.cohort, [2, 1])
     np.testing.assert_array_equal(record.weights, [0.5, 1.0])
     assert (record.noise_multiplier, record.count_noise_multiplier, record.clipping_norm) == (4.0, 6.0, 0.25)
@@ -171,7 +171,7 @@ class TestRoundRecord:
   def test_a_client_that_adds_nothing_stays_on_record_and_spends_nothing(self, clip):
     config = _config(clip=clip, noise_multiplier=1.0, divisor=1.0)
     output = _State(np.float32([1, 0])), dict(clipping_norm=1.0, cohort_size=2)
-    record = plans.CertifiedPlan(config, []).recorded(*output, np.array([0, 1]))
+    record = plans.certified_plan(config, [], certificate=False).recorded(*output, np.array([0, 1]))
     np.testing.assert_array_equal(record.cohort, [0, 1])
     assert record.weights[1] == 0 and 0 < record.budgets[1] < 1e-300
     assert record.count_noise_multiplier == clip.count_noise_multiplier
@@ -257,15 +257,33 @@ class TestPopulation:
     assert planned.spent_max == pytest.approx(float(np.max(state.accounts.spent)) / config.prices.limit, rel=1e-6)
 
 
+class TestOpenClip:
+  @pytest.mark.parametrize('trust', ['server', 'secure_sum'])
+  @pytest.mark.parametrize('rounds, norm', [(4, 1.0), (10, 1.0), (40, 0.25)])
+  def test_follows_from_the_number_of_rounds(self, trust, rounds, norm):
+    fields = dict(correlation=correlations.Held()) if trust == 'secure_sum' else {}
+    config = examples.guarantee(clip=None, **fields)
+    assert config.settled([[0, 1], [2, 3]] * (rounds // 2)).mechanism.clip == clip_rules.Fixed(norm)
+
+  def test_of_a_given_number_of_rounds_or_a_given_norm(self):
+    settled = lambda **fields: examples.guarantee(**fields).settled([[0, 1], [2, 3]]).mechanism.clip.norm
+    assert (settled(clip=None, num_rounds=100), settled(clip=clip_rules.Fixed(0.3))) == (0.1, 0.3)
+
+  def test_a_mechanism_without_one_is_refused(self):
+    config = examples.certified(clip=None, noise_multiplier=2.0, divisor=1.0)
+    with pytest.raises(ValueError, match='found clip=None. Give clip, such as .*or num_rounds'):
+      config.settled([])
+
+
 class TestShareOfCeiling:
   def test_everyone_in_one_round_reaches_it(self):
-    config = CertifiedConfig(num_clients=4, epsilon=3.0, delta=1e-5, weights=weight_rules.Uniform())
+    config = examples.certified(num_clients=4)
     planned = config.settled([range(4)])
     assert planning.share_of_ceiling(planned, [range(4)]) == pytest.approx(1, rel=1e-6)
 
   def test_independent_noise_of_a_last_iterate(self):
     # Every round has a new client alone, so each spends its limit at once: T·μ/√T of T·μ.
-    config = CertifiedConfig(num_clients=4, epsilon=3.0, delta=1e-5, weights=weight_rules.Uniform())
+    config = examples.certified(num_clients=4)
     cohorts = [[0], [1], [2], [3]]
     assert planning.share_of_ceiling(config.settled(cohorts), cohorts) == pytest.approx(0.5, rel=1e-6)
 

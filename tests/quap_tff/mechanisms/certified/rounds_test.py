@@ -15,10 +15,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from quap_tff.common import registry
+from quap_tff.common.numbers import arrays
 from quap_tff.common.numbers import chacha20
 from quap_tff.common.numbers import tradeoff
 from quap_tff.mechanisms import playing
 from quap_tff.mechanisms.certified import weight_rules
+from quap_tff.mechanisms.certified.config import Certified
+from quap_tff.mechanisms.noise import correlation as correlations
 from quap_tff.mechanisms.noise import integer_noise
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import layers
@@ -135,6 +139,13 @@ class TestSensitivity:
     assert whole.grid.steps == 2**10 and whole.sum_dtype == dtype
 
 
+class _Halving(Certified):
+  """Each round has half of the noise of the one before; the second, and last, has z·C."""
+
+  def noise_scale(self, round_num):
+    return 2 * arrays.whole_power(0.5, round_num - 1)
+
+
 class TestNoise:
   _LARGE = dict(shapes=([2000], [2000]))
 
@@ -150,6 +161,27 @@ class TestNoise:
     # z·C/D = 4·0.5/2.
     noise_checks.assert_gaussian(mean, 1.0)
     assert measurements['sigma'] == 1.0 and measurements['noise_multiplier'] == 4.0
+
+  def test_scales_of_rounds_leave_clipping_as_it_is(self):
+    fields = registry.parameter_values(_config(clip=clip_rules.Fixed(0.5), num_rounds=2))
+    config, state = _Halving(**{**fields, 'noise_seed': 3}), None
+    loud = np.full(2000, 9.0)
+    for t, (scale, spent) in enumerate([(2.0, 1 / 64), (1.0, 5 / 64)], 1):
+      before = state
+      state, quiet, measurements = self._result(before, config)
+      _, mean, _ = self._result(before, config, {1: (loud, loud), 2: ([0.0] * 2000,) * 2})
+      noise_checks.assert_gaussian(quiet, scale)  # f_t·z·C/D.
+      assert measurements['sigma'] == scale and measurements['noise_multiplier'] == 4.0 * scale
+      # Clipped to C over D, whatever the noise is; and charged by 1/(f_t·z)².
+      assert 0.249 < np.linalg.norm(mean - quiet) <= 0.25 * (1 + 1e-6)
+      np.testing.assert_allclose(state.accounts.spent[[0, 1]], [0, spent], rtol=1e-12)
+      assert config.spent(state, measurements, np.array([1, 2])).noise_multiplier == 4.0 * scale
+      assert config.simulated([[1, 2]] * t)[-1].spent_max == pytest.approx(spent / config.limit)
+
+  def test_correlated_noise_has_one_scale(self):
+    fields = registry.parameter_values(_config(num_rounds=2, correlation=correlations.Ar1(0.5)))
+    with pytest.raises(ValueError, match='Under correlated noise all rounds have one scale'):
+      _Halving(**fields)
 
   def test_does_not_go_by_the_cohort_or_its_weights(self):
     config = _config(clip=clip_rules.Fixed(0.5), weights=weight_rules.Participation(9.0, 5.0))

@@ -27,7 +27,7 @@ _KEY = bytes(range(32))
 
 def _plan(schedule=_SCHEDULE, decay=0.5, **changes):
   config = examples.held(num_clients=_CLIENTS, correlation=correlation.Held(decay), **changes)
-  return plans.CertifiedPlan(config, schedule)
+  return plans.certified_plan(config, schedule)
 
 
 @pytest.fixture(name='plan', scope='module')
@@ -99,7 +99,7 @@ class TestAnswer:
     assert float(sent) > 0.3 and guard.PublicPlan.of(config).weights[0] == sent
 
   def test_a_plan_that_holds_no_noise_has_no_guards(self):
-    with pytest.raises(ValueError, match='quap_tff.CertifiedPlan of a HeldConfig'):
+    with pytest.raises(ValueError, match='quap_tff.certified_plan of a HeldConfig'):
       guard.ClientGuard(Certified(_CLIENTS, 3.0, 1e-5, 2.0, divisor=1.0), 0, _KEY)
 
 

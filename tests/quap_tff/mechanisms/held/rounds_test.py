@@ -108,7 +108,7 @@ class TestAccount:
   def test_the_budget_of_a_round_covers_a_client_behind_its_own_noise(self, decay):
     config = _config(decay=decay)
     account = held_noise.opened(9, config.noise_multiplier, decay).after(np.array([4]), np.ones(1))
-    (budget,) = config.cost(np.array([4]), np.ones(1), 0.5).budgets
+    (budget,) = config.cost(np.array([4]), np.ones(1), 0.5, 1).budgets
     assert budget >= tradeoff.epsilon_of(np.sqrt(account.spent[4]), config.delta) * (1 - 1e-6)
 
   def test_after_the_planned_rounds_nothing_is_released(self):
@@ -124,7 +124,7 @@ class TestAccount:
   def test_a_simulation_goes_on_where_its_ledger_ends(self):
     schedule = _schedule()
     config = _config(schedule)
-    plan = plans.CertifiedPlan(config, schedule)
+    plan = plans.certified_plan(config, schedule)
     rounds, guarded, ledger = _rounds(config), _guarded(config), plan.new_ledger()
     state = rounds.initial_state()
     for round_num, cohort in enumerate(schedule[:5], 1):

@@ -1,4 +1,4 @@
-"""Tests of `quap_tff.mechanisms.parts.participation`, against an independent implementation in numpy."""
+"""Tests of `quap_tff.mechanisms.parts.participation`, by hand and against `quap_fl`."""
 
 import collections
 
@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
+from quap_tff import quap_fl
 from quap_tff.common.lazy import tf
 from quap_tff.mechanisms.parts import participation
 from quap_tff.mechanisms.parts.participation import ParticipationConfig
+from quap_tff.mechanisms.quap.config import QuapConfig
 
 _N = 6
 
@@ -25,19 +27,13 @@ _configs = st.builds(
 )
 
 
-def _reference_rates(config, history):
-  """p_i after the last round, by the definitions of docs/method.md, one client and one round at a time."""
-  counts, ema, counted_rounds = np.zeros(_N), np.zeros(_N), 0
-  for t, cohort in enumerate(history, start=1):
-    if t <= config.warmup_rounds and not config.count_during_warmup:
-      continue
-    counted_rounds += 1
-    for i in range(_N):
-      here = float(i in cohort)
-      counts[i] += here
-      if cohort:
-        ema[i] = config.ema_weight * here + (1 - config.ema_weight) * ema[i]
-  return (ema if config.rate == 'ema' else counts / max(counted_rounds, 1)), counts
+def _expected(config, history):
+  """p_i and k_i after the last round, float64[N]."""
+  whole = QuapConfig(_N, participation=config)
+  state = quap_fl.initial_state(whole, [])
+  for cohort in history:
+    state, _ = quap_fl.play_round(whole, [], state, {client: [] for client in cohort}, np.random.default_rng(0))
+  return state.rates, state.counts
 
 
 def _run(config, history):
@@ -86,9 +82,9 @@ class TestRates:
   @pytest.mark.slow
   @given(config=_configs, history=_histories)
   @settings(derandomize=True, deadline=None, max_examples=60)
-  def test_any_history_against_numpy(self, config, history):
+  def test_any_history(self, config, history):
     state = _run(config, history)
-    rates, counts = _reference_rates(config, history)
+    rates, counts = _expected(config, history)
     np.testing.assert_array_equal(state['counts'], counts)
     np.testing.assert_allclose(participation.rates(config, state, len(history)), rates, atol=1e-6)
     found = participation.statistics(config, state, len(history))

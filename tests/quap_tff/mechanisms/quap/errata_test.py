@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from data import cohorts
-from data.cohorts import static
+from quap_tff.cohorts import static
 from quap_tff.common.lazy import tf
 from quap_tff.mechanisms.noise import gaussian
 from quap_tff.mechanisms.parts import budgets as budget_lib

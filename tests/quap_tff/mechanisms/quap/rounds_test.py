@@ -4,9 +4,6 @@ import collections
 import dataclasses
 import math
 
-from hypothesis import given
-from hypothesis import settings
-from hypothesis import strategies as st
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -293,49 +290,6 @@ class TestEpsilon:
     expected = [1.0, 1 + 0.5 * 4**-0.75, 0.0, 1.25]
     np.testing.assert_allclose([float(m['epsilon']) for _, m in results], expected, rtol=1e-6)
 
-  @pytest.mark.slow
-  @given(
-    history=st.lists(st.lists(st.integers(0, 4), unique=True), min_size=1, max_size=6),
-    rate=st.sampled_from(['cumulative', 'ema']),
-    rule=st.sampled_from(['cohort_mean_rate', 'cohort_mean_budget', 'cohort_min', 'uniform']),
-    placement=st.sampled_from(['server', 'client']),
-    warmup=st.integers(0, 3),
-  )
-  @settings(derandomize=True, deadline=None, max_examples=15)
-  def test_any_history_against_numpy(self, history, rate, rule, placement, warmup):
-    config = _config(
-      num_clients=5,
-      budget=BudgetConfig(6.0, 10, 0.5, 2.0, rule),
-      participation=ParticipationConfig(rate, 0.3, warmup),
-      noise=NoiseConfig(placement, delta=_DELTA, seed=1),
-      clip=clip_rules.Fixed(2.0),
-    )
-    _, results = _run_rounds(config, [{i: ([0.0] * 2, [1.0, 0.0]) for i in cohort} for cohort in history])
-    counts, ema = np.zeros(5), np.zeros(5)
-    for t, (cohort, (_, measurements)) in enumerate(zip(history, results), start=1):
-      if not cohort:
-        assert measurements['sigma'] == 0.0
-        continue
-      here = np.isin(np.arange(5), cohort)
-      counts += here
-      ema = 0.3 * here + 0.7 * ema
-      rates = (ema if rate == 'ema' else counts / t)[cohort]
-      each = 0.6 * (1 + 0.5 * np.exp(-2.0 * rates))
-      if t <= warmup or rule == 'uniform':
-        each = np.full(len(cohort), 0.6)
-      if placement == 'client':
-        sigma = np.sqrt(np.sum((2.0 * 4.0 / each) ** 2)) / len(cohort)
-      else:
-        epsilon = {
-          'cohort_mean_rate': 0.6 * (1 + 0.5 * np.exp(-2.0 * np.mean(rates))) if each[0] != 0.6 else 0.6,
-          'cohort_mean_budget': np.mean(each),
-          'cohort_min': np.min(each),
-          'uniform': 0.6,
-        }[rule]
-        np.testing.assert_allclose(measurements['epsilon'], epsilon, rtol=1e-5)
-        sigma = 2.0 / len(cohort) * 4.0 / epsilon
-      np.testing.assert_allclose(measurements['sigma'], sigma, rtol=1e-5)
-
 
 class TestServerNoise:
   _LARGE = dict(shapes=([3], [40, 10]))
@@ -492,17 +446,6 @@ class TestNoiseStream:
     config = self._config(placement, seed=None)
     first, second = (_run_once(config, self._COHORT, **self._KEYWORDS)[1] for _ in range(2))
     noise_checks.assert_uncorrelated(first[1], second[1], noise_checks.UNSEEDED)
-
-  @pytest.mark.parametrize('seed', [7, None])
-  def test_a_resumed_run_draws_what_the_uninterrupted_one_does(self, placement, seed):
-    config = self._config(placement, seed)
-    state, _ = _run_rounds(config, [self._COHORT, {}, self._COHORT], **self._KEYWORDS)
-    restored = tf.nest.map_structure(tf.constant, state)
-    tf.nest.map_structure(
-      np.testing.assert_array_equal,
-      _run_round(config, state, self._COHORT, **self._KEYWORDS),
-      _run_round(config, restored, self._COHORT, **self._KEYWORDS),
-    )
 
 
 class TestPopulation:

@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from data import rng
+from quap_tff.common.numbers import rng
 
 
 def test_each_seed_stream_and_index_has_numbers_of_its_own():

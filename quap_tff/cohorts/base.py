@@ -10,8 +10,8 @@ from typing import Any, Callable, ClassVar, Optional
 
 import numpy as np
 
-from data import rng as rng_lib
 from quap_tff.common import checks
+from quap_tff.common.numbers import rng as rng_lib
 from quap_tff.common.numbers import samplers
 
 # From this number of clients on, draws that take time in proportion to the cohort replace those that draw a number for
@@ -20,7 +20,14 @@ LARGE_POPULATION = 100_000
 # Weighted draws do so for cohorts of at most this part of the population.
 _FEW = 20
 _MOST_BATCHES = 20
+# The cohort size of a population of which no other is given: a share of it, up to a limit.
+_DEFAULT_SHARE, _DEFAULT_LIMIT = 0.3, 30
 _BY_WEIGHT = samplers.Sampler(reason='no amplification is proven for cohorts drawn by weight or availability')
+
+
+def default_cohort_size(num_clients: int) -> int:
+  """M for N clients, where no other is given: 30% of them, and at most 30."""
+  return max(1, min(_DEFAULT_LIMIT, round(_DEFAULT_SHARE * num_clients)))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,9 +8,9 @@ from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 
-from data import rng as rng_lib
-from data.cohorts import base
+from quap_tff.cohorts import base
 from quap_tff.common import checks
+from quap_tff.common.numbers import rng as rng_lib
 
 
 class Chain:

@@ -1,18 +1,15 @@
 """Participation models: who is drawn how often, in what order rounds are asked for, and what the draw earns."""
 
-import hypothesis
-from hypothesis import strategies as st
 import numpy as np
 import pytest
 
 from data import cohorts
-from data import rng as rng_lib
-from data.cohorts import base
 from data.cohorts import dropouts
-from data.cohorts import stateful
-from data.cohorts import static
+from quap_tff.cohorts import base
+from quap_tff.cohorts import stateful
+from quap_tff.cohorts import static
+from quap_tff.common.numbers import rng as rng_lib
 
-SETTINGS = hypothesis.settings(derandomize=True, deadline=None, max_examples=30)
 FIXED_SIZE = ['uniform', 'separated:min_separation=1', 'beta', 'hybrid', 'hybrid:normalize=true', 'hybrid_reference']
 RANDOM_SIZE = ['bernoulli', 'beta_bernoulli', 'extreme_imbalance', 'markov', 'full', 'energy']
 LEARNING = ['flpadpm', 'client_selection']
@@ -37,38 +34,6 @@ def frequencies(model, rounds):
 def rejected(found, expected, trials):
   """Whether means of `trials` coins of rates `expected` would differ so much less than once in 10^6 times, each."""
   return np.abs(found - expected) > 5 * np.sqrt(expected * (1 - expected) / trials)
-
-
-def test_every_model_is_tested():
-  learning = {name for name, choice in cohorts.PARTICIPATION_MODELS.items() if choice.learns_from_dropout}
-  assert learning == set(LEARNING)
-  tested = {spec.partition(':')[0] for spec in EVERY + LEARNING}
-  assert tested | {'log'} == set(cohorts.PARTICIPATION_MODELS)  # Of a log, see cohorts/replayed_test.py.
-
-
-@SETTINGS
-@hypothesis.given(
-  st.sampled_from(EVERY + LEARNING), st.integers(1, 60), st.data(), st.integers(0, 2**64), st.integers(1, 40)
-)
-def test_a_cohort_is_sorted_distinct_and_in_range(spec, num_clients, data, seed, round_num):
-  cohort_size = data.draw(st.integers(1, num_clients))
-  cohort = make(spec, num_clients, cohort_size, seed).cohort(round_num)
-  assert cohort.dtype == np.int64 and cohort.ndim == 1
-  assert (np.diff(cohort) > 0).all()
-  assert not len(cohort) or (cohort[0] >= 0 and cohort[-1] < num_clients)
-  if spec in FIXED_SIZE:
-    assert len(cohort) == cohort_size
-
-
-@SETTINGS
-@hypothesis.given(
-  st.sampled_from(EVERY + LEARNING), st.lists(st.integers(1, 30), min_size=1, max_size=8), st.integers(0, 2**64)
-)
-def test_a_cohort_depends_on_seed_and_round_and_on_no_earlier_call(spec, rounds, seed):
-  model = make(spec, 20, 6, seed)
-  for t in rounds:
-    np.random.seed(t)
-    np.testing.assert_array_equal(model.cohort(t), make(spec, 20, 6, seed).cohort(t))
 
 
 @pytest.mark.parametrize('spec', [s for s in EVERY + LEARNING if s != 'full'])

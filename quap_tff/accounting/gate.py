@@ -5,8 +5,11 @@
     gate.commit(came, weights_of_them)   # when it is known who came, and before their sum leaves the program
     gate.epsilon()                       # float64[N]
 
+    round = gate.reserve(cohort)         # in place of `ask`, where a round may begin before another one has ended
+    gate.commit(came, weights, round)    # or gate.give_back(round), if it is not released
+
 A gate is the filter of certified runs (`quap_tff.mechanisms.certified.privacy_filter`) with the same accounts: a
-`CertifiedPlan` with these numbers gives the same weights and charges the same. A gate sees ids and weights, and never
+`certified_plan` with these numbers gives the same weights and charges the same. A gate sees ids and weights, and never
 an update. Clipping, sums and noise are the program's.
 
 What holds: let every update be clipped to norm clip·weight, with the committed weights, and let noise of standard
@@ -31,7 +34,7 @@ import hashlib
 import hmac
 import io
 import json
-from typing import Any, Optional, Union
+from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 
@@ -46,10 +49,27 @@ from quap_tff.mechanisms.certified import spending as spendings
 from quap_tff.mechanisms.certified import weight_rules
 from quap_tff.mechanisms.noise import correlation as correlations
 
+spents = lazy.module('quap_tff.accounting.spent')
 ciphers = lazy.module('cryptography.hazmat.primitives.ciphers')
 special = lazy.module('scipy.special')
 
 _KEY_BYTES, _DIGEST_BYTES = 32, 16
+# A limit that nobody reaches.
+_NO_LIMIT = 1e300
+
+
+class Reservation(NamedTuple):
+  """A round that `Gate.reserve` has begun. It is good for one `Gate.commit`, or for one `Gate.give_back`.
+
+  Attributes:
+    cohort: int64[M], the clients that may come.
+    weights: float32[M], the weights that they may have.
+    cost: float64[M], what is kept of their budgets, in μ².
+  """
+
+  cohort: np.ndarray
+  weights: np.ndarray
+  cost: np.ndarray
 
 
 class Gate:
@@ -70,6 +90,7 @@ class Gate:
     num_rounds: Optional[int] = None,
     correlation: correlations.Correlation = correlations.Independent(),
     own_epsilon: Optional[Sequence[float]] = None,
+    spent: Any = None,
   ):
     """Opens the accounts.
 
@@ -81,9 +102,11 @@ class Gate:
       num_rounds: T; None for any number of rounds.
       correlation: Of the noise, one of `quap_tff.mechanisms.noise.correlation`; not `Held`.
       own_epsilon: float[N], the bound that each client has chosen for itself, in (0, epsilon]; None: `epsilon` for all.
+      spent: What clients have spent before: a file, or float[N] μ², as `accounting.read_spent` takes it. Budgets and
+        figures count from there. None: nothing.
 
     Raises:
-      ValueError: If a value is out of range.
+      ValueError: If a value is out of range, or a client has spent more before than its bound.
       TypeError: If the correlation is not one.
     """
     if noise_multiplier is None or not getattr(correlation, 'is_settled', True):
@@ -101,11 +124,13 @@ class Gate:
       num_rounds=num_rounds,
       weights=weight_rules.Uniform(),
       own_epsilon=own_epsilon,  # type: ignore[arg-type]  # It becomes a tuple.
+      spent_before=None if spent is None else spents.read_spent(spent, num_clients),  # type: ignore[arg-type]
     )
     self._prices = self.config.prices
     self._spending = spendings.Spending(correlation, num_clients)
     self.digests: list[bytes] = []
     self._asked = np.zeros(num_clients, bool)
+    self._open: list[Reservation] = []
     self._noised = 0  # The release whose noise was drawn last, counted from 1.
     self._buffers: list[np.ndarray] = []
 
@@ -124,7 +149,7 @@ class Gate:
       epsilon: As for a gate.
       delta: As for a gate.
       num_clients: N; None: one more than the largest id.
-      **more: `correlation`, which may leave its numbers open, and `own_epsilon`.
+      **more: `correlation`, by default independent, which may leave its numbers open, `own_epsilon`, and `spent`.
 
     Raises:
       ValueError: If the schedule is empty, or no noise suits it.
@@ -132,11 +157,13 @@ class Gate:
     cohorts = [np.asarray(cohort) for cohort in schedule]
     if num_clients is None:
       num_clients = 1 + max((int(cohort.max()) for cohort in cohorts if cohort.size), default=0)
+    if (spent := more.pop('spent', None)) is not None:
+      more['spent_before'] = spents.read_spent(spent, num_clients)
+    more.setdefault('correlation', correlations.Independent())
     config = certified_config.CertifiedConfig(num_clients, epsilon, delta, weights=weight_rules.Uniform(), **more)
     found = config.settled(cohorts).mechanism
-    return cls(
-      num_clients, found.noise_multiplier, epsilon, delta, found.num_rounds, found.correlation, found.own_epsilon
-    )
+    numbers = num_clients, found.noise_multiplier, epsilon, delta, found.num_rounds
+    return cls(*numbers, found.correlation, found.own_epsilon, found.spent_before)
 
   @property
   def num_clients(self) -> int:
@@ -164,19 +191,62 @@ class Gate:
       float32[M] in [0, 1], in the order of the cohort. After the last planned round all are 0.
 
     Raises:
-      ValueError: If an id is out of range or there twice.
+      ValueError: If an id is out of range or there twice; or if the noise is correlated and a round is reserved.
     """
     ids = checks.cohort(cohort, self.num_clients)
+    self._check_no_other('asked for')
     weights = self._allowed(ids, np.ones(len(ids)))
     self._asked[ids] = True
     return (weights >= 1).astype(np.float32) if whole else weights
 
-  def commit(self, cohort: Any, weights: Any = 1.0, released: Optional[bool] = None) -> np.ndarray:
+  def reserve(self, cohort: Any, whole: bool = False) -> Reservation:
+    """A round that begins now and is committed later, in any order. Until then nobody else spends what it may cost.
+
+    End each by `commit`, which gives back what it does not charge, or by `give_back`. Reservations are not saved: a
+    round that was not committed has released nothing. Under correlated noise the cost of a round depends on the one
+    before, so one round at a time can be reserved, and no other one is asked for or committed meanwhile.
+
+    Args:
+      cohort: int[M] distinct ids of all who may come.
+      whole: As for `ask`.
+
+    Raises:
+      ValueError: As for `ask`; or if the rounds that are planned are committed or reserved already.
+    """
+    ids = checks.cohort(cohort, self.num_clients)
+    self._check_no_other('reserved')
+    self._check_number('reserved')
+    weights = self._allowed(ids, np.ones(len(ids)))
+    if whole:
+      weights = (weights >= 1).astype(np.float32)
+    # As a filter without a limit charges it from 0: what was charged already plays no part under independent noise.
+    nothing = privacy_filter.opened(len(ids), self.config.correlation.num_buffers)
+    prices = self._prices._replace(limit=_NO_LIMIT)
+    cost = privacy_filter.charged(prices, nothing, np.int64(0), 0, weights).spent
+    found = Reservation(ids, weights, cost)
+    self._open.append(found)
+    return found
+
+  def give_back(self, reservation: Reservation) -> None:
+    """Ends a reserved round whose noise was not drawn, or whose sum was never added up. It charges nobody.
+
+    A round whose sum was computed counts, even if it is then withheld: commit it. And why a round is given back must
+    not depend on clients' data in another way than through what was released.
+
+    Raises:
+      ValueError: If the round is not reserved any more.
+    """
+    self._open.pop(self._place_of(reservation))
+
+  def commit(
+    self, cohort: Any, weights: Any = 1.0, released: Optional[bool] = None, reservation: Optional[Reservation] = None
+  ) -> np.ndarray:
     """Charges the clients that came in a round. Call it before their sum leaves the program.
 
     Args:
       cohort: int[M] distinct ids, all of them asked for since the last commit; empty if nobody came.
       weights: float or float[M] in [0, 1], at most those that `ask` gives.
+      reservation: From `reserve`, of whose clients and weights these are then a part.
       released: Whether the round releases anything, if only noise. By default it does if somebody has a weight, and a
         round in which nobody has one must release nothing. It counts as a planned round all the same.
 
@@ -187,13 +257,16 @@ class Gate:
       ValueError: If anything is wrong, or a budget does not pay for its client's weight. Then nothing is charged.
     """
     ids = checks.cohort(cohort, self.num_clients)
-    number, planned = self.rounds + 1, self.config.num_rounds
-    if planned is not None and number > planned:
-      raise ValueError(
-        f'Round {number} cannot be committed: num_rounds={planned}, and clients were charged for no more. Stop here. '
-        'More rounds need a new gate.'
-      )
-    strangers = ids[~self._asked[ids]]
+    number = self.rounds + 1
+    if reservation is None:
+      self._check_no_other('committed')
+      self._check_number('committed')
+      most, known = None, self._asked
+    else:
+      place = self._place_of(reservation)
+      most, known = np.zeros(self.num_clients, np.float32), np.zeros(self.num_clients, bool)
+      most[reservation.cohort], known[reservation.cohort] = reservation.weights, True
+    strangers = ids[~known[ids]]
     if len(strangers):
       raise ValueError(
         f'Client {strangers[0]} was not asked for before round {number}. Call ask(cohort) with everyone who may come, '
@@ -206,18 +279,49 @@ class Gate:
         f'Round {number} has clients with a weight, so it cannot be committed with released=False. Give them weight 0, '
         'or leave released out: then they are charged. Nothing was charged.'
       )
-    over = np.flatnonzero(self._allowed(ids, charged) < charged)
+    over = np.flatnonzero((self._allowed(ids, charged) if most is None else most[ids]) < charged)
     if len(over):
-      client, most = ids[over[0]], self._allowed(ids[over[:1]], np.ones(1))[0]
+      client = ids[over[0]]
+      allowed = self._allowed(ids[over[:1]], np.ones(1))[0] if most is None else most[client]
       raise ValueError(
-        f'Client {client} may have a weight of at most {most:.9g} in round {number}, found {charged[over[0]]:.9g}: its '
-        f'budget pays for no more. {len(over)} of {len(ids)} clients are over. Commit the weights that ask gives, and '
-        'leave out clients of weight 0. Nothing was charged.'
+        f'Client {client} may have a weight of at most {allowed:.9g} in round {number}, found {charged[over[0]]:.9g}: '
+        f'its budget pays for no more. {len(over)} of {len(ids)} clients are over. Commit the weights that ask gives, '
+        'and leave out clients of weight 0. Nothing was charged.'
       )
     self._spending.add(record, self.config.rounds_left(number))
     self.digests.append(self.digest_of(number, record))
-    self._asked[:] = False
+    if reservation is None:
+      self._asked[:] = False
+    else:
+      self._open.pop(place)
     return charged
+
+  def _place_of(self, reservation: Reservation) -> int:
+    found = [place for place, one in enumerate(self._open) if one is reservation]
+    if not found:
+      raise ValueError(
+        'This round is not reserved: it was committed or given back, or is of another gate. Reserve it anew. Nothing '
+        'was charged.'
+      )
+    return found[0]
+
+  def _check_no_other(self, done: str) -> None:
+    """Raises `ValueError` where another round is open whose cost depends on whether this one comes before it."""
+    if self._open and self.config.correlation.num_buffers:
+      raise ValueError(
+        f'No round can be {done} while another one is reserved: under correlated noise the cost of a round depends on '
+        'the rounds before it, so it is not known which budget is left. Commit the reserved round or give it back '
+        'first, or use independent noise. Nothing was charged.'
+      )
+
+  def _check_number(self, done: str) -> None:
+    number, planned = self.rounds + len(self._open) + 1, self.config.num_rounds
+    if planned is not None and number > planned:
+      more = f' {len(self._open)} of them are reserved.' if self._open else ''
+      raise ValueError(
+        f'Round {number} cannot be {done}: num_rounds={planned}, and clients were charged for no more.{more} Stop '
+        'here. More rounds need a new gate.'
+      )
 
   def _record(self, ids: np.ndarray, weights: np.ndarray, released: Optional[bool]) -> mechanism.RoundRecord:
     return mechanism.RoundRecord(ids, None, weights, self.config.noise_multiplier, released=released)
@@ -236,13 +340,31 @@ class Gate:
 
   def _allowed(self, ids: np.ndarray, proposed: np.ndarray) -> np.ndarray:
     """float32[M], the weights up to `proposed` that budgets pay for in the next round."""
-    accounts, left = self._spending.accounts_of(ids), self.config.rounds_left(self.rounds + 1)
+    accounts, left = self._spending.accounts_of(ids), self.config.rounds_left(self.rounds + len(self._open) + 1)
+    if self._open:
+      accounts = accounts._replace(spent=accounts.spent + self._held(ids))
     prices = privacy_filter.prices_of(self._prices, ids)
     return privacy_filter.spend(prices, accounts, np.int64(self.releases), left, proposed)[0]
 
+  def _held(self, ids: np.ndarray) -> np.ndarray:
+    """float64[M], what is kept of the clients' budgets for reserved rounds."""
+    held = np.zeros(self.num_clients)
+    for one in self._open:
+      held[one.cohort] += one.cost
+    return held[ids]
+
   def epsilon(self) -> np.ndarray:
-    """float64[N], what each client has spent at `delta`, with what later releases will still show of it, rounded up."""
-    return tradeoff.epsilon_of(np.sqrt(self._spending.mu_squared), self.config.delta)
+    """float64[N], what each client has spent at `delta`, with what later releases will still show of it, rounded up.
+
+    It counts from what was spent before. What is reserved is not in it.
+    """
+    return tradeoff.epsilon_of(np.sqrt(self.mu_squared), self.config.delta)
+
+  @property
+  def mu_squared(self) -> np.ndarray:
+    """float64[N], the same as μ_i²."""
+    own, before = self._spending.mu_squared, self.config.spent_before
+    return own if before is None else own + np.asarray(before)
 
   def planned(self, schedule: Iterable[Any], whole: bool = False) -> np.ndarray:
     """When each client's budget ends, if these cohorts come next. It charges nobody.
@@ -260,7 +382,7 @@ class Gate:
     """
     trial, ends = copy.copy(self), np.zeros(self.num_clients, np.int64)
     trial._asked, trial._spending, trial.digests = np.zeros_like(self._asked), copy.deepcopy(self._spending), []
-    left = self.config.rounds_left(self.rounds)
+    left = self.config.rounds_left(self.rounds + len(self._open))
     for index, ids in enumerate(checks.schedule(schedule, self.num_clients)):
       weights = trial.ask(ids, whole)
       refused = ids[weights == 0]
@@ -325,8 +447,9 @@ class Gate:
     """The arguments with which the gate was made, as values that JSON can hold."""
     names = 'num_clients', 'noise_multiplier', 'epsilon', 'delta', 'num_rounds', 'own_epsilon'
     values = {name: getattr(self.config, name) for name in names}
-    own, correlation = values['own_epsilon'], self.config.correlation
-    return {**values, 'own_epsilon': own and list(own), 'correlation': correlations.spec_of(correlation)}
+    own, before, correlation = values['own_epsilon'], self.config.spent_before, self.config.correlation
+    values.update(own_epsilon=own and list(own), correlation=correlations.spec_of(correlation))
+    return values if before is None else {**values, 'spent': list(before)}
 
   @functools.cached_property
   def _parameters_text(self) -> str:
@@ -374,11 +497,11 @@ class Gate:
         'were released: a new gate knows of none of them.'
       ) from None
     expected = cls(**{**found, 'correlation': correlation, **parameters}).parameters if parameters else found
-    for name, value in expected.items():
-      if value != found[name]:
+    for name in {**found, **expected}:
+      if (value := expected.get(name)) != found.get(name):
         raise ValueError(
-          f'{path} is of a gate with {name}={_short(found[name])}, expected {_short(value)}. Give the parameters of '
-          'the gate that was saved. Other parameters need a new gate, and new clients.'
+          f'{path} is of a gate with {name}={_short(found.get(name))}, expected {_short(value)}. Give the parameters '
+          'of the gate that was saved. Other parameters need a new gate, and new clients.'
         )
     gate._buffers = [arrays[f'buffer{j}'] for j in range(len(arrays)) if f'buffer{j}' in arrays]
     return gate

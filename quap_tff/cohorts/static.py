@@ -7,7 +7,7 @@ import functools
 
 import numpy as np
 
-from data.cohorts import base
+from quap_tff.cohorts import base
 from quap_tff.common import checks
 from quap_tff.common.numbers import samplers
 

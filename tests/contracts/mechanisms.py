@@ -1,0 +1,308 @@
+"""The contract of mechanisms: what a run of any of them keeps in TFF, in its ledger, on disk and in its certificate.
+
+    class TestMine(mechanisms.MechanismContract):
+
+      @pytest.fixture(scope='class')
+      def plan(self):
+        return …            # a plan of five clients over `SCHEDULE`; pytest does the rest
+
+So a mechanism of a program of your own keeps it as those of this project do (`registered_test.py`).
+"""
+
+import collections
+import dataclasses
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from data import cohorts
+from quap_tff import accounting
+from quap_tff import certificates
+from quap_tff import methods
+from quap_tff import plans
+from quap_tff import runtime
+from quap_tff.certificates.folders import folder as folders
+from quap_tff.common import files
+from quap_tff.common import registry
+from quap_tff.common.numbers import samplers
+from quap_tff.federated import aggregation
+from quap_tff.federated import leaving_clients
+from quap_tff.mechanisms.held import guarded_clients
+from quap_tff.mechanisms.parts import layers
+from quap_tff.training import client_update
+from tests.quap_tff import linear_model
+from tests.quap_tff import rounds as pure_rounds
+
+NUM_CLIENTS = 5
+SCHEDULE = [np.array(cohort, np.int64) for cohort in ([0, 2, 3], [1, 2], [], [0, 3, 4])]
+_WIDTHS, _LEARNING_RATE = (1, 2, 2), 0.5
+_SPECS = [tf.TensorSpec(shape, tf.float32) for shape in zip(_WIDTHS[:-1], _WIDTHS[1:])]
+MODEL = layers.ModelShape(layers.from_shapes([spec.shape for spec in _SPECS]), tuple(tuple(s.shape) for s in _SPECS))
+# What a client says of itself in addition to its id.
+_OWN = {'staleness': tff.to_type(np.int32), 'answer': tff.types.tensorflow_to_type(client_update.answer_spec())}
+_ABOUT = certificates.About('data', 'A schedule that was written by hand.', 'By theory.', 'None.', tests=0)
+# Of a round's record: what no plan knows, and what says how the record was made.
+_NOT_PLANNED = {'clipping_norms'}
+
+
+@dataclasses.dataclass
+class Run:
+  """A run of a plan over `SCHEDULE`.
+
+  Attributes:
+    plan: The plan, whose process is built.
+    process: The process.
+    data: The clients' data of each round.
+    outputs: What each round gave.
+    ledger: The rounds as recorded.
+  """
+
+  plan: plans.Plan
+  process: Any
+  data: list[Any]
+  outputs: list[Any]
+  ledger: accounting.RunLedger
+
+  def state_before(self, round_num: int) -> Any:
+    """The state before a round, from 1, as it comes from a checkpoint."""
+    state = self.process.initialize() if round_num == 1 else self.outputs[round_num - 2].state
+    return tf.nest.map_structure(np.array, state)
+
+
+def setting() -> methods.Setting:
+  """The setting in which a method plans a run over `SCHEDULE`."""
+  population = cohorts.Population(NUM_CLIENTS, 2, seed=0)
+  return methods.Setting(
+    NUM_CLIENTS,
+    rounds=len(SCHEDULE),
+    participation=cohorts.ParticipationModel(
+      population, lambda t: SCHEDULE[t - 1], sampler=samplers.Sampler(), mean_cohort_size=2.0
+    ),
+    has_dropout=True,
+    order=lambda: np.arange(NUM_CLIENTS),
+    options=dict(model=MODEL),
+  )
+
+
+def run_of(plan: plans.Plan) -> Run:
+  """Trains for the rounds of `SCHEDULE`."""
+  process = plan.build_process(
+    linear_model.functional(*_WIDTHS), client_optimizer=tff.learning.optimizers.build_sgdm(_LEARNING_RATE)
+  )
+  guarded = guarded_clients.GuardedClients(plan, b'of the simulation') if plan.holds_noise else None
+  names = tff.structure.name_list(process.next.type_signature.parameter[1].member)
+  run, state = Run(plan, process, [], [], plan.new_ledger()), process.initialize()
+  for round_num, cohort in enumerate(SCHEDULE, 1):
+    answers = guarded.answers(round_num, cohort) if guarded is not None else {}
+    absent = np.setdiff1d(np.arange(NUM_CLIENTS), cohort)[:1] if 'absent' in names else None
+    client = lambda i, own=answers, away=absent: linear_model.client(
+      i, y=i - 1.5, x=0.1 * (i + 1), width=_WIDTHS[-1], answer=own.get(i), absent=away
+    )
+    run.data.append([client(int(i)) for i in cohort])
+    run.outputs.append(process.next(state, run.data[-1]))
+    state = run.outputs[-1].state
+    run.ledger.append(plan.record(run.outputs[-1], cohort))
+  return run
+
+
+class _Clients:
+  """What the clients of a plan say of themselves, round by round."""
+
+  def __init__(self, plan):
+    self._guarded = guarded_clients.GuardedClients(plan, b'of the simulation') if plan.holds_noise else None
+    self._is_stale = plan.mechanism.facts.staleness is not None
+
+  def own(self, round_num, cohort):
+    answers = self._guarded.answers(round_num, cohort) if self._guarded is not None else {}
+    return [
+      collections.OrderedDict(
+        client_id=np.int64(i),
+        **({'staleness': np.int32(i % 3)} if self._is_stale else {}),
+        **({'answer': answers[i]} if answers else {}),
+      )
+      for i in map(int, cohort)
+    ]
+
+
+def _updates(cohort):
+  """An update for each client, of norms from 0.1 to 100."""
+  generator, scales = np.random.default_rng(len(cohort)), np.geomspace(0.1, 100, max(len(cohort), 1))
+  return [
+    [np.float32(scale * generator.normal(size=spec.shape)) for spec in _SPECS] for _, scale in zip(cohort, scales)
+  ]
+
+
+def _leaves(value):
+  return [np.asarray(leaf) for leaf in tf.nest.flatten(value)]
+
+
+def _assert_same(found, expected):
+  assert len(_leaves(found)) == len(_leaves(expected))
+  for one, other in zip(_leaves(found), _leaves(expected)):
+    np.testing.assert_array_equal(one, other)
+
+
+def _rate(round_num):
+  return tf.pow(0.5, tf.cast(round_num, tf.float32))
+
+
+class MechanismContract:
+  """See the module. A subclass has a fixture `plan`, of the scope of a class."""
+
+  @pytest.fixture(scope='class', autouse=True)
+  def context(self):
+    with runtime.activate(runtime.RuntimeConfig(device='cpu', num_threads=2)):
+      yield
+
+  @pytest.fixture(scope='class')
+  def run(self, plan, context):
+    return run_of(plan)
+
+  @staticmethod
+  def is_lifted(plan):
+    """Whether its rounds are pure functions, which the one aggregation factory lifts to TFF."""
+    return plan.mechanism.server_parts(linear_model.functional, MODEL, None) is None
+
+  @pytest.fixture(scope='class')
+  def lifted(self, plan, context):
+    """The plan's pure functions, and the aggregation process that they make in TFF."""
+    if not self.is_lifted(plan):
+      pytest.skip('It has a TFF computation of its own.')
+    pure = pure_rounds.Process(plan.mechanism, _SPECS, MODEL.layers, _rate)
+    own = collections.OrderedDict(client_id=np.int64, **{name: _OWN[name] for name in pure.rounds.own_fields})
+    factory = aggregation.AggregationFactory(plan.mechanism, MODEL.layers, _rate)
+    return pure, factory.create(tff.to_type([(np.float32, list(spec.shape)) for spec in _SPECS]), tff.to_type(own))
+
+  def test_its_rounds_in_tff_are_those_of_its_functions(self, plan, lifted):
+    pure, process = lifted
+    clients, state = _Clients(plan), process.initialize()
+    expected = state  # Two initial states have two keys.
+    for round_num, cohort in enumerate(SCHEDULE, 1):
+      own = clients.own(round_num, cohort)
+      output = process.next(state, _updates(cohort), own)
+      if not own and plan.holds_noise:  # As a plain function, such a round needs somebody's answer.
+        state = expected = output.state
+        continue
+      found = pure.next(expected, _updates(cohort), own)
+      for name in ('state', 'result', 'measurements'):
+        one, other = _leaves(getattr(output, name)), _leaves(getattr(found, name))
+        assert len(one) == len(other)
+        for a, b in zip(one, other):
+          np.testing.assert_allclose(np.float64(a), np.float64(b), rtol=2e-6, atol=1e-6, err_msg=f'{name} of {cohort}')
+      assert list(output.measurements) == list(found.measurements)
+      state, expected = output.state, found.state
+
+  def test_the_order_of_the_cohort_does_not_matter(self, plan, lifted):
+    _, process = lifted
+    updates, own = _updates(SCHEDULE[0]), _Clients(plan).own(1, SCHEDULE[0])
+    state = process.initialize()
+    first, second = (process.next(state, updates[::step], own[::step]) for step in (1, -1))
+    for a, b in zip(_leaves(first.result), _leaves(second.result)):
+      np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+  def test_bad_ids_are_refused(self, lifted):
+    pure, process = lifted
+    if 'answer' in pure.rounds.own_fields:
+      pytest.skip('No guard answers for such a client.')
+    bad = [([0, NUM_CLIENTS], rf'Client ids must lie in \[0, {NUM_CLIENTS}\), .*; found \[(0 )?5\]')]
+    bad.append(([-1, 1], 'Client ids must lie in'))
+    if not pure.rounds.own_fields:  # A buffer can hold a client twice.
+      bad.append(([4, 4], 'appears twice'))
+    for ids, message in bad:
+      own = [{'client_id': np.int64(i), **dict.fromkeys(pure.rounds.own_fields, np.int32(0))} for i in ids]
+      with pytest.raises(Exception, match=message):
+        process.next(process.initialize(), _updates(ids), own)
+
+  def test_it_compiles_to_mergeable_form_if_it_has_one_level(self, lifted):
+    pure, process = lifted
+    if pure.rounds.secure_bounds is not None:
+      pytest.skip('That form has no secure sums.')
+    if not pure.rounds.clips_by_this_round:
+      form = tff.backends.native.compile_to_mergeable_comp_form(process.next)
+      assert isinstance(form, tff.framework.MergeableCompForm)
+    else:
+      with pytest.raises(ValueError, match='aggregate dependent on another'):
+        tff.backends.native.compile_to_mergeable_comp_form(process.next)
+
+  def test_a_resumed_run_is_the_uninterrupted_one(self, run):
+    found = run.process.next(run.state_before(2), run.data[1])
+    if getattr(getattr(run.plan.mechanism, 'stock', None), 'takes_noise_seed', True):
+      _assert_same(found, run.outputs[1])
+    else:  # TFF draws the noise of these from no seed.
+      one, other = (run.plan.record(output, SCHEDULE[1]) for output in (found, run.outputs[1]))
+      tf.nest.map_structure(np.testing.assert_array_equal, one, other)
+
+  def test_what_is_planned_is_spent(self, run):
+    facts = run.plan.mechanism.facts
+    if facts.unplannable:
+      with pytest.raises(accounting.NoBoundError):
+        run.plan.planned_ledger(SCHEDULE)
+      return
+    if not facts.adds_noise:
+      pytest.skip('Without noise, no budget is spent.')
+    found, planned = (one.state_dict() for one in (run.ledger, run.plan.planned_ledger(SCHEDULE)))
+    for name in found.keys() - _NOT_PLANNED:
+      if found[name].dtype.kind == 'f':
+        np.testing.assert_allclose(found[name], planned[name], rtol=1e-5, err_msg=name)
+      else:
+        np.testing.assert_array_equal(found[name], planned[name], err_msg=name)
+
+  def test_figures_are_the_same_live_and_loaded(self, run, tmp_path):
+    files.write(str(tmp_path / 'ledger.npz'), files.npz(run.ledger.state_dict()))
+    loaded = accounting.RunLedger.load(tmp_path / 'ledger.npz')
+    _assert_same(loaded.state_dict(), run.ledger.state_dict())
+    live, again = (run.plan.report(one, SCHEDULE) for one in (run.ledger, loaded))
+    assert again.as_dict() == live.as_dict() and str(again) == str(live)
+    if live.formal.epsilon is not None:
+      assert again.formal.epsilon.tobytes() == live.formal.epsilon.tobytes()
+
+  def test_another_cohort_is_not_recorded(self, run):
+    for cohort in ([2], [1, 1], [1, NUM_CLIENTS], [-1, 2], [1.0, 2.0]):
+      with pytest.raises(ValueError):
+        run.plan.record(run.outputs[1], cohort)
+
+  def test_its_value_names_all_that_the_account_depends_on(self, run):
+    plan, value = run.plan, json.loads(run.plan.fingerprint)
+    assert isinstance(value, dict) and value
+    if plan.mechanism.facts.is_certified:
+      name = registry.name_of(plan.config, folders.MECHANISMS)
+      assert folders.read_mechanism(name, json.loads(json.dumps(registry.value_of(plan.config)))) == plan.config
+
+  def test_what_leaves_clients_is_what_is_stated(self, run):
+    plan = run.plan
+    tensors = [
+      (uri, name, tensor.compact_representation())
+      for uri, value in leaving_clients.leaving_clients(run.process.next)
+      for name, tensor in leaving_clients.tensors(value)
+    ]
+    assert tensors
+    if plan.mechanism.facts.is_certified:
+      assert list(plan.leaving) == tensors
+    elif self.is_lifted(plan) and plan.extension is None:
+      pure = pure_rounds.Process(plan.mechanism, [spec.shape for spec in _SPECS], plan.model.layers, _rate).rounds
+      own = dict(client_id=tf.constant(0, tf.int64), staleness=tf.constant(0))
+      report = pure.report([tf.zeros(spec.shape) for spec in _SPECS], own, pure.announce(pure.initial_state()))
+      metrics = {'loss', 'num_examples', 'num_batches'} if plan.client_metrics else set()
+      positions = {str(i) for i in range(len(_SPECS))} if pure.needs_each_update else set()
+      names = {name.rpartition('.')[2] for _, name, _ in tensors} - {''}
+      assert names <= {'client_id', *report.keys()} - set(pure.kept_fields) | metrics | positions
+
+  def test_its_certificate_is_valid(self, run, tmp_path):
+    if not run.plan.mechanism.facts.is_certified:
+      pytest.skip('It gets no certificate.')
+    folder, plan = str(tmp_path / 'certified'), run.plan
+    model = linear_model.weights(run.process, run.outputs[-1].state)
+    written = certificates.write(folder, plan, run.ledger, model, _ABOUT)
+    verdict = certificates.verify(folder)
+    assert not verdict.problems and verdict.statement == written['statement']
+    content = folders.read(folder)
+    assert content.plan.config == plan.config and list(content.leaving) == list(plan.leaving)
+    live, loaded = (
+      of.report(ledger, SCHEDULE).formal.epsilon for of, ledger in ((plan, run.ledger), (content.plan, content.ledger))
+    )
+    assert loaded.tobytes() == live.tobytes() and live.max() <= plan.config.epsilon
+    assert written['leaves_clients'] == [dict(zip(('by', 'value', 'type'), one)) for one in plan.leaving]

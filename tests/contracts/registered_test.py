@@ -1,0 +1,166 @@
+"""Whatever is registered keeps the contract of its kind. The cases come from the registries."""
+
+import functools
+import inspect
+import types
+
+import numpy as np
+import pytest
+
+from quap_tff import methods
+from quap_tff import plans
+from quap_tff.certificates.folders import folder as folders
+from quap_tff.common import registry
+from quap_tff.mechanisms import mechanism as mechanism_lib
+from quap_tff.mechanisms import sparsity
+from quap_tff.mechanisms.certified import weight_rules
+from quap_tff.mechanisms.noise import correlation
+from quap_tff.mechanisms.parts import budgets
+from quap_tff.mechanisms.parts import clip_rules
+from quap_tff.mechanisms.parts import participation
+from quap_tff.mechanisms.parts import robust
+from quap_tff.mechanisms.parts import weighting
+from quap_tff.mechanisms.quap import pt_adp
+from quap_tff.mechanisms.quap.config import NoiseConfig
+from quap_tff.mechanisms.quap.config import QuapConfig
+from tests.contracts import mechanisms
+from tests.quap_tff import examples
+
+pytestmark = pytest.mark.slow
+
+_BUDGET = budgets.BudgetConfig(epsilon_total=3.0, num_rounds=4, round_rule='uniform')
+_RATES = participation.ParticipationConfig(warmup_rounds=1)
+
+
+def _method(name):
+  """The plan of a method with its default parameters."""
+  plan = methods.parse(name, dict(epsilon=3.0, gaussian_calibration='analytic')).plan(mechanisms.setting())
+  if hasattr(plan.extension, 'with_examples'):
+    plan.extension = plan.extension.with_examples(
+      types.SimpleNamespace(x=np.ones([2, 1], np.float32), y=np.ones([2, 2], np.float32))
+    )
+  return plan
+
+
+def _quap(options=(), **changes):
+  fields = dict(
+    num_clients=mechanisms.NUM_CLIENTS,
+    budget=_BUDGET,
+    participation=_RATES,
+    clip=clip_rules.Fixed(1.0),
+    clip_scope='all_layers',
+    noise=NoiseConfig('server', calibration='analytic', seed=1),
+    critical_layers='all',
+  )
+  return plans.Plan(QuapConfig(**{**fields, **changes}), **dict(options))
+
+
+def _certified(**changes):
+  fields = dict(
+    num_clients=mechanisms.NUM_CLIENTS,
+    clip=clip_rules.Fixed(0.5),
+    correlation=correlation.Independent(),
+    participation=_RATES,
+  )
+  if not isinstance(changes.get('correlation'), correlation.Held):
+    fields['weights'] = weight_rules.Uniform()
+  return plans.certified_plan(examples.guarantee(**{**fields, **changes}), mechanisms.SCHEDULE)
+
+
+def _noise(name):
+  return _certified(correlation=registry.parse_spec('noise correlation', name, correlation.FAMILIES))
+
+
+def _clip_rule(name):
+  rule = registry.parse_spec('clip rule', name, clip_rules.RULES)
+  is_bounded = rule.uses_current_norms or np.isfinite(rule.initial_norm)
+  return _quap(clip=rule, noise=NoiseConfig('server' if is_bounded else 'none', calibration='analytic', seed=1))
+
+
+def _weights(name):
+  rule = registry.parse_spec('weight rule', name, weight_rules.RULES)
+  return _certified(weights=rule, own_epsilon=(3.0, 1.0, 2.0, 3.0, 1.0) if rule.needs_own_bounds else None)
+
+
+# Kinds of registered choices: their registry, and a plan of the contract for a name in it.
+KINDS = {
+  'method': (methods.METHODS, _method),
+  'noise': (correlation.FAMILIES, _noise),
+  'clip rule': (clip_rules.RULES, _clip_rule),
+  'weight rule': (weight_rules.RULES, _weights),
+  'round budget': (budgets.ROUND_RULES, lambda name: _quap(budget=budgets.BudgetConfig(3.0, 4, round_rule=name))),
+  'aggregator': (robust.AGGREGATORS, lambda name: _quap(aggregator=robust.AGGREGATORS[name]())),
+  'sparsity': (
+    sparsity.SPARSITIES,
+    lambda name: _quap(dict(sparsity=registry.parse_spec('sparsity', name, sparsity.SPARSITIES), sparsity_seed=1)),
+  ),
+}
+# Options that are no names in a registry, and certified rounds with more than one of them.
+_FURTHER = {
+  'clip of the round before, rates by EMA, noise on a layer': lambda: _quap(
+    clip=clip_rules.QuantileEma(timing='previous', initial_clip=1.0),
+    participation=participation.ParticipationConfig('ema', 0.3, warmup_rounds=1),
+    clip_scope='critical',
+    critical_layers='final_dense',
+  ),
+  'counted norms, noise of clients': lambda: _quap(
+    clip=clip_rules.PrivateQuantile(), noise=NoiseConfig('client', calibration='analytic', seed=1)
+  ),
+  'pseudo-gradients': lambda: _quap(update_scale='pseudo_gradient'),
+  'budgets with a state': lambda: _quap(
+    budget=budgets.BudgetConfig(1.0, 6, client_rule=pt_adp.PtAdp(0.1, 0.5), round_rule='each_own')
+  ),
+  'weighted by clusters': lambda: _quap(
+    weighting=weighting.Clusters(2), budget=budgets.BudgetConfig(1.0, 6, round_rule='each_own')
+  ),
+  'certified, counted norms, split': lambda: _certified(
+    clip=clip_rules.PrivateQuantile(0.5, 1.0, count_stddev=20.0), clip_split='size'
+  ),
+  'certified, correlated, online': lambda: _certified(
+    correlation=correlation.Blt((0.3, 0.2), (0.9, 0.5)), weights=weight_rules.Online()
+  ),
+}
+
+
+def _cases():
+  found = {f'{kind} {name}': functools.partial(make, name) for kind, (names, make) in KINDS.items() for name in names}
+  return {**found, **_FURTHER}
+
+
+CASES = _cases()
+
+
+class TestRegistered(mechanisms.MechanismContract):
+  @pytest.fixture(scope='class', params=CASES)
+  def plan(self, request):
+    return CASES[request.param]()
+
+
+def _concrete(base):
+  """The classes of this project below `base` that can be made, but for those that tests have."""
+  for one in base.__subclasses__():
+    if not inspect.isabstract(one) and one.__module__.startswith('quap_tff.'):
+      yield one
+    yield from _concrete(one)
+
+
+def test_each_mechanism_has_a_case():
+  found = [make() for make in CASES.values()]
+  kinds = {type(plan.mechanism) for plan in found} | {type(plan.config) for plan in found}
+  assert not set(_concrete(mechanism_lib.Mechanism)) - kinds
+  assert set(folders.MECHANISMS.values()) <= kinds
+
+
+def test_whatever_is_registered_now_has_a_case():
+  assert _cases().keys() == CASES.keys()
+
+
+def test_what_cannot_be_made_by_its_name_alone_fails(monkeypatch):
+  class NeedsMore(clip_rules.ClipRule):
+    def __init__(self, more):
+      super().__init__()
+
+  monkeypatch.setitem(clip_rules.RULES, 'needs_more', NeedsMore)
+  assert _cases().keys() - CASES.keys() == {'clip rule needs_more'}
+  with pytest.raises(TypeError):
+    _cases()['clip rule needs_more']()

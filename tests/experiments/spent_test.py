@@ -1,0 +1,61 @@
+"""Runs of experiments.train that begin with what clients have spent in an earlier run."""
+
+import numpy as np
+import pytest
+
+from experiments import verify
+from quap_tff import accounting
+from quap_tff.common.numbers import tradeoff
+from tests.experiments import harness
+
+# Uneven: some clients have nothing left after the first run, or little.
+_ARGUMENTS = (*harness.TINY, '--participation=beta:a=0.5,b=2')
+
+
+def _run(path, *arguments):
+  return harness.main(*_ARGUMENTS, '--algorithm=certified', *arguments, f'--output_dir={path}')
+
+
+@pytest.fixture(scope='module')
+def first(tmp_path_factory):
+  path = tmp_path_factory.mktemp('runs') / 'first'
+  assert _run(path, '--stop_after=6') == 0
+  return path
+
+
+@pytest.mark.parametrize(
+  'file, algorithm',
+  [('ledger.npz', 'certified:noise=ar1,weights=online'), ('clients.csv', 'certified:trust=secure_sum,noise=held')],
+)
+def test_the_second_run_counts_from_the_first(file, algorithm, first, tmp_path, capsys):
+  second = tmp_path / 'second'
+  arguments = f'--algorithm={algorithm}', f'--spent={first / file}', '--seed=43'
+  assert _run(second, *arguments, '--stop_after=3') == 0
+  assert _run(second, *arguments) == 0  # It is resumed.
+  assert verify.main(['verify', str(second)]) == 0
+  assert 'The account does not begin at 0' in capsys.readouterr().out
+  before, total = (accounting.read_spent(path / 'ledger.npz') for path in (first, second))
+  assert (total >= before * (1 - 1e-9)).all() and (total > before + 1e-3).any()
+  assert (tradeoff.epsilon_of(np.sqrt(total), 1e-5) <= 4).all()
+  epsilon = [float(row['formal_epsilon']) for row in harness.table(second / 'clients.csv')]
+  assert max(epsilon) <= 4 and epsilon[0] >= tradeoff.epsilon_of(np.sqrt(total[0]), 1e-5)
+  for name in ('run.json', 'mechanism.json', 'certificate.json'):
+    assert str(first) not in (second / name).read_text(encoding='utf-8')
+  # Another file is another run.
+  assert _run(second, *arguments, f'--spent={second / "ledger.npz"}') == 1
+  assert 'spent' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+  'arguments, said',
+  [
+    (['--algorithm=certified', '--spent={}/ledger.npz', '--num_clients=7'], 'has 8 clients, and this run has 7'),
+    (['--algorithm=certified', '--spent={}/ledger.npz', '--epsilon=1'], 'have spent more before than they may in all'),
+    (['--algorithm=certified', '--spent={}/nothing.npz'], 'nothing.npz'),
+    (['--algorithm=certified', '--spent={}/run.json'], 'not a whole file of a gate'),
+    (['--algorithm=certified', '--spent=sha256:00'], 'sha256:00'),
+    (['--algorithm=quap', '--spent={}/ledger.npz'], 'spent'),
+  ],
+)
+def test_refuses_before_data_are_read(arguments, said, first):
+  assert said in harness.refusal(*_ARGUMENTS, *(one.format(first) for one in arguments))
