@@ -39,11 +39,7 @@ class Server:
     plan = self.bundle.plan
     if plan is None or self.ledger is None or not plan.mechanism.facts.is_certified:
       return np.ones(len(cohort), np.float32)
-    rounds = self.ledger.state_dict()
-    parts = [np.split(rounds[name], rounds['offsets'][1:-1]) for name in ('clients', 'weights')]
-    before, kept = parts if self.done else ([], [])
-    before = [one.astype(np.int64) for one in before]
-    return plan.config.simulated([*before, cohort], kept)[-1].weights
+    return plan.ask(self.ledger, cohort)
 
   def release(self, total: player.Sums, cohort: np.ndarray) -> None:
     """Plays the server's part of the next round.

@@ -113,6 +113,11 @@ class Enrolled:
         owners[client] = name
       self.clients[key] = clients
 
+  @property
+  def everybody(self) -> np.ndarray:
+    """int64[N], ascending: the clients of all nodes."""
+    return np.sort(np.concatenate([np.zeros(0, np.int64), *self.clients.values()]))
+
   def present(self, nodes: Iterable[Any], cohort: np.ndarray) -> Mapping[int, np.ndarray]:
     """int64[M_k] by node id: those of the cohort who are at each node that is connected, if anybody is.
 
@@ -120,9 +125,13 @@ class Enrolled:
       nodes: From `Grid.get_nodes`. Flower has checked that each holds its private key.
       cohort: int64[M], clients.
     """
-    at = {node.node_id: self.clients.get(bytes(node.public_key), cohort[:0]) for node in nodes}
-    found = {node: np.intersect1d(clients, cohort) for node, clients in at.items()}
-    return {node: clients for node, clients in found.items() if len(clients)}
+    return those_of({node.node_id: self.clients.get(bytes(node.public_key), cohort[:0]) for node in nodes}, cohort)
+
+
+def those_of(clients: Mapping[int, np.ndarray], cohort: np.ndarray) -> Mapping[int, np.ndarray]:
+  """int64[M_k] by node id: the clients of nodes that are in a cohort, without the nodes that have none."""
+  found = {node: np.intersect1d(own, cohort) for node, own in clients.items()}
+  return {node: own for node, own in found.items() if len(own)}
 
 
 def _card(path: str) -> tuple[bytes, np.ndarray]:

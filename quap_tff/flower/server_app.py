@@ -10,6 +10,9 @@ Its configuration is in the folder that `python -m quap_tff.flower app` makes:
     seconds       how long a round waits for answers, and a server for nodes
     quorum        share of the planned clients without whom a round does not begin; with a trusted server, it is tried
                   again if fewer answer
+
+The first round after a start waits for all clients that may come, as long as `seconds`: nodes come one after another,
+and again after a server was lost. Where the plan has no schedule, all enrolled clients count as planned.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 import logging
 import time
-from typing import Any, Callable
+from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid
@@ -34,6 +37,7 @@ _LOG = logging.getLogger('flwr')
 # How often a round is tried before the run stops.
 _TRIES = 3
 _SECONDS_BETWEEN_LOOKS = 1.0
+_NOBODY = np.zeros(0, np.int64)
 
 app = ServerApp()
 
@@ -56,17 +60,18 @@ def play(run: server_run.ServerRun, grid: Grid, config: Mapping[str, Any], sum_o
   Raises:
     ValueError: If not enough clients came. The run can go on when they are there.
   """
-  seconds, quorum, tries = float(config['seconds']), float(config['quorum']), 0
+  seconds, quorum, tries, awaited = float(config['seconds']), float(config['quorum']), 0, 1.0
   while not run.is_over:
     began, number = time.monotonic(), run.round_num
-    nodes = _present(run, grid, str(config['enrolment']), seconds, quorum)
-    cohort = np.sort(np.concatenate([np.zeros(0, np.int64), *nodes.values()]))
-    announced = run.announce(cohort, quorum, seconds) if len(cohort) else None
+    nodes, least = _present(run, grid, config, awaited)
+    awaited = quorum
+    announced = run.announce(np.sort(np.concatenate([_NOBODY, *nodes.values()])), least, seconds)
     if announced is None:
       run.give_up()
       _LOG.info('Round %d: the account lets nobody come.', number)
       continue
-    found = sum_of(grid, nodes, announced)
+    cohort = announced.cohort
+    found = sum_of(grid, enrolment.those_of(nodes, cohort), announced)
     if len(found.came) < announced.least and not run.holds_noise:
       tries += 1
       if tries < _TRIES:
@@ -82,19 +87,25 @@ def play(run: server_run.ServerRun, grid: Grid, config: Mapping[str, Any], sum_o
 
 
 def _present(
-  run: server_run.ServerRun, grid: Grid, folder: str, seconds: float, quorum: float
-) -> Mapping[int, np.ndarray]:
-  """int64[M_k] by node id: the clients of the next round that are there. Waits until these are enough."""
-  planned, ends = run.planned(), time.monotonic() + seconds
-  look: Callable[[], Mapping[int, np.ndarray]] = lambda: enrolment.Enrolled(folder).present(grid.get_nodes(), planned)
-  nodes = look()
-  while sum(map(len, nodes.values())) < quorum * len(planned):
-    if time.monotonic() > ends:
-      there = sum(map(len, nodes.values()))
+  run: server_run.ServerRun, grid: Grid, config: Mapping[str, Any], awaited: float
+) -> tuple[Mapping[int, np.ndarray], int]:
+  """Waits for a share of the clients that may come in the next round, and goes on with a quorum when time is over.
+
+  Returns:
+    int64[M_k] by node id: the clients that are there; and how many a quorum are.
+  """
+  seconds, quorum = float(config['seconds']), float(config['quorum'])
+  ends = time.monotonic() + seconds
+  while True:
+    enrolled = enrolment.Enrolled(str(config['enrolment']))
+    allowed = run.allowed(enrolled.everybody)
+    nodes = enrolled.present(grid.get_nodes(), allowed)
+    there, least, is_late = sum(map(len, nodes.values())), int(np.ceil(quorum * len(allowed))), time.monotonic() > ends
+    if there >= awaited * len(allowed) or (is_late and there >= least):
+      return nodes, least
+    if is_late:
       raise ValueError(
-        f'{there} of {len(planned)} clients of round {run.round_num} are there, after {seconds:g} seconds. Start their '
+        f'{there} of {len(allowed)} clients of round {run.round_num} are there, after {seconds:g} seconds. Start their '
         'nodes, or lower quorum, and run this again: it goes on.'
       )
     time.sleep(_SECONDS_BETWEEN_LOOKS)
-    nodes = look()
-  return nodes

@@ -26,6 +26,7 @@ from quap_tff.bundle import simulation
 from quap_tff.common import files
 from quap_tff.flower import messages
 from quap_tff.flower import sums
+from quap_tff.plans import plan as plans
 
 CHECKPOINT, LOCK, RESULT = 'checkpoint', '.lock', 'run'
 _NOBODY = np.zeros(0, np.int64)
@@ -38,7 +39,7 @@ class ServerRun:
 
   Attributes:
     server: State, ledger and average.
-    cohorts: int64[M_t], the clients that are planned for each round.
+    cohorts: int64[M_t], the clients that are planned for each round. Where nobody planned them, their number counts.
     rounds: Of each round, int64[M] who was announced, and int64[M'] who came. Where clients hold the noise, a round is
       here as soon as it is announced.
     holds_noise: Whether clients hold the noise.
@@ -55,7 +56,9 @@ class ServerRun:
     self.rounds: list[tuple[np.ndarray, np.ndarray]] = []
     plan = bundle.plan
     self.holds_noise = plan is not None and plan.holds_noise
-    self._counts_all = plan is not None and plan.mechanism.facts.is_certified and not self.holds_noise
+    is_certified = plan is not None and plan.mechanism.facts.is_certified
+    self._is_open = is_certified and plan.cohorts == plans.AS_THEY_CAME
+    self._counts_all = is_certified and not self.holds_noise and not self._is_open
     self._threshold = plan.config.threshold if plan is not None and self.holds_noise else None
     os.makedirs(folder, mode=0o700, exist_ok=True)
     self._lock = open(os.path.join(folder, LOCK), 'w')  # Held as long as this process lives.
@@ -82,23 +85,30 @@ class ServerRun:
     """Whether all planned rounds were played."""
     return self.server.done == len(self.cohorts)
 
-  def planned(self) -> np.ndarray:
-    """int64[M], who may come in the next round by the plan and by the account."""
-    cohort = np.asarray(self.cohorts[self.server.done], np.int64)
-    return cohort[self.server.ask(cohort) > 0]
-
-  def announce(self, cohort: np.ndarray, quorum: float, seconds: float) -> Optional[messages.Announced]:
-    """What the next round's nodes are told; None if the account does not let these clients come together.
+  def allowed(self, enrolled: np.ndarray) -> np.ndarray:
+    """int64[M], who may come in the next round by the plan and by the account.
 
     Args:
-      cohort: int64[M], ascending: of those who are planned, the ones that are present.
-      quorum: With a server that is trusted, the smallest share of the planned clients with which a round counts.
+      enrolled: int64[N], all clients that are enrolled. Where no cohorts are planned, these may come.
+    """
+    return self._paid(enrolled if self._is_open else np.asarray(self.cohorts[self.server.done], np.int64))
+
+  def _paid(self, clients: np.ndarray) -> np.ndarray:
+    return clients[self.server.ask(clients) > 0] if len(clients) else clients
+
+  def announce(self, present: np.ndarray, least: int, seconds: float) -> Optional[messages.Announced]:
+    """What the next round's nodes are told; None if the account lets nobody come.
+
+    Args:
+      present: int64[M], ascending: of those who may come, the ones that are there. Where clients hold the noise, fewer
+        of them have less of it, so the account may let fewer come.
+      least: With a server that is trusted, the smallest number of clients with which a round counts.
       seconds: How long the server waits.
     """
-    least = int(np.ceil(quorum * len(self.planned())))
+    cohort = self._paid(present)
+    if not len(cohort):
+      return None
     if self.holds_noise:
-      if not self.server.ask(cohort).all():
-        return None
       least = len(cohort) if self._threshold is None else int(np.ceil(self._threshold * len(cohort)))
     self.rounds[self.server.done :] = [(cohort, _NOBODY)]
     if self.holds_noise:
@@ -119,8 +129,8 @@ class ServerRun:
   def release(self, found: sums.Summed) -> None:
     """Ends a round with its sum.
 
-    With a certified plan and a trusted server, everybody who is planned is charged, and those who did not come count
-    as clients whose update is zero. So the account is the planned one, whoever is lost.
+    With planned cohorts and a trusted server, everybody who is planned is charged, and those who did not come count as
+    clients whose update is zero. So the account is the planned one, whoever is lost. Cohorts as they come are charged.
     """
     done, total, cohort = self.server.done, found.total, found.came
     if self._counts_all:
