@@ -79,9 +79,12 @@ def main(argv: Sequence[str]) -> int:
       print(f'{arguments.folder} holds the keys of the node. Give the server {arguments.folder}/{enrolment.CARD}.')
       return 0
     if arguments.command == 'node':
-      config = {'clients': enrolment.clients_text(arguments.folder), **{n: getattr(arguments, n) for n in _OF_NODE}}
+      node_config = {
+        'clients': enrolment.clients_text(arguments.folder),
+        **{n: getattr(arguments, n) for n in _OF_NODE},
+      }
       node_program.main(
-        config,
+        node_config,
         [
           f'--superlink={arguments.superlink}',
           f'--root-certificates={arguments.root_certificates}',

@@ -102,8 +102,8 @@ def read_round(content: RecordDict, bundle: player.Bundle) -> tuple[Any, Sequenc
   _check_versions(config)
   if config.get('bundle') != bundle.digest:
     raise RefusedError(
-      f'The server plays a bundle with the digest {config.get("bundle")}, and this node has {bundle.digest}. Give both the '
-      'same one.'
+      f'The server plays a bundle with the digest {config.get("bundle")}, and this node has {bundle.digest}. Give both '
+      'the same one.'
     )
   try:
     message = _packed(bundle.message_type, content.array_records['message'], 'message')

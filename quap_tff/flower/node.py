@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import functools
 import importlib
 import os
@@ -83,7 +83,7 @@ class Node:
       total = self.bundle.add(total, self.bundle.work(data, message))
     return messages.Answer(history[-1].round_num, total, np.array(clients, np.int64))
 
-  def _guarded(self, history: list[messages.Link], clients: list[int]) -> dict[int, Any]:
+  def _guarded(self, history: Sequence[messages.Link], clients: list[int]) -> dict[int, Any]:
     """The answers of the clients' guards. They write down what was announced before they answer."""
     plan = guard.PublicPlan.of(self.bundle.plan)
     try:

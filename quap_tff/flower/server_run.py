@@ -56,12 +56,12 @@ class ServerRun:
     self.rounds: list[tuple[np.ndarray, np.ndarray]] = []
     plan = bundle.plan
     self.holds_noise = plan is not None and plan.holds_noise
-    is_certified = plan is not None and plan.mechanism.facts.is_certified
-    self._is_open = is_certified and plan.cohorts == plans.AS_THEY_CAME
-    self._counts_all = is_certified and not self.holds_noise and not self._is_open
+    certified = plan if plan is not None and plan.mechanism.facts.is_certified else None
+    self._is_open = certified is not None and certified.cohorts == plans.AS_THEY_CAME
+    self._counts_all = certified is not None and not self.holds_noise and not self._is_open
     self._threshold = plan.config.threshold if plan is not None and self.holds_noise else None
     os.makedirs(folder, mode=0o700, exist_ok=True)
-    self._lock = open(os.path.join(folder, LOCK), 'w')  # Held as long as this process lives.
+    self._lock = open(os.path.join(folder, LOCK), 'w')  # noqa: SIM115  # Held as long as this process lives.
     try:
       fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

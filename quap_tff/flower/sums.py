@@ -1,4 +1,4 @@
-"""How the server obtains the sum of a round from nodes: by a function of `Sum`, which a protocol of its own replaces."""
+"""How the server obtains the sum of a round from nodes: by a `Sum`, which another protocol replaces."""
 
 from __future__ import annotations
 

@@ -193,5 +193,5 @@ def _check_lies(started):
     'another bundle': 'Give both the same one',
     'another version of Flower': 'Install one version of it on all machines',
   }.items():
-    (line,) = [line for line in said.splitlines() if f'LIE {name}: ' in line]
+    (line,) = (line for line in said.splitlines() if f'LIE {name}: ' in line)
     assert 'refuses' in line and answer in line, line
