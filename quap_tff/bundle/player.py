@@ -111,7 +111,9 @@ class Bundle:
 
   def zero(self) -> Sums:
     """The sum over no clients."""
-    return Sums(self._graphs['zero'](), _map(np.zeros_like, self.modulus))
+    secure = self.sums_types.secure
+    zeros = (np.zeros(one['shape'], one['dtype']) for one in values.types(secure))
+    return Sums(self._graphs['zero'](), values.pack(secure, zeros))
 
   def add(self, total: Sums, update: Sums) -> Sums:
     """The sum with one more client."""
