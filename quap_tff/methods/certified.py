@@ -130,6 +130,11 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Spent, p
         raise ValueError(
           'colluders: no ε against them is stated for cohorts as they come. Leave colluders or expected out.'
         )
+      if isinstance(self.weights, weight_rules.SpendEvenly) and not self.holds_noise:
+        raise ValueError(
+          'weights=spend_evenly spreads each budget over the rounds of its client, so it needs a schedule, and with '
+          'expected there is none. Leave one of them out.'
+        )
     self._clip_rule(1.0)
     if self.weights.needs_own_bounds and not self.own:
       raise ValueError(

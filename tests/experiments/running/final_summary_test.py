@@ -301,7 +301,12 @@ class TestOtherEpsilon:
 
 
 class TestStoppedEarly:
-  _READING = {'rounds': 2, 'epsilon_max': 0.70001, 'epsilon_mean': 0.5}
+  _READING = {
+    'rounds': 2,
+    'epsilon_max': 0.70001,
+    'epsilon_mean': 0.5,
+    'why': 'the run may have ended because of what it released',
+  }
 
   def _stopped(self, **reading):
     return _summary(rounds=2, formal={'reading': {**self._READING, **reading}})

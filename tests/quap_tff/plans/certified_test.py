@@ -134,7 +134,7 @@ def test_refused_before_training(make, words):
 def _recorded(plan, ledger, cohort):
   """The ledger with one more round, in which those come who have a weight."""
   weights = plan.ask(ledger, cohort)
-  ledger.append(plan.config.cost(np.asarray(cohort), weights.astype(np.float64), 1.0))
+  ledger.append(plan.config.cost(np.asarray(cohort), weights.astype(np.float64), 1.0, ledger.num_rounds + 1))
   return weights
 
 
@@ -198,7 +198,7 @@ class TestAskWhereClientsHoldTheNoise:
       answers = guarded.answers(round_num, came)
       assert [float(answers[client]['weight']) for client in came] == weights[weights > 0].tolist()
       assert guarded.spent_max <= 1
-      ledger.append(plan.config.cost(came, weights[weights > 0].astype(np.float64), 1.0))
+      ledger.append(plan.config.cost(came, weights[weights > 0].astype(np.float64), 1.0, ledger.num_rounds + 1))
     assert 0 < waited < 12 * N and ledger.rounds.sum() > 12
 
   def test_it_is_the_largest_set_that_leaving_out_those_over_gives(self):
@@ -215,7 +215,7 @@ class TestAskWhereClientsHoldTheNoise:
         assert whole.any() == bool((weights == np.asarray(config.planned_weights, np.float32)[cohort]).all())
         checked += not whole.any()
         came = cohort[weights > 0]
-        ledger.append(config.cost(came, weights[weights > 0].astype(np.float64), 1.0))
+        ledger.append(config.cost(came, weights[weights > 0].astype(np.float64), 1.0, ledger.num_rounds + 1))
     assert checked
 
 
