@@ -28,9 +28,7 @@ _ABOUT = abouts.About('made-up numbers', 'They were written down.', 'Not tuned.'
 
 def _certified(schedule=tuple(examples.SCHEDULE), **changes):
   plan = quap_tff.certified_plan(
-    examples.guarantee(clip=clip_rules.Fixed(0.5), **changes),
-    schedule,
-    certificate='noise_seed' not in changes,
+    examples.guarantee(clip=clip_rules.Fixed(0.5), **changes), schedule, certificate='noise_seed' not in changes
   )
   plan.build_process(_MODEL_FN)
   return plan
