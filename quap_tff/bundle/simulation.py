@@ -19,7 +19,6 @@ from quap_tff import accounting
 from quap_tff import certificates
 from quap_tff.bundle import player
 from quap_tff.bundle import server as servers
-from quap_tff.certificates.folders import about as abouts
 from quap_tff.certificates.folders import folder as folders
 from quap_tff.common import files
 from quap_tff.mechanisms.held import guarded_clients
@@ -155,15 +154,11 @@ def no_data(bundle: player.Bundle, client: int) -> Any:
 
 
 def keep(
-  bundle: player.Bundle,
-  found: Outcome,
-  folder: str,
-  signing_key: Optional[str] = None,
-  about: Optional[abouts.About] = None,
+  bundle: player.Bundle, found: Outcome, folder: str, signing_key: Optional[str] = None, no_certificate: str = ''
 ) -> dict[str, Any]:
   """Writes a new folder with what came out: with its certificate if the run gets one.
 
-  `about` is what the issuer states, by default what the bundle has; tests, accuracy and date are of this run.
+  `no_certificate` says why it gets none, if that is known. The tests, accuracy and date that it states are of this run.
 
   Without one, these are final_model.npz, the trained tensors arr_0, arr_1, …; ledger.npz; and summary.json.
 
@@ -182,9 +177,11 @@ def keep(
     summary.update({f'test_{name}': test[name] if math.isfinite(test[name]) else None for name in ('accuracy', 'loss')})
   if plan is not None and ledger is not None:
     summary.update(plan.report(ledger, planned if found.rounds < len(planned) else None).as_dict())
-    if plan.mechanism.facts.is_certified:
+    if no_certificate:
+      summary['no_certificate'] = no_certificate
+    elif plan.mechanism.facts.is_certified:
       about = dataclasses.replace(
-        bundle.about if about is None else about,
+        bundle.about,
         tests=int(test is not None and found.rounds > 0),
         test_accuracy=summary.get('test_accuracy'),
         date=datetime.date.today().isoformat(),

@@ -12,7 +12,6 @@ never tells clients another history.
 from __future__ import annotations
 
 from collections.abc import Mapping
-import dataclasses
 import fcntl
 import io
 import os
@@ -30,8 +29,10 @@ from quap_tff.plans import plan as plans
 
 CHECKPOINT, LOCK, RESULT = 'checkpoint', '.lock', 'run'
 _NOBODY = np.zeros(0, np.int64)
-# What a certificate says of the method where nobody ran the protocol of a secure sum.
-_PLAIN_SUM = ', with sums that the server adds itself: no secure sum was run'
+_NO_SECURE_SUM = (
+  'Its clients hold the noise because nobody trusts the server, and no secure sum was run: the server saw the sum of '
+  'each node.'
+)
 
 
 class ServerRun:
@@ -148,21 +149,22 @@ class ServerRun:
     self.release(sums.Summed(self.bundle.zero(), _NOBODY))
 
   def write(self, test: Optional[Any], signing_key: Optional[str] = None) -> Mapping[str, Any]:
-    """Writes what comes out of the run, with its certificate. Returns the summary.
+    """Writes what comes out of the run, with its certificate if a server was trusted. Returns the summary.
 
     Args:
       test: Examples and labels that no client holds, or None.
       signing_key: File with an Ed25519 private key (PEM), or None.
     """
-    bundle = self.bundle
-    if self.holds_noise:
-      about = dataclasses.replace(bundle.about, algorithm=bundle.about.algorithm + _PLAIN_SUM)
-    else:
-      about = bundle.about
     path = os.path.join(self._folder, RESULT)
     if os.path.lexists(path):
       raise ValueError(f'{path} is there already: this run has ended. Give another output for another one.')
-    return simulation.keep(bundle, simulation.outcome(self.server, test), path, signing_key, about)
+    return simulation.keep(
+      self.bundle,
+      simulation.outcome(self.server, test),
+      path,
+      signing_key,
+      no_certificate=_NO_SECURE_SUM if self.holds_noise else '',
+    )
 
   def _keep(self) -> None:
     content = {
