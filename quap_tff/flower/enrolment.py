@@ -8,7 +8,7 @@ reads it anew before each round.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 import os
 import re
 import secrets
@@ -144,9 +144,3 @@ def _card(path: str) -> tuple[bytes, np.ndarray]:
     raise ValueError(
       f'{path} must have public_key and clients ({error}). Copy {CARD} of the node there again.'
     ) from None
-
-
-def names_of(clients: Sequence[int]) -> str:
-  """Some of the ids, for people."""
-  shown = ', '.join(map(str, clients[:5]))
-  return shown if len(clients) <= 5 else f'{shown} and {len(clients) - 5} more'
