@@ -187,7 +187,10 @@ def _check_lies(started):
   app = started.folder / 'lies'
   shutil.copytree(started.folder / 'app', app)
   file = app / 'pyproject.toml'
-  file.write_text(file.read_text().replace('quap_tff.flower.server_app', 'tests.quap_tff.flower.dishonest'))
+  # The folder of the run is locked by this process.
+  shutil.copytree(started.folder / 'out', started.folder / 'out_of_lies')
+  text = file.read_text().replace('quap_tff.flower.server_app', 'tests.quap_tff.flower.dishonest')
+  file.write_text(text.replace('/out"', '/out_of_lies"'))
   started.start_run('lies')
   started.wait_for('lies', 'LIES are over')
   said = started.text('lies')
