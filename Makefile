@@ -5,6 +5,7 @@
 # make test-fast   runs the fast ones in about 90 seconds; the others are marked as slow, see pytest.ini
 # make test-light  runs those that need no TensorFlow, with the newest Python and packages, see tests/light.py
 # make test-bundle plays exported rounds by the newest Python and TensorFlow, which takes 1 GB; CI leaves it out
+# make test-deploy runs servers and nodes over Flower as processes on this machine; the environment takes 1.5 GB, once
 # make lint        checks style and types
 # make docs        builds the documentation into build/site
 # make tutorial    runs docs/tutorial.ipynb and keeps its outputs in the file
@@ -37,7 +38,11 @@ LIGHT_SUITABLE := import sys, ensurepip, venv; v = sys.version_info; \
 # What the tests of bundles find if it is there: see tests/quap_tff/bundle/playing_test.py.
 BUNDLE_VENV := build/bundle_venv
 
-.PHONY: clean compare demo docs lint setup test test-bundle test-fast test-light tutorial
+# Flower, TensorFlow and pytest for the tests of runs between processes; made anew when pyproject.toml changes.
+DEPLOY_VENV := build/deploy_venv
+DEPLOY_READY := $(DEPLOY_VENV)/.ready
+
+.PHONY: clean compare demo docs lint setup test test-bundle test-deploy test-fast test-light tutorial
 
 demo: $(READY)
 	@$(PYTHON) -m experiments.demo
@@ -59,6 +64,15 @@ test-bundle: $(READY)
 	@$(NEWEST) -m venv --clear $(BUNDLE_VENV)
 	@$(BUNDLE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check ".[bundle]"
 	@$(PYTHON) -m pytest tests/quap_tff/bundle -rs
+
+test-deploy: $(READY) $(DEPLOY_READY)
+	@$(DEPLOY_VENV)/bin/python -m pytest tests/quap_tff/flower -rs
+
+$(DEPLOY_READY): pyproject.toml
+	@base=$(NEWEST); echo "Setting up $(DEPLOY_VENV) with $$($$base --version)."; $$base -m venv --clear $(DEPLOY_VENV)
+	@$(DEPLOY_VENV)/bin/python -m pip install --quiet --disable-pip-version-check ".[flower]" hypothesis pytest
+	@$(DEPLOY_VENV)/bin/python -m pip uninstall --quiet --yes quap_tff
+	@touch $@
 
 test-light:
 	@base=$(NEWEST); \

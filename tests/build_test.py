@@ -16,7 +16,11 @@ WITHOUT_TFF = (
   'quap_tff/accounting',
   'quap_tff/certificates',
   'quap_tff/bundle',
+  'quap_tff/flower',
 )
+
+# Of the extra `flower`: no environment has it together with TFF.
+OF_FLOWER = 'flwr'
 
 # Import name -> distribution, where they differ.
 DISTRIBUTIONS = {
@@ -116,7 +120,7 @@ def test_no_circle_of_files():
 @pytest.mark.skipif(sys.version_info < (3, 10), reason='Python 3.9 does not name its own modules.')
 def test_third_party_packages_are_required():
   required = re.findall(r'^([A-Za-z0-9._-]+)', (ROOT / 'requirements.txt').read_text(encoding='utf-8'), re.MULTILINE)
-  known = {re.sub('[-_.]+', '-', name).lower() for name in required}
+  known = {re.sub('[-_.]+', '-', name).lower() for name in (*required, OF_FLOWER)}
   for path in python_files('quap_tff', 'data', 'experiments', 'tests'):
     for module in modules_of(path):
       top = module.split('.')[0]

@@ -69,6 +69,7 @@ class Content(NamedTuple):
     rounds: What a simulation plays.
     about: The statements of the issuer of a certificate.
     versions: Those of Python, TensorFlow and TFF by which it was exported.
+    digest: The SHA-256 of the manifest, in hex.
   """
 
   graphs: Mapping[str, bytes]
@@ -77,6 +78,7 @@ class Content(NamedTuple):
   rounds: Rounds
   about: abouts.About
   versions: Mapping[str, str]
+  digest: str
 
 
 def texts(
@@ -160,7 +162,9 @@ def read(path: str) -> Content:
       about = abouts.About(**{**issuer, 'stretches': tuple(issuer['stretches'])})
     graphs = {name[:-3]: one for name, one in content.items() if name.endswith('.pb')}
     plan = None if plan_json is None else _plan(plan_json)
-    return Content(graphs, json.loads(content[GRAPHS]), plan, rounds, about, versions)
+    return Content(
+      graphs, json.loads(content[GRAPHS]), plan, rounds, about, versions, folder_files.digest(path, MANIFEST)
+    )
 
 
 def _minor(version: str) -> tuple[int, ...]:

@@ -46,6 +46,7 @@ class Bundle:
     rounds: Who takes part in which round, and what is published: a `bundle_files.Rounds`.
     about: The statements that a certificate repeats.
     versions: Those of Python, TensorFlow and TFF by which it was exported.
+    digest: The SHA-256 of its manifest, in hex: two bundles with the same are the same.
   """
 
   def __init__(self, folder: Union[str, os.PathLike]):
@@ -56,7 +57,7 @@ class Bundle:
     """
     content = bundle_files.read(os.fspath(folder))
     self.plan, self.rounds, self.about = content.plan, content.rounds, content.about
-    self.versions = content.versions
+    self.versions, self.digest = content.versions, content.digest
     self._graphs = {name: graphs.Graph(one, content.bindings[name]) for name, one in content.graphs.items()}
 
   @property
@@ -68,6 +69,17 @@ class Bundle:
   def state_type(self) -> values.Type:
     """The type of the state. With `values.flatten` and `values.pack`, a program keeps a state as arrays."""
     return self._graphs['initialize'].result
+
+  @property
+  def message_type(self) -> values.Type:
+    """The type of the message to clients."""
+    return self._graphs['prepare'].result
+
+  @property
+  def sums_types(self) -> Sums:
+    """The types of `Sums.plain` and `Sums.secure`."""
+    (_, plain), *_, (_, secure) = self._graphs['work'].result['fields']
+    return Sums(plain, secure)
 
   @functools.cached_property
   def modulus(self) -> Any:
@@ -99,7 +111,9 @@ class Bundle:
 
   def zero(self) -> Sums:
     """The sum over no clients."""
-    return Sums(self._graphs['zero'](), _map(np.zeros_like, self.modulus))
+    secure = self.sums_types.secure
+    zeros = (np.zeros(one['shape'], one['dtype']) for one in values.types(secure))
+    return Sums(self._graphs['zero'](), values.pack(secure, zeros))
 
   def add(self, total: Sums, update: Sums) -> Sums:
     """The sum with one more client."""

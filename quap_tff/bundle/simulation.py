@@ -18,10 +18,10 @@ import numpy as np
 from quap_tff import accounting
 from quap_tff import certificates
 from quap_tff.bundle import player
+from quap_tff.bundle import server as servers
 from quap_tff.certificates.folders import folder as folders
 from quap_tff.common import files
 from quap_tff.mechanisms.held import guarded_clients
-from quap_tff.mechanisms.parts import postprocessing
 
 SUMMARY = 'summary.json'
 
@@ -94,38 +94,35 @@ def simulate(
     ValueError: If the bundle does not say who takes part, or examples are missing or not of its type.
   """
   rounds, plan = bundle.rounds, bundle.plan
-  cohorts = rounds.cohorts[:num_rounds]
-  if not cohorts:
-    raise ValueError('This bundle does not say who takes part in which round. Export it with rounds.')
+  cohorts = servers.checked_cohorts(bundle, num_rounds)
   strangers = np.setdiff1d(np.concatenate(cohorts), list(clients))
   if len(strangers):
     raise ValueError(f'There are no examples of client {strangers[0]}, who takes part. Give those of the same run.')
   absent = list(rounds.absent) or [np.zeros(0, np.int64)] * len(cohorts)
   is_held = plan is not None and plan.holds_noise
   guarded = guarded_clients.GuardedClients(plan, secrets.token_bytes(32)) if is_held else None
-  state, ledger, done = bundle.initialize(), plan.new_ledger() if plan is not None else None, 0
-  average = rounds.averaging.initial(bundle.weights(state).trainable)
+  server = servers.Server(bundle)
   with futures.ThreadPoolExecutor(num_threads) as pool:
     try:
       for round_num, (cohort, away) in enumerate(zip(cohorts, absent), 1):
         answers = guarded.answers(round_num, cohort) if guarded is not None else None
-        message, total = bundle.prepare(state), bundle.zero()
+        message, total = bundle.prepare(server.state), bundle.zero()
         work = lambda data, message=message: bundle.work(data, message)
         data = (client_data(bundle, client, clients[client], away, answers) for client in cohort.tolist())
         for update in _in_turn(pool, work, data, 2 * num_threads):
           total = bundle.add(total, update)
-        new_state, metrics = bundle.update(state, total)
-        if ledger is not None:
-          ledger.append(bundle.record(new_state, metrics, cohort))
-        average = rounds.averaging.update(average, bundle.weights(new_state).trainable)
-        state, done = new_state, round_num
+        server.release(total, cohort)
         say(f'round {round_num} of {len(cohorts)}: {len(cohort)} clients')
     except KeyboardInterrupt:
-      say(f'Interrupted: {done} rounds are kept.')
-  weights = bundle.weights(state)
-  trainable = rounds.averaging.value(average, weights.trainable)
-  weights = type(weights)(weights, trainable=postprocessing.shrunk(trainable, rounds.shrinkage))
-  return Outcome(weights, ledger, done, bundle.evaluate(weights, *test) if test is not None else None)
+      say(f'Interrupted: {server.done} rounds are kept.')
+  return outcome(server, test)
+
+
+def outcome(server: servers.Server, test: Optional[tuple[Any, Any]] = None) -> Outcome:
+  """What comes out of a run that ends here."""
+  weights = server.published()
+  tested = server.bundle.evaluate(weights, *test) if test is not None else None
+  return Outcome(weights, server.ledger, server.done, tested)
 
 
 def _in_turn(pool: futures.Executor, function: Any, arguments: Iterator[Any], most: int) -> Iterator[Any]:
@@ -151,8 +148,17 @@ def client_data(bundle: player.Bundle, client: int, examples: Examples, absent: 
   return {name: known[name] for name, _ in bundle.data_type['fields']}
 
 
-def keep(bundle: player.Bundle, outcome: Outcome, folder: str, signing_key: Optional[str] = None) -> dict[str, Any]:
+def no_data(bundle: player.Bundle, client: int) -> Any:
+  """The data of a client that takes part and has none."""
+  return {**client_data(bundle, client, {}), 'examples': []}
+
+
+def keep(
+  bundle: player.Bundle, found: Outcome, folder: str, signing_key: Optional[str] = None, no_certificate: str = ''
+) -> dict[str, Any]:
   """Writes a new folder with what came out: with its certificate if the run gets one.
+
+  `no_certificate` says why it gets none, if that is known. The tests, accuracy and date that it states are of this run.
 
   Without one, these are final_model.npz, the trained tensors arr_0, arr_1, …; ledger.npz; and summary.json.
 
@@ -164,17 +170,19 @@ def keep(bundle: player.Bundle, outcome: Outcome, folder: str, signing_key: Opti
   """
   if os.path.lexists(folder):
     raise ValueError(f'{folder} already exists: give a new folder.')
-  plan, ledger, planned, test = bundle.plan, outcome.ledger, bundle.rounds.cohorts, outcome.test
-  trainable = [np.asarray(tensor) for tensor in outcome.weights.trainable]
-  summary: dict[str, Any] = {'rounds': outcome.rounds, 'planned_rounds': len(planned)}
+  plan, ledger, planned, test = bundle.plan, found.ledger, bundle.rounds.cohorts, found.test
+  trainable = [np.asarray(tensor) for tensor in found.weights.trainable]
+  summary: dict[str, Any] = {'rounds': found.rounds, 'planned_rounds': len(planned)}
   if test is not None:
     summary.update({f'test_{name}': test[name] if math.isfinite(test[name]) else None for name in ('accuracy', 'loss')})
   if plan is not None and ledger is not None:
-    summary.update(plan.report(ledger, planned if outcome.rounds < len(planned) else None).as_dict())
-    if plan.mechanism.facts.is_certified:
+    summary.update(plan.report(ledger, planned if found.rounds < len(planned) else None).as_dict())
+    if no_certificate:
+      summary['no_certificate'] = no_certificate
+    elif plan.mechanism.facts.is_certified:
       about = dataclasses.replace(
         bundle.about,
-        tests=int(test is not None and outcome.rounds > 0),
+        tests=int(test is not None and found.rounds > 0),
         test_accuracy=summary.get('test_accuracy'),
         date=datetime.date.today().isoformat(),
       )

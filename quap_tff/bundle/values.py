@@ -101,19 +101,19 @@ def _dataset(element: Type, value: Any, name: str) -> Any:
     return value
   elements = value if isinstance(value, list) else [value]
   leaves = [[_tensor(*leaf) for leaf in _leaves(element, one, name)] for one in elements]
-  nothing = [np.zeros([size or 0 for size in kind['shape'] or ()], kind['dtype']) for kind in _types(element)]
+  nothing = [np.zeros([size or 0 for size in kind['shape'] or ()], kind['dtype']) for kind in types(element)]
   # TensorFlow and TFF have one order of an element's tensors: that of the sorted names of a dict.
   made = [tf.data.Dataset.from_tensors(_for_dataset(pack(element, iter(one)))) for one in leaves or [nothing]]
   return functools.reduce(lambda joined, one: joined.concatenate(one), made).take(len(elements))
 
 
-def _types(kind: Type) -> Iterator[Type]:
+def types(kind: Type) -> Iterator[Type]:
   """The types of the leaves."""
   if 'fields' not in kind:
     yield kind
     return
   for _, part in kind['fields']:
-    yield from _types(part)
+    yield from types(part)
 
 
 def _for_dataset(value: Any) -> Any:

@@ -1,0 +1,6 @@
+"""Rounds of a bundle between real machines, with Flower carrying the messages. Nothing here imports TFF.
+
+server_app.py    the ServerApp: state, ledger, checkpoints, who comes, the release, the certificate
+client_app.py    the ClientApp: a node, which works on the data of its clients
+sums.py          how the sum of a round is obtained: the one place that another protocol replaces
+"""

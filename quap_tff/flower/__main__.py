@@ -1,0 +1,109 @@
+r"""What a run over Flower needs on its machines.
+
+    python -m quap_tff.flower enrol NODE --clients=0-24       on a node: its keys, and the file for the server
+    python -m quap_tff.flower node NODE --superlink=… --root-certificates=… --bundle=… --data=…       runs a node
+    python -m quap_tff.flower app APP --bundle=… --enrolment=… --output=…      on the server: what `flwr run` takes
+
+docs/deploy.md has the whole way. Exit status: 0; 2 for wrong input.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+import json
+import os
+import sys
+
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')  # TensorFlow's messages would bury the rounds.
+
+from quap_tff.common import files
+from quap_tff.common import lazy
+from quap_tff.common import version
+from quap_tff.flower import enrolment
+
+node_program = lazy.module('quap_tff.flower.node_program')
+
+_OF_NODE = ('folder', 'bundle', 'data')
+# The code is installed on each machine, so that no server decides what runs there: this package names it.
+_APP = """[project]
+name = "quap-tff-run"
+version = "{version}"
+description = "A run of quap_tff"
+license = "Apache-2.0"
+
+[tool.flwr.app]
+publisher = "quap-tff"
+
+[tool.flwr.app.components]
+serverapp = "quap_tff.flower.server_app:app"
+clientapp = "quap_tff.flower.client_app:app"
+
+[tool.flwr.app.config]
+{config}
+# The next ones may be given to `flwr run`, too: --run-config 'seconds=60.0'
+test = ""
+signing-key = ""
+seconds = 600.0
+quorum = 0.5
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+  """Makes what the arguments ask for; returns the exit status."""
+  parser = argparse.ArgumentParser(
+    'python -m quap_tff.flower', description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  commands = parser.add_subparsers(dest='command', required=True)
+  enrol = commands.add_parser('enrol', help='makes the folder of a node')
+  enrol.add_argument('folder', metavar='NODE', help='new folder')
+  enrol.add_argument('--clients', required=True, help='ids of its clients, such as 0-24,30')
+  node = commands.add_parser('node', help='runs a node until it is stopped')
+  node.add_argument('folder', metavar='NODE', help='its folder, from enrol')
+  node.add_argument('--superlink', required=True, help='address of the SuperLink, HOST:PORT')
+  node.add_argument('--root-certificates', required=True, help='certificate of who signed that of the SuperLink (PEM)')
+  node.add_argument('--bundle', required=True, help='folder of the bundle')
+  node.add_argument('--data', required=True, help='data of its clients: an .npz file, or module:function')
+  app = commands.add_parser('app', help='makes the folder that `flwr run` takes')
+  app.add_argument('folder', metavar='APP', help='new folder')
+  for name, what in (
+    ('bundle', 'folder of the bundle'),
+    ('enrolment', 'folder with the enrolment.json of each node'),
+    ('output', 'folder of the run'),
+  ):
+    app.add_argument(f'--{name}', required=True, type=os.path.abspath, help=f"{what}, on the server's machine")
+  arguments = parser.parse_args(argv)
+  try:
+    if arguments.command == 'enrol':
+      enrolment.new_node(arguments.folder, arguments.clients)
+      print(f'{arguments.folder} holds the keys of the node. Give the server {arguments.folder}/{enrolment.CARD}.')
+      return 0
+    if arguments.command == 'node':
+      node_config = {
+        'clients': enrolment.clients_text(arguments.folder),
+        **{n: getattr(arguments, n) for n in _OF_NODE},
+      }
+      node_program.main(
+        node_config,
+        [
+          f'--superlink={arguments.superlink}',
+          f'--root-certificates={arguments.root_certificates}',
+          f'--auth-supernode-private-key={os.path.join(arguments.folder, enrolment.NODE_KEY)}',
+        ],
+      )
+      return 0
+    if os.path.lexists(arguments.folder):
+      raise ValueError(f'{arguments.folder} already exists: give a new folder.')
+    # A string of JSON is one of TOML, too.
+    config = '\n'.join(f'{name} = {json.dumps(getattr(arguments, name))}' for name in ('bundle', 'enrolment', 'output'))
+    with files.new_folder(arguments.folder) as unfinished:
+      files.write(os.path.join(unfinished, 'pyproject.toml'), _APP.format(version=version.VERSION, config=config))
+    print(f'{arguments.folder} is ready: flwr run {arguments.folder} SUPERLINK --stream')
+    return 0
+  except (ValueError, OSError, ImportError) as error:
+    print(f'Error: {" ".join(str(error).split())}', file=sys.stderr)
+  return 2
+
+
+if __name__ == '__main__':
+  sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,44 @@
+"""The ClientApp: answers rounds for the clients of a node."""
+
+from __future__ import annotations
+
+import logging
+from typing import Optional
+
+from flwr.app import Context
+from flwr.app import Message
+from flwr.clientapp import ClientApp
+
+from quap_tff.common.lazy import tf
+from quap_tff.flower import messages
+from quap_tff.flower import node as nodes
+
+_LOG = logging.getLogger('flwr')
+_UNSAID = "Its own log says why: the reason may tell of clients' data."
+
+app = ClientApp()
+# Of the process that runs it, see `node_program`.
+_node: Optional[nodes.Node] = None
+
+
+def keep(node: nodes.Node) -> None:
+  """Answers for this node from now on."""
+  global _node
+  _node = node
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+  """The answer of this node's clients, or why there is none."""
+  try:
+    node = _node if _node is not None else nodes.Node.of(context.node_config)
+    answer = node.answer(message.content)
+    content = messages.of_answer(answer, node.bundle)
+    _LOG.info('Round %d: %d clients answer.', answer.round_num, len(answer.came))
+  except messages.RefusedError as error:
+    _LOG.error('Refused: %s', error)
+    content = messages.of_refusal(str(error))
+  except (ValueError, LookupError, OSError, ImportError, AttributeError, tf.errors.OpError) as error:
+    _LOG.error('%s: %s', type(error).__name__, str(error).strip())
+    content = messages.of_refusal(_UNSAID)
+  return Message(content, reply_to=message)

@@ -1,0 +1,118 @@
+"""The program of a node: Flower's SuperNode, and the process that works for it.
+
+By itself, a SuperNode starts a process for each message, and loads in it the app that the server has sent: whatever
+that is. Then no guard helps against a server that sends other code. This program works for the SuperNode in its place
+(`--isolation=process`), by the ClientApp that is installed on this machine and no other. TensorFlow and the bundle are
+loaded once: each message has a fork of this process.
+
+It uses parts of Flower that have no promise to stay, so pyproject.toml names one version of Flower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+import logging
+import os
+import secrets
+import socket
+import subprocess
+import tempfile
+import threading
+from typing import Any
+
+from flwr.supercore.constant import TaskType
+from flwr.supercore.exit import add_exit_handler
+from flwr.supercore.superexec import run_superexec
+from flwr.supercore.superexec.executor import ExecutionSpec
+from flwr.supercore.superexec.executor import LaunchResult
+from flwr.supercore.superexec.executor import subprocess_executor
+from flwr.supernode.runtime import run_clientapp
+
+from quap_tff.common.lazy import tf
+from quap_tff.flower import client_app
+from quap_tff.flower import node as nodes
+
+_LOG = logging.getLogger('flwr')
+_SECRET_BYTES = 32
+_SECONDS_BETWEEN_STARTS = 5.0
+
+
+class _Forks(subprocess_executor.SubprocessExecutor):
+  """Works on each message in a fork of this process."""
+
+  def __init__(self) -> None:
+    self._children: list[int] = []
+
+  def launch(self, spec: ExecutionSpec) -> LaunchResult:
+    if spec.task_type != TaskType.CLIENT_APP:
+      return LaunchResult.failed(f'This node runs the ClientApp of quap_tff alone, and not a {spec.task_type}.')
+    if pid := os.fork():
+      self._children.append(pid)
+      return LaunchResult.accepted()
+    try:
+      run_clientapp.run_clientapp(spec.runtime_api_address, spec.token, insecure=True, parent_pid=os.getppid())
+    except SystemExit:  # Flower ends with it.
+      pass
+    finally:
+      os._exit(0)
+
+  def reconcile(self) -> None:
+    self._children = [pid for pid in self._children if not os.waitpid(pid, os.WNOHANG)[0]]
+
+
+class _Supervised:
+  """A SuperNode that is started again whenever it has ended.
+
+  Flower refuses a node that was killed and comes back, until it has missed it for a minute.
+  """
+
+  def __init__(self, command: Sequence[str]):
+    self._command, self._is_stopped, self._owner = command, threading.Event(), os.getpid()
+    self._process = subprocess.Popen(command)
+    threading.Thread(target=self._watch, daemon=True).start()
+
+  def _watch(self) -> None:
+    while True:
+      self._process.wait()
+      if self._is_stopped.wait(_SECONDS_BETWEEN_STARTS):
+        return
+      _LOG.warning('The SuperNode has ended: it says above why. It is started again.')
+      self._process = subprocess.Popen(self._command)
+
+  def stop(self) -> None:
+    """Ends it, in a way that tells the SuperLink. Forks, which end by the same exit handlers, leave it alone."""
+    if os.getpid() != self._owner:
+      return
+    self._is_stopped.set()
+    self._process.terminate()
+    self._process.wait()
+
+
+def main(config: Mapping[str, Any], options: Sequence[str]) -> None:
+  """Runs a node until it is stopped.
+
+  Args:
+    config: The node's configuration, see `node.Node.of`, which is checked first.
+    options: For `flower-supernode`: the address of the SuperLink, certificates, the private key of the node.
+
+  Raises:
+    ValueError: If the configuration is wrong.
+  """
+  known = nodes.Node.of(config)
+  tf.__version__  # noqa: B018  # Loads it, for all forks. Nothing is computed here: threads do not survive a fork.
+  client_app.keep(known)
+  run_clientapp.install_from_fab = lambda *_, **__: None
+  run_clientapp.get_load_client_app_fn = lambda **_: lambda *_: client_app.app
+  with socket.socket() as s:
+    s.bind(('127.0.0.1', 0))
+    port = s.getsockname()[1]
+  secret = secrets.token_bytes(_SECRET_BYTES)
+  with tempfile.NamedTemporaryFile() as f:
+    f.write(secret)
+    f.flush()
+    command = ['flower-supernode', *options, '--isolation=process', f'--superexec-auth-secret-file={f.name}']
+    supernode = _Supervised([*command, '--host=127.0.0.1', f'--port={port}'])
+    add_exit_handler(supernode.stop)
+    executor = _Forks()
+    run_superexec.get_executor = lambda *_, **__: executor
+    run_superexec.run_superexec(f'127.0.0.1:{port}', insecure=True, superexec_auth_secret=secret)

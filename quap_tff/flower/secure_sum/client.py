@@ -1,0 +1,257 @@
+"""A node's side of the secure sum: checks in front of Flower's mod, and the work behind it.
+
+    setup       the terms of the round, and the digest of what was announced   public keys
+    share       public keys, and the digests that all others were told         encrypted shares of two secrets
+    collect     shares of others, the history, the message                     guards answer; the masked sum
+    unmask      who is in the sum, and who dropped out                         a share of one secret of each
+
+Nothing that depends on data leaves before the third stage, and nothing opens before the fourth. A refusal ends the
+round at this node: another one begins with its setup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+import contextlib
+import functools
+import logging
+import os
+from typing import Any
+
+from cryptography.fernet import InvalidToken
+from flwr.app import ConfigRecord
+from flwr.app import Context
+from flwr.app import Message
+from flwr.app import RecordDict
+from flwr.client.mod import secaggplus_mod
+from flwr.common import Code
+from flwr.common import FitRes
+from flwr.common import ndarrays_to_parameters
+from flwr.common import Status
+from flwr.common.secure_aggregation.secaggplus_constants import Key
+from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
+from flwr.common.secure_aggregation.secaggplus_constants import Stage
+from flwr.compat.common import recorddict_compat
+import numpy as np
+
+from quap_tff.common.lazy import tf
+from quap_tff.flower import messages
+from quap_tff.flower import node as nodes
+from quap_tff.flower.secure_sum import integers
+from quap_tff.flower.secure_sum import masks
+from quap_tff.flower.secure_sum import records
+from quap_tff.flower.secure_sum import terms
+from quap_tff.mechanisms.held import guard
+
+_LOG = logging.getLogger('flwr')
+_UNSAID = "Its own log says why: the reason may tell of clients' data."
+_STATE = 'quap_secure_sum'
+_ORDER = (Stage.SETUP, Stage.SHARE_KEYS, Stage.COLLECT_MASKED_VECTORS, Stage.UNMASK)
+
+
+class SecureSum:
+  """From a message and Flower's context to the reply, for a node of a run in which clients hold the noise."""
+
+  def __init__(self, node: nodes.Node, folder: str):
+    """Serves a node.
+
+    Args:
+      node: The node.
+      folder: The node's own, in which it also notes which rounds it has opened.
+
+    Raises:
+      ValueError: If clients do not hold the noise of this run.
+    """
+    self._node, self._folder = node, folder
+    self._plan = guard.PublicPlan.of(node.bundle.plan)
+
+  def __call__(self, message: Message, context: Context) -> Message:
+    """The reply, or a refusal, after which this node takes no further part in the round."""
+    try:
+      return self._answered(message, context)
+    except messages.RefusedError as error:
+      _LOG.error('Refused: %s', error)
+      reason = str(error)
+    # Those of Flower's mod, and of work. They may tell of data.
+    except (ValueError, TypeError, LookupError, OSError, InvalidToken, tf.errors.OpError) as error:
+      _LOG.error('%s: %s', type(error).__name__, str(error).strip())
+      reason = _UNSAID
+    context.state.config_records.pop(_STATE, None)
+    return Message(messages.of_refusal(reason), reply_to=message)
+
+  def _answered(self, message: Message, context: Context) -> Message:
+    if RECORD_KEY_CONFIGS not in message.content.config_records:
+      raise messages.RefusedError(
+        'The server asks for a sum that it would see, and this node takes part in secure sums alone. Let the server '
+        'use quap_tff.flower.secure_sum.'
+      )
+    told = message.content.config_records[RECORD_KEY_CONFIGS]
+    stage = told.get(Key.STAGE)
+    own = int(message.metadata.dst_node_id)
+    if stage == Stage.SETUP:
+      session = records.Session.of_setup(message.content)
+      self._check_setup(session, told, own)
+    else:
+      if _STATE not in context.state.config_records:
+        raise messages.RefusedError('No round was set up here, or it was refused. Begin it with its setup.')
+      session = records.Session.of_state(context.state.config_records[_STATE])
+    agreed = _terms(self._node, session)
+    if stage == Stage.SHARE_KEYS:
+      session = session._replace(parties=_sharing(session, agreed, message.content, told, own))
+    elif stage == Stage.COLLECT_MASKED_VECTORS:
+      session = session._replace(parties=_present(session, agreed, told, own))
+      self._check_history(session, agreed, message.content)
+    elif stage == Stage.UNMASK:
+      active = _opening(session, agreed, told, own)
+      self._note_opening(session.round_num, agreed.clients(active))
+    with masks.in_place_of_flowers(agreed.session(session.digest, session.parties)):
+      answered: list[messages.Answer] = []
+      reply = secaggplus_mod(message, context, functools.partial(self._work, answered))
+    context.state.config_records[_STATE] = session.of_context()
+    if stage == Stage.SETUP:
+      reply.content[records.AGREED] = ConfigRecord({'masks': masks.NAME, 'digest': session.digest})
+    for one in answered:
+      sent = messages.of_answer(one, self._node.bundle)
+      # What is not secret of the plan's sums. The rest is masked.
+      reply.content = RecordDict(
+        {RECORD_KEY_CONFIGS: reply.content[RECORD_KEY_CONFIGS], **{name: sent[name] for name in records.PLAIN}}
+      )
+    return reply
+
+  def _check_setup(self, session: records.Session, told: Mapping[str, Any], own: int) -> None:
+    if session.masks != masks.NAME:
+      raise messages.RefusedError(
+        f'The server makes masks by {session.masks or "the generator of Flower, which has a seed of 32 bits"}, and '
+        f'this node by {masks.NAME}. Give both the same quap_tff, and let the server use quap_tff.flower.secure_sum.'
+      )
+    agreed = _terms(self._node, session)
+    expected = np.intersect1d(agreed.cohort, list(self._node.examples))
+    if own not in session.nodes or not np.array_equal(np.sort(session.nodes[own]), expected):
+      raise messages.RefusedError(
+        f'The server announces the clients {session.nodes.get(own, expected[:0]).tolist()} at this node, which has '
+        f'{expected.tolist()} of the cohort. Enrol each client at the node that has it.'
+      )
+    for name, value in agreed.of_flower.items():
+      if told.get(name) != value:
+        raise messages.RefusedError(f'The server sets {name} to {told.get(name)}, and by the plan it is {value}.')
+
+  def _check_history(self, session: records.Session, agreed: terms.Terms, content: RecordDict) -> None:
+    """Checks that what guards are asked is what all nodes have compared, and ends as this node has opened it."""
+    _, history = messages.read_round(content, self._node.bundle)
+    digest = records.digest_of(self._plan, history)
+    if digest != session.digest or history[-1].round_num != session.round_num:
+      raise messages.RefusedError(
+        f'The server tells a history with the digest {digest}, and the nodes of this round have compared '
+        f'{session.digest}.'
+      )
+    if not np.array_equal(np.sort(history[-1].cohort), agreed.cohort):
+      raise messages.RefusedError('The clients of the announced nodes are not the cohort of the history.')
+    for before, link in zip(history, history[1:]):
+      opened = self._opened(before.round_num)
+      if opened is not None and len(link.came) and not np.array_equal(np.sort(link.came), opened):
+        raise messages.RefusedError(
+          f'The clients {link.came.tolist()} are said to have come in round {before.round_num}, and this node has '
+          f'opened the sum of {opened.tolist()}.'
+        )
+
+  def _work(self, answered: list[messages.Answer], message: Message, context: Context) -> Message:
+    """The app behind Flower's mod. Guards answer here, once a round: they write it down before."""
+    answer = self._node.answer(message.content)
+    arrays = integers.encoded(self._node.bundle, answer.sums.secure)
+    answered.append(answer)
+    result = FitRes(Status(Code.OK, ''), ndarrays_to_parameters(arrays), terms.WEIGHT, {})
+    return Message(recorddict_compat.fitres_to_recorddict(result, keep_input=False), reply_to=message)
+
+  def _path(self, round_num: int) -> str:
+    return os.path.join(self._folder, f'opened_{self._plan.number}_{round_num}')
+
+  def _note_opening(self, round_num: int, clients: np.ndarray) -> None:
+    """Writes down who is in the sum that is opened; raises `RefusedError` if one of this round was opened before."""
+    try:
+      opened = os.open(self._path(round_num), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+      raise messages.RefusedError(
+        f'The sum of round {round_num} was opened already. A second opening could show the difference of two sums.'
+      ) from None
+    with os.fdopen(opened, 'w') as f:
+      f.write(','.join(map(str, clients.tolist())))
+      f.flush()
+      os.fsync(f.fileno())
+
+  def _opened(self, round_num: int) -> Any:
+    """int64[M'], the clients whose sum this node has opened in a round; None if it has not."""
+    with contextlib.suppress(FileNotFoundError), open(self._path(round_num)) as f:
+      return np.array(f.read().split(','), np.int64)
+    return None
+
+
+def _terms(node: nodes.Node, session: records.Session) -> terms.Terms:
+  try:
+    return terms.Terms.of(node.bundle, session.nodes)
+  except ValueError as error:
+    raise messages.RefusedError(str(error)) from None
+
+
+def _sharing(
+  session: records.Session, agreed: terms.Terms, content: RecordDict, told: Mapping[str, Any], own: int
+) -> list[int]:
+  """The nodes that share keys; raises `RefusedError` if one of them was told something else."""
+  parties = [int(name) for name in told if name != Key.STAGE]
+  _check_parties(agreed, parties, own)
+  digests = content.config_records.get(records.DIGESTS, ConfigRecord())
+  if set(digests) != set(map(str, parties)):
+    raise messages.RefusedError('The server does not say what digest of the history each node was told.')
+  for name, digest in digests.items():
+    if digest != session.digest:
+      raise messages.RefusedError(
+        f'The server tells two histories: node {name} was told one with the digest {digest}, and this node one with '
+        f'{session.digest}.'
+      )
+  return parties
+
+
+def _present(session: records.Session, agreed: terms.Terms, told: Mapping[str, Any], own: int) -> list[int]:
+  """The nodes whose shares this one has: between them are masks."""
+  parties = [own, *told.get(Key.SOURCE_LIST, ())]
+  strangers = set(parties) - set(session.parties)
+  if strangers:
+    raise messages.RefusedError(f'Node {min(strangers)} sends shares, and no keys were exchanged with it.')
+  _check_parties(agreed, parties, own)
+  return parties
+
+
+def _check_parties(agreed: terms.Terms, parties: Collection[int], own: int) -> None:
+  strangers = set(parties) - set(agreed.nodes)
+  if strangers:
+    raise messages.RefusedError(f'Node {min(strangers)} was not announced for this round.')
+  if own not in parties or len(set(parties)) != len(parties):
+    raise messages.RefusedError('This node must be among the parties of the sum, and each of them once.')
+  _check_enough(agreed, parties)
+
+
+def _check_enough(agreed: terms.Terms, parties: Collection[int]) -> None:
+  lacks = agreed.lacks(parties)
+  if lacks:
+    raise messages.RefusedError(f'{lacks}.')
+
+
+def _opening(session: records.Session, agreed: terms.Terms, told: Mapping[str, Any], own: int) -> list[int]:
+  """The nodes in the sum; raises `RefusedError` for lists that would open more than one sum."""
+  active, dead = (list(told.get(name, ())) for name in (Key.ACTIVE_NODE_ID_LIST, Key.DEAD_NODE_ID_LIST))
+  both = set(active) & set(dead)
+  if both:
+    raise messages.RefusedError(
+      f'Node {min(both)} is in both lists, of those who are in the sum and of those who dropped out. Both of its '
+      'secrets would show its own sum.'
+    )
+  strangers = (set(active) | set(dead)) - set(agreed.nodes)
+  if strangers:
+    raise messages.RefusedError(f'Node {min(strangers)} was not announced for this round.')
+  if sorted(active + dead) != sorted(session.parties):
+    raise messages.RefusedError(
+      f'The lists name the nodes {sorted(active + dead)}, and those who have answered are {sorted(session.parties)}.'
+    )
+  if own not in active:
+    raise messages.RefusedError('This node has answered, and is said to have dropped out.')
+  _check_enough(agreed, active)
+  return active

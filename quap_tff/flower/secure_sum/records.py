@@ -1,0 +1,85 @@
+"""What the secure sum adds to the messages of Flower's SecAgg+, and what a node keeps between stages.
+
+setup    terms: masks, round, digest, nodes, sizes, clients     reply    agreed: masks, digest
+share    digests: that of each node
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from flwr.app import ConfigRecord
+from flwr.app import RecordDict
+import numpy as np
+
+from quap_tff.flower import messages
+from quap_tff.mechanisms.held import guard
+
+TERMS, AGREED, DIGESTS = 'terms', 'agreed', 'digests'
+# The records of `messages.of_answer` that the server sees of each node.
+PLAIN = ('answered', 'came', 'plain')
+
+
+class Session(NamedTuple):
+  """A round at a node.
+
+  Attributes:
+    masks: The generator of the server's masks; '' for Flower's own.
+    round_num: t.
+    digest: That of the history, see `guard.ClientGuard.digest`.
+    nodes: int64[M_k] by node id: the clients of each announced node.
+    parties: The nodes that take part, as far as this one has been told.
+  """
+
+  masks: str
+  round_num: int
+  digest: str
+  nodes: Mapping[int, np.ndarray]
+  parties: Sequence[int] = ()
+
+  def of_context(self) -> ConfigRecord:
+    """As a record."""
+    return ConfigRecord(
+      {
+        'masks': self.masks,
+        'round': self.round_num,
+        'digest': self.digest,
+        'nodes': list(self.nodes),
+        'sizes': [len(clients) for clients in self.nodes.values()],
+        'clients': [client for clients in self.nodes.values() for client in clients.tolist()],
+        'parties': list(self.parties),
+      }
+    )
+
+  @classmethod
+  def of_state(cls, record: ConfigRecord) -> Session:
+    """From such a record; raises `LookupError`, `TypeError` or `ValueError` if it is none."""
+    sizes, clients = (np.array(record[name], np.int64) for name in ('sizes', 'clients'))
+    if len(sizes) != len(record['nodes']) or sizes.sum() != len(clients) or (sizes < 1).any():
+      raise ValueError('sizes must say how many clients each node has, at least one')
+    parts = dict(zip(record['nodes'], np.split(clients, np.cumsum(sizes)[:-1])))
+    if len(parts) != len(sizes):
+      raise ValueError('a node is there twice')
+    return cls(str(record['masks']), int(record['round']), str(record['digest']), parts, list(record['parties']))
+
+  @classmethod
+  def of_setup(cls, content: RecordDict) -> Session:
+    """From the server's first message. Without terms, `masks` is ''."""
+    if TERMS not in content.config_records:
+      return cls('', 0, '', {})
+    try:
+      return cls.of_state(content.config_records[TERMS])
+    except (LookupError, TypeError, ValueError) as error:
+      raise messages.RefusedError(f'The server sent what are no terms of a secure sum: {error}.') from None
+
+
+def digest_of(plan: guard.PublicPlan, history: Sequence[messages.Link]) -> str:
+  """That of a chain with these links, in hex; raises `messages.RefusedError` if they make none."""
+  chain = guard.Chain(plan)
+  try:
+    for link in history:
+      chain = chain.then(*link)
+  except ValueError as error:
+    raise messages.RefusedError(str(error)) from None
+  return chain.digest.hex()

@@ -1,0 +1,236 @@
+"""The server's side of the secure sum: the four stages of SecAgg+, in integers.
+
+Flower's own workflow ends a round if a node is lost in one of the first two stages, and gives a mean of floats. This
+one goes on with those who are left, as long as the sum may open for them, and gives the sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+import functools
+import logging
+from typing import Any, Callable, NamedTuple
+
+from flwr.app import ConfigRecord
+from flwr.app import Message
+from flwr.app import MessageType
+from flwr.app import RecordDict
+from flwr.common import bytes_to_ndarray
+from flwr.common.secure_aggregation.crypto.shamir import combine_shares
+from flwr.common.secure_aggregation.crypto.symmetric_encryption import generate_shared_key
+from flwr.common.secure_aggregation.secaggplus_constants import Key
+from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
+from flwr.common.secure_aggregation.secaggplus_constants import Stage
+from flwr.serverapp import Grid
+from flwr.supercore.primitives.asymmetric import bytes_to_private_key
+from flwr.supercore.primitives.asymmetric import bytes_to_public_key
+import numpy as np
+
+from quap_tff.bundle import player
+from quap_tff.flower import messages
+from quap_tff.flower import sums
+from quap_tff.flower.secure_sum import integers
+from quap_tff.flower.secure_sum import masks
+from quap_tff.flower.secure_sum import records
+from quap_tff.flower.secure_sum import terms
+from quap_tff.mechanisms.held import guard
+
+_LOG = logging.getLogger('flwr')
+
+
+class _Masked(NamedTuple):
+  """What a node sends in the third stage."""
+
+  answer: messages.Answer
+  vectors: list[np.ndarray]
+
+
+class _TooFewError(ValueError):
+  """The sum opens for nobody."""
+
+
+def secure(grid: Grid, nodes: Mapping[int, np.ndarray], announced: messages.Announced) -> sums.Summed:
+  """A `sums.Sum` in which the server sees the sum of all nodes alone.
+
+  A node that refuses, fails or does not answer within `announced.seconds`, in any stage before the last, did not come.
+
+  Raises:
+    ValueError: If the sums of this plan do not fit, or there are fewer than two nodes.
+  """
+  bundle = announced.bundle
+  round_ = _Round(grid, terms.Terms.of(bundle, nodes), announced)
+  try:
+    total = round_.play()
+  except _TooFewError as error:
+    _LOG.warning('Round %d: %s. The sum opens for nobody.', announced.round_num, error)
+    total = None
+  if total is None or len(total.came) < announced.least:
+    return sums.Summed(bundle.zero(), np.zeros(0, np.int64))
+  return total
+
+
+class _Round:
+  """One round."""
+
+  def __init__(self, grid: Grid, agreed: terms.Terms, announced: messages.Announced):
+    self._grid, self._terms, self._announced, self._bundle = grid, agreed, announced, announced.bundle
+    self._plan = guard.PublicPlan.of(self._bundle.plan)
+    self._digest = records.digest_of(self._plan, announced.history)
+    zero = player.Sums(self._bundle.zero().plain, integers.nothing(self._bundle))
+    empty = messages.Answer(announced.round_num, zero, agreed.cohort[:0])
+    # In place of what is masked, where an answer is read.
+    self._nothing = messages.of_answer(empty, self._bundle)['secure']
+
+  def play(self) -> sums.Summed:
+    """The four stages."""
+    keys = self._keys()
+    sent = self._shares(keys)
+    masked = self._masked(sent)
+    parties, active = sorted(sent), sorted(masked)
+    secrets = self._secrets(parties, active)
+    vectors = functools.reduce(_plus, (masked[node].vectors for node in active))
+    shapes = [array.shape for array in vectors]
+    mask = functools.partial(masks.generated, self._terms.session(self._digest, parties), num_range=masks.RANGE)
+    for node in parties:
+      if node in masked:
+        vectors = _plus(vectors, mask(secret=secrets[node], shapes=shapes), -1)
+        continue
+      for other in active:
+        shared = generate_shared_key(bytes_to_private_key(secrets[node]), bytes_to_public_key(keys[other][0]))
+        # The other node has added this one if its own id is the larger one, and otherwise subtracted it.
+        vectors = _plus(vectors, mask(secret=shared, shapes=shapes), -1 if other > node else 1)
+    factor, *vectors = (array % masks.RANGE for array in vectors)
+    if int(factor[0]) != len(active) * integers.TARGET % masks.RANGE:
+      raise _TooFewError('What nodes have sent does not add up: masks are left in their sum')
+    plain = functools.reduce(self._bundle.merge, (masked[node].answer.sums for node in active), self._bundle.zero())
+    secure_part = integers.decoded(self._bundle, vectors, len(active))
+    return sums.Summed(player.Sums(plain.plain, secure_part), self._terms.clients(active))
+
+  def _keys(self) -> dict[int, list[bytes]]:
+    """Both public keys of each node that takes part."""
+    session = records.Session(masks.NAME, self._announced.round_num, self._digest, self._terms.nodes)
+    content = {Key.STAGE: Stage.SETUP, **self._terms.of_flower}
+    make = lambda node: RecordDict(
+      {RECORD_KEY_CONFIGS: ConfigRecord(dict(content)), records.TERMS: session.of_context()}
+    )
+
+    def read(node: int, reply: Message) -> list[bytes]:
+      agreed = reply.content.config_records.get(records.AGREED, {})
+      if agreed.get('masks') != masks.NAME:
+        raise messages.RefusedError(
+          f'makes masks by {agreed.get("masks") or "the generator of Flower, which has a seed of 32 bits"}, and this '
+          f'server by {masks.NAME}. Let it run the ClientApp of this quap_tff.'
+        )
+      if agreed.get('digest') != self._digest:
+        raise messages.RefusedError('answers for another history.')
+      told = reply.content.config_records[RECORD_KEY_CONFIGS]
+      return [told[Key.PUBLIC_KEY_1], told[Key.PUBLIC_KEY_2]]
+
+    return self._stage(list(self._terms.nodes), make, read)
+
+  def _shares(self, keys: Mapping[int, list[bytes]]) -> dict[int, dict[int, bytes]]:
+    """For each node that has sent shares the encrypted one for each other node."""
+
+    def make(node: int) -> RecordDict:
+      content = {Key.STAGE: Stage.SHARE_KEYS, **{str(other): own for other, own in keys.items()}}
+      digests = {str(other): self._digest for other in keys}
+      return RecordDict({RECORD_KEY_CONFIGS: ConfigRecord(content), records.DIGESTS: ConfigRecord(digests)})
+
+    def read(node: int, reply: Message) -> dict[int, bytes]:
+      told = reply.content.config_records[RECORD_KEY_CONFIGS]
+      found = dict(zip(told[Key.DESTINATION_LIST], told[Key.CIPHERTEXT_LIST]))
+      if set(found) != set(keys) - {node}:
+        raise messages.RefusedError('has not sent one share to each other node.')
+      return found
+
+    return self._stage(list(keys), make, read)
+
+  def _masked(self, sent: Mapping[int, Mapping[int, bytes]]) -> dict[int, _Masked]:
+    """What each node sends that answers."""
+
+    def make(node: int) -> RecordDict:
+      others = [other for other in sent if other != node]
+      content = messages.of_round(self._announced)
+      content[RECORD_KEY_CONFIGS] = ConfigRecord(
+        {
+          Key.STAGE: Stage.COLLECT_MASKED_VECTORS,
+          Key.CIPHERTEXT_LIST: [sent[other][node] for other in others],
+          Key.SOURCE_LIST: others,
+        }
+      )
+      return content
+
+    shapes = [(1,), *integers.shapes(self._bundle)]
+
+    def read(node: int, reply: Message) -> _Masked:
+      vectors = [
+        bytes_to_ndarray(one) for one in reply.content.config_records[RECORD_KEY_CONFIGS][Key.MASKED_PARAMETERS]
+      ]
+      if [array.shape for array in vectors] != shapes or any(array.dtype != np.int64 for array in vectors):
+        raise messages.RefusedError('sent masked arrays of another type.')
+      reply.content['secure'] = self._nothing
+      clients = self._terms.nodes[node]
+      answer = messages.answer(reply, self._bundle, self._announced.round_num, clients)
+      if not np.array_equal(np.sort(answer.came), np.sort(clients)):
+        raise messages.RefusedError(f'answers for {answer.came.tolist()}, and was asked for {clients.tolist()}.')
+      return _Masked(answer, vectors)
+
+    return self._stage(list(sent), make, read)
+
+  def _secrets(self, parties: list[int], active: list[int]) -> dict[int, bytes]:
+    """One secret of each party: of its own mask if it is in the sum, and of its masks with others if it is not."""
+    dead = sorted(set(parties) - set(active))
+    content = {Key.STAGE: Stage.UNMASK, Key.ACTIVE_NODE_ID_LIST: active, Key.DEAD_NODE_ID_LIST: dead}
+    make = lambda node: RecordDict({RECORD_KEY_CONFIGS: ConfigRecord(dict(content))})
+
+    def read(node: int, reply: Message) -> dict[int, bytes]:
+      told = reply.content.config_records[RECORD_KEY_CONFIGS]
+      return dict(zip(told[Key.NODE_ID_LIST], told[Key.SHARE_LIST]))
+
+    # Who is in the sum is settled. Any t nodes open it.
+    shares = self._stage(active, make, read, self._terms.threshold)
+    found = {}
+    for owner in parties:
+      own = [one[owner] for one in shares.values() if owner in one]
+      if len(own) < self._terms.threshold:
+        raise _TooFewError(f'There are {len(own)} shares of the secret of node {owner}')
+      try:
+        found[owner] = combine_shares(own)
+      except ValueError as error:
+        raise _TooFewError(f'The shares of the secret of node {owner} do not fit together: {error}') from None
+    return found
+
+  def _stage(
+    self, nodes: list[int], make: Callable[[int], RecordDict], read: Callable[[int, Message], Any], least: int = 0
+  ) -> dict[int, Any]:
+    """What `read` makes of each node's reply; raises `_TooFewError` if the sum does not open for those who reply."""
+    round_num, seconds = self._announced.round_num, self._announced.seconds
+    sent = [Message(make(node), node, MessageType.TRAIN, group_id=str(round_num)) for node in sorted(nodes)]
+    replies = {one.metadata.src_node_id: one for one in self._grid.send_and_receive(sent, timeout=seconds)}
+    found = {}
+    for node in sorted(nodes):
+      try:
+        if node not in replies:
+          raise messages.RefusedError(f'did not answer within {seconds:g} seconds.')
+        found[node] = read(node, _checked(replies[node]))
+      except (LookupError, TypeError, ValueError) as error:
+        said = str(error) if isinstance(error, messages.RefusedError) else f'sent what is no answer: {error}.'
+        _LOG.warning('Round %d: node %d %s', round_num, node, said)
+    lacks = '' if least and len(found) >= least else self._terms.lacks(found)
+    if lacks:
+      raise _TooFewError(lacks)
+    return found
+
+
+def _checked(reply: Message) -> Message:
+  """A reply; raises `messages.RefusedError` if the node refuses or failed."""
+  if reply.has_error():
+    raise messages.RefusedError(f'failed. {(reply.error.reason or "").strip().splitlines()[-1:]} Its log says more.')
+  answered = reply.content.config_records.get('answered', {})
+  if 'refused' in answered:
+    raise messages.RefusedError(f'refuses. {answered["refused"]}')
+  return reply
+
+
+def _plus(vectors: list[np.ndarray], others: list[np.ndarray], sign: int = 1) -> list[np.ndarray]:
+  return [(one + sign * other) % masks.RANGE for one, other in zip(vectors, others)]

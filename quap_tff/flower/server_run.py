@@ -1,0 +1,200 @@
+"""A run as its server keeps it: in a folder, from which it goes on after a restart.
+
+    checkpoint    state, ledger, and everything that was announced; it holds the key of the noise
+    .lock         held by the server that works with the folder
+    run/          what comes out, with the certificate: made after the last round
+
+The checkpoint is written before a round is announced where clients hold the noise, and before anything of a round
+leaves the server. So a server that is started again never releases a second sum under the noise of a first one, and
+never tells clients another history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+import fcntl
+import io
+import os
+from typing import Any, Optional
+
+import numpy as np
+
+from quap_tff.bundle import player
+from quap_tff.bundle import server as servers
+from quap_tff.bundle import simulation
+from quap_tff.common import files
+from quap_tff.flower import messages
+from quap_tff.flower import sums
+from quap_tff.plans import plan as plans
+
+CHECKPOINT, LOCK, RESULT = 'checkpoint', '.lock', 'run'
+_NOBODY = np.zeros(0, np.int64)
+_NO_SECURE_SUM = (
+  'Its clients hold the noise because nobody trusts the server, and no secure sum was run: the server saw the sum of '
+  'each node.'
+)
+
+
+class ServerRun:
+  """A run, at the round after its checkpoint.
+
+  Attributes:
+    server: State, ledger and average.
+    cohorts: int64[M_t], the clients that are planned for each round. Where nobody planned them, their number counts.
+    rounds: Of each round, int64[M] who was announced, and int64[M'] who came. Where clients hold the noise, a round is
+      here as soon as it is announced.
+    holds_noise: Whether clients hold the noise.
+  """
+
+  def __init__(self, bundle: player.Bundle, folder: str):
+    """Starts a run, or goes on from the checkpoint in the folder.
+
+    Raises:
+      ValueError: If the checkpoint is damaged or of another bundle, or another server works with the folder.
+    """
+    self.bundle, self._folder = bundle, folder
+    self.server, self.cohorts = servers.Server(bundle), servers.checked_cohorts(bundle)
+    self.rounds: list[tuple[np.ndarray, np.ndarray]] = []
+    plan = bundle.plan
+    self.holds_noise = plan is not None and plan.holds_noise
+    certified = plan if plan is not None and plan.mechanism.facts.is_certified else None
+    self._is_open = certified is not None and certified.cohorts == plans.AS_THEY_CAME
+    self._counts_all = certified is not None and not self.holds_noise and not self._is_open
+    self._threshold = plan.config.threshold if plan is not None and self.holds_noise else None
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    self._lock = open(os.path.join(folder, LOCK), 'w')  # noqa: SIM115  # Held as long as this process lives.
+    try:
+      fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+      raise ValueError(f'Another server works with {folder}. Stop it first, or give another output.') from None
+    if os.path.lexists(self._checkpoint):
+      self._restore()
+    else:
+      self._keep()
+
+  @property
+  def _checkpoint(self) -> str:
+    return os.path.join(self._folder, CHECKPOINT)
+
+  @property
+  def round_num(self) -> int:
+    """The next round, from 1."""
+    return self.server.done + 1
+
+  @property
+  def is_over(self) -> bool:
+    """Whether all planned rounds were played."""
+    return self.server.done == len(self.cohorts)
+
+  def allowed(self, enrolled: np.ndarray) -> np.ndarray:
+    """int64[M], who may come in the next round by the plan and by the account.
+
+    Args:
+      enrolled: int64[N], all clients that are enrolled. Where no cohorts are planned, these may come.
+    """
+    return self._paid(enrolled if self._is_open else np.asarray(self.cohorts[self.server.done], np.int64))
+
+  def _paid(self, clients: np.ndarray) -> np.ndarray:
+    return clients[self.server.ask(clients) > 0] if len(clients) else clients
+
+  def announce(self, present: np.ndarray, least: int, seconds: float) -> Optional[messages.Announced]:
+    """What the next round's nodes are told; None if the account lets nobody come.
+
+    Args:
+      present: int64[M], ascending: of those who may come, the ones that are there. Where clients hold the noise, fewer
+        of them have less of it, so the account may let fewer come.
+      least: With a server that is trusted, the smallest number of clients with which a round counts.
+      seconds: How long the server waits.
+    """
+    cohort = self._paid(present)
+    if not len(cohort):
+      return None
+    if self.holds_noise:
+      least = len(cohort) if self._threshold is None else int(np.ceil(self._threshold * len(cohort)))
+    self.rounds[self.server.done :] = [(cohort, _NOBODY)]
+    if self.holds_noise:
+      self._keep()
+    links = self.links() if self.holds_noise else [messages.Link(self.round_num, cohort, _NOBODY)]
+    message = self.bundle.prepare(self.server.state)
+    return messages.Announced(self.bundle, message, links, least, seconds)
+
+  def links(self) -> list[messages.Link]:
+    """What clients that hold noise are told of all rounds."""
+    links, before = list[messages.Link](), _NOBODY
+    for number, (cohort, came) in enumerate(self.rounds, 1):
+      if len(cohort):
+        links.append(messages.Link(number, cohort, before))
+        before = came
+    return links
+
+  def release(self, found: sums.Summed) -> None:
+    """Ends a round with its sum.
+
+    With planned cohorts and a trusted server, everybody who is planned is charged, and those who did not come count as
+    clients whose update is zero. So the account is the planned one, whoever is lost. Cohorts as they come are charged.
+    """
+    done, total, cohort = self.server.done, found.total, found.came
+    if self._counts_all:
+      cohort = np.asarray(self.cohorts[done], np.int64)
+      message = self.bundle.prepare(self.server.state)
+      for client in np.setdiff1d(cohort, found.came).tolist():
+        total = self.bundle.add(total, self.bundle.work(simulation.no_data(self.bundle, client), message))
+    self.server.release(total, cohort)
+    announced = self.rounds[done][0] if len(self.rounds) > done else _NOBODY
+    self.rounds[done:] = [(announced, found.came)]
+    self._keep()
+
+  def give_up(self) -> None:
+    """Ends a round in which nobody came."""
+    self.release(sums.Summed(self.bundle.zero(), _NOBODY))
+
+  def write(self, test: Optional[Any], signing_key: Optional[str] = None) -> Mapping[str, Any]:
+    """Writes what comes out of the run, with its certificate if a server was trusted. Returns the summary.
+
+    Args:
+      test: Examples and labels that no client holds, or None.
+      signing_key: File with an Ed25519 private key (PEM), or None.
+    """
+    path = os.path.join(self._folder, RESULT)
+    if os.path.lexists(path):
+      raise ValueError(f'{path} is there already: this run has ended. Give another output for another one.')
+    return simulation.keep(
+      self.bundle,
+      simulation.outcome(self.server, test),
+      path,
+      signing_key,
+      no_certificate=_NO_SECURE_SUM if self.holds_noise else '',
+    )
+
+  def _keep(self) -> None:
+    content = {
+      'bundle': np.array(self.bundle.digest),
+      **{f'round {t} {k}': ids for t, one in enumerate(self.rounds) for k, ids in enumerate(one)},
+      **self.server.state_dict(),
+    }
+    files.write_sealed(self._checkpoint, files.npz(content))
+    # A machine that loses power must not come back with an older one.
+    for path in (self._checkpoint, self._folder):
+      opened = os.open(path, os.O_RDONLY)
+      try:
+        os.fsync(opened)
+      finally:
+        os.close(opened)
+
+  def _restore(self) -> None:
+    try:
+      with np.load(io.BytesIO(files.read_sealed(self._checkpoint)), allow_pickle=False) as kept:
+        arrays = dict(kept)
+      if str(arrays['bundle']) != self.bundle.digest:
+        raise ValueError(f'it is of the bundle with the digest {arrays["bundle"]}')
+      self.server.load_state_dict(arrays)
+      count = sum(name.startswith('round ') for name in arrays) // 2
+      self.rounds = [(arrays[f'round {t} 0'], arrays[f'round {t} 1']) for t in range(count)]
+    except (OSError, ValueError, KeyError) as error:
+      raise ValueError(
+        f'The checkpoint in {self._folder} does not fit this run: {error}. Give the bundle that it was started with, '
+        'or a new output, for which clients pay anew.'
+      ) from None
+    if len(self.rounds) > self.server.done:
+      # It was announced, and its sum is lost: clients may have answered, and will not answer again.
+      self.give_up()

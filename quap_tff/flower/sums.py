@@ -1,0 +1,69 @@
+"""How the server obtains the sum of a round from nodes: by a `Sum`, which another protocol replaces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+import logging
+from typing import NamedTuple, Protocol
+
+from flwr.app import Message
+from flwr.app import MessageType
+from flwr.serverapp import Grid
+import numpy as np
+
+from quap_tff.bundle import player
+from quap_tff.flower import messages
+
+_LOG = logging.getLogger('flwr')
+
+
+class Summed(NamedTuple):
+  """The sum of a round.
+
+  Attributes:
+    total: The sum over the clients that came.
+    came: int64[M'], ascending: who they are.
+  """
+
+  total: player.Sums
+  came: np.ndarray
+
+
+class Sum(Protocol):
+  """Asks nodes for a round, and sums what they answer.
+
+  Args:
+    grid: Flower's, of this run.
+    nodes: int64[M_k] by node id: the clients of the cohort that each node has. Those of all nodes are the cohort.
+    announced: What every node is told.
+
+  Returns:
+    The sum over those who answered in time. Nobody came if these are fewer than `announced.least`.
+  """
+
+  def __call__(self, grid: Grid, nodes: Mapping[int, np.ndarray], announced: messages.Announced) -> Summed: ...
+
+
+def trusted(grid: Grid, nodes: Mapping[int, np.ndarray], announced: messages.Announced) -> Summed:
+  """A `Sum` in which the server sees the sum of each node: for a server that is trusted with updates.
+
+  A node that refuses, fails or does not answer within `announced.seconds` did not come, nor did its clients.
+  """
+  bundle = announced.bundle
+  total, came = bundle.zero(), np.zeros(0, np.int64)
+  content = messages.of_round(announced)
+  sent = [Message(content, node, MessageType.TRAIN, group_id=str(announced.round_num)) for node in sorted(nodes)]
+  replies = {one.metadata.src_node_id: one for one in grid.send_and_receive(sent, timeout=announced.seconds)}
+  # In the order of nodes, so that sums of floats do not depend on who is faster.
+  for node in sorted(nodes):
+    try:
+      if node not in replies:
+        raise messages.RefusedError(f'did not answer within {announced.seconds:g} seconds.')
+      answer = messages.answer(replies[node], bundle, announced.round_num, nodes[node])
+    except messages.RefusedError as error:
+      _LOG.warning('Round %d: node %d %s', announced.round_num, node, error)
+      continue
+    total, came = bundle.merge(total, answer.sums), np.union1d(came, answer.came)
+  if len(came) < announced.least:
+    return Summed(bundle.zero(), came[:0])
+  return Summed(total, came)

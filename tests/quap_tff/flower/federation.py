@@ -1,0 +1,222 @@
+"""A SuperLink and SuperNodes as processes on the loopback interface, with TLS, node authentication and free ports."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import ipaddress
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+ROOT = pathlib.Path(__file__).absolute().parents[3]
+BIN = pathlib.Path(sys.executable).parent
+_SECONDS_BETWEEN_LOOKS = 0.1
+
+
+def free_port():
+  """A port that nobody listens on."""
+  with socket.socket() as s:
+    s.bind(('127.0.0.1', 0))
+    return s.getsockname()[1]
+
+
+def write_certificates(folder):
+  """ca.pem, and server.pem with server.key, for 127.0.0.1."""
+  now = datetime.datetime.now(datetime.timezone.utc)
+
+  def certificate(name, key, issuer, issuer_key, extension):
+    builder = x509.CertificateBuilder().subject_name(name).issuer_name(issuer).public_key(key.public_key())
+    builder = builder.serial_number(x509.random_serial_number())
+    builder = builder.not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(
+      now + datetime.timedelta(days=2)
+    )
+    builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key())
+    builder = builder.add_extension(identifier, critical=False)
+    builder = builder.add_extension(extension, critical=isinstance(extension, x509.BasicConstraints))
+    return builder.sign(issuer_key, hashes.SHA256())
+
+  named = lambda text: x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, text)])
+  ca_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+  ca = certificate(named('ca'), ca_key, named('ca'), ca_key, x509.BasicConstraints(ca=True, path_length=0))
+  address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address('127.0.0.1')), x509.DNSName('localhost')])
+  own = certificate(named('server'), key, named('ca'), ca_key, address)
+  pem = serialization.Encoding.PEM
+  (folder / 'ca.pem').write_bytes(ca.public_bytes(pem))
+  (folder / 'server.pem').write_bytes(own.public_bytes(pem))
+  plain = serialization.NoEncryption()
+  (folder / 'server.key').write_bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
+
+
+class Federation:
+  """Everything that was started ends with it, also on failure.
+
+  Attributes:
+    folder: Of this federation: certificates, database, logs, a folder of each node.
+    port: The SuperLink's.
+  """
+
+  def __init__(self, folder):
+    self.folder, self.port, self._processes, self._offsets = folder, free_port(), {}, {}
+    self.env = {
+      **{name: value for name, value in os.environ.items() if name not in ('PYTHONHOME', 'VIRTUAL_ENV')},
+      'PATH': f'{BIN}{os.pathsep}{os.environ["PATH"]}',
+      'PYTHONPATH': str(ROOT),
+      'PYTHONUNBUFFERED': '1',
+      'FLWR_HOME': str(folder / 'home'),
+      'FLWR_TELEMETRY_ENABLED': '0',
+      'FLWR_DISABLE_UPDATE_CHECK': '1',
+      'CUDA_VISIBLE_DEVICES': '',
+      'TF_CPP_MIN_LOG_LEVEL': '2',
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / 'home').mkdir()
+    (folder / 'nodes').mkdir()
+    write_certificates(folder)
+    (folder / 'home' / 'config.toml').write_text(
+      f'[superlink]\ndefault = "test"\n\n[superlink.test]\naddress = "127.0.0.1:{self.port}"\n'
+      f'root-certificates = "{folder / "ca.pem"}"\n'
+    )
+
+  def __enter__(self):
+    return self
+
+  def __exit__(self, *_):
+    for name in list(self._processes):
+      self.kill(name)
+
+  def run(self, *command, check=True, timeout=120):
+    """The standard output of a program of the environment."""
+    program = [str(BIN / command[0]), *map(str, command[1:])]
+    found = subprocess.run(
+      program, cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=timeout, check=False
+    )
+    if check and found.returncode:
+      raise AssertionError(f'{command} ended with {found.returncode}:\n{found.stdout}\n{found.stderr}')
+    return found
+
+  def start(self, name, *command):
+    """Starts a program in a session of its own; its output goes to NAME.log."""
+    with open(self.folder / f'{name}.log', 'ab') as log:
+      self._processes[name] = subprocess.Popen(
+        [str(BIN / command[0]), *map(str, command[1:])],
+        cwd=self.folder,
+        env=self.env,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+      )
+
+  def kill(self, name, how=signal.SIGKILL):
+    """Ends a program and all that it has started."""
+    process = self._processes.pop(name)
+    of_it = [process.pid, *children(process.pid)]
+    for pid in of_it:
+      with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, how)
+    process.wait(timeout=60)
+    self.until(lambda: not any(map(is_alive, of_it)), f'the end of {name}', 60)
+
+  def pause(self, name):
+    """A program stands still, but not those that it has started."""
+    os.kill(self._processes[name].pid, signal.SIGSTOP)
+
+  def resume(self, name):
+    """It goes on."""
+    os.kill(self._processes[name].pid, signal.SIGCONT)
+
+  def start_superlink(self):
+    """Also for the second time: it goes on with the same database."""
+    files = [f'--ssl-{kind}={self.folder / name}' for kind, name in _CERTIFICATES.items()]
+    self.start(
+      'superlink',
+      'flower-superlink',
+      *files,
+      '--enable-supernode-auth',
+      '--disable-runtime-dependency-installation',
+      f'--database={self.folder / "database"}',
+      '--host=127.0.0.1',
+      f'--port={self.port}',
+    )
+    self.until(self._listens, 'the SuperLink', 60)
+
+  def _listens(self):
+    with socket.socket() as s:
+      return s.connect_ex(('127.0.0.1', self.port)) == 0
+
+  def enrol(self, name, clients):
+    """Makes a node's folder, and enrols it at the SuperLink and at the ServerApp."""
+    self.run('python', '-m', 'quap_tff.flower', 'enrol', name, f'--clients={clients}')
+    shutil.copy(self.folder / name / 'enrolment.json', self.folder / 'nodes' / f'{name}.json')
+    self.run('flwr', 'supernode', 'register', f'{name}/node_key.pub', 'test')
+
+  def start_node(self, name, bundle, data):
+    """Starts a node that has been enrolled."""
+    files = f'--root-certificates={self.folder / "ca.pem"}', f'--bundle={bundle}', f'--data={data}'
+    self.start(name, 'python', '-m', 'quap_tff.flower', 'node', name, f'--superlink=127.0.0.1:{self.port}', *files)
+
+  def start_run(self, app, **config):
+    """Starts a ServerApp, whose output goes to APP.log."""
+    text = ' '.join(f'{name}={json.dumps(value)}' for name, value in config.items())
+    self.start(f'{app}', 'flwr', 'run', app, 'test', '--stream', *(['--run-config', text] if text else []))
+
+  def text(self, name):
+    """What a program has said."""
+    return re.sub(r'\x1b\[[0-9;]*m', '', (self.folder / f'{name}.log').read_text(errors='replace'))
+
+  def wait_for(self, name, pattern, seconds=120):
+    """Waits until a program says something that it has not said at the last call; returns the match."""
+    found = None
+
+    def look():
+      nonlocal found
+      found = re.compile(pattern).search(self.text(name), self._offsets.get(name, 0))
+      return found
+
+    self.until(look, f'{pattern!r} in {name}.log', seconds)
+    self._offsets[name] = found.end()
+    return found
+
+  def until(self, holds, what, seconds):
+    """Waits until something holds."""
+    ends = time.monotonic() + seconds
+    while not holds():
+      if time.monotonic() > ends:
+        logs = '\n\n'.join(f'{log.name}:\n{self.text(log.stem)[-4000:]}' for log in sorted(self.folder.glob('*.log')))
+        raise AssertionError(f'Waited {seconds} seconds for {what}, in vain.\n{logs}')
+      time.sleep(_SECONDS_BETWEEN_LOOKS)
+
+
+_CERTIFICATES = {'certfile': 'server.pem', 'keyfile': 'server.key', 'ca-certfile': 'ca.pem'}
+
+
+def children(pid):
+  """The processes that a process has started, and those that they have."""
+  found = []
+  for task in pathlib.Path('/proc').glob(f'{pid}/task/*/children'):
+    with contextlib.suppress(OSError):
+      for child in map(int, task.read_text().split()):
+        found += [child, *children(child)]
+  return found
+
+
+def is_alive(pid):
+  """Whether a process runs; one that has ended and that nobody has waited for does not."""
+  try:
+    return (pathlib.Path('/proc') / str(pid) / 'stat').read_text().rpartition(')')[2].split()[0] != 'Z'
+  except OSError:
+    return False

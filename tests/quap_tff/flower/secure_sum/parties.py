@@ -1,0 +1,143 @@
+"""Nodes of a held run in this process: the real mod of Flower behind the real checks, and a grid in memory."""
+
+import types
+
+from flwr.app import Context
+from flwr.app import Error
+from flwr.app import Message
+from flwr.app import RecordDict
+from flwr.common.secure_aggregation.secaggplus_constants import Key
+from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
+import numpy as np
+
+from quap_tff import plans
+from quap_tff.bundle import player
+from quap_tff.bundle import values
+from quap_tff.flower import messages
+from quap_tff.flower import node as nodes
+from quap_tff.flower.secure_sum import client
+from quap_tff.mechanisms.noise import correlation
+from tests.quap_tff import examples
+
+SHAPE = (3, 2)
+COUNT_MODULUS = 2**62
+_INT64 = lambda *shape: {'dtype': 'int64', 'shape': list(shape)}
+
+
+class Bundle(player.Bundle):
+  """A run whose clients send the integers that they have, without a graph."""
+
+  def __init__(self, num_clients=10, threshold=0.5, rounds=3, modulus=2**32 - 1):
+    config = examples.held(num_clients=num_clients, correlation=correlation.Held(0.0), threshold=threshold)
+    self.plan = plans.certified_plan(config, [list(range(num_clients))] * rounds)
+    self.digest, self._modulus, self.worked = 'ab' * 32, modulus, []
+
+  data_type = {'fields': [[name, None] for name in ('client_id', 'examples', 'answer')]}
+  message_type = {'dtype': 'float32', 'shape': [2]}
+  sums_types = player.Sums({'fields': [['ids', _INT64()]]}, {'fields': [[None, _INT64(*SHAPE)], [None, _INT64()]]})
+
+  @property
+  def modulus(self):
+    return [np.int64(self._modulus), np.int64(COUNT_MODULUS)]
+
+  def work(self, data, message):
+    self.worked.append((int(data['answer']['round']), int(data['client_id'])))
+    return player.Sums(values.Struct(ids=np.int64(data['client_id'])), [data['examples']['x'], np.int64(1)])
+
+  def zero(self):
+    return player.Sums(values.Struct(ids=np.int64(0)), [np.int64(0), np.int64(0)])
+
+  def merge(self, total, other):
+    return player.Sums(values.Struct(ids=total.plain.ids + other.plain.ids), self._secure(total, other))
+
+  add = merge
+
+
+def bound(bundle):
+  """The largest absolute value of a client's integers."""
+  return (int(bundle.modulus[0]) - 1) // (2 * bundle.plan.config.most_clients)
+
+
+class Parties:
+  """Some nodes with one or more clients each, and a `Grid` whose server may be dishonest.
+
+  Attributes:
+    nodes: int64[M_k] by node id.
+    lost: Pairs of a node and a stage in which it does not answer.
+    forge: Is given each message before it is delivered, and its stage.
+    log: Stage, node and what it has refused, '' if it has answered, of each message.
+    uploads: What nodes have sent, by stage and node.
+  """
+
+  def __init__(self, folder, clients, bundle, seed=0):
+    rng = np.random.default_rng(seed)
+    self.bundle, self.nodes = bundle, {}
+    self.lost, self.forge, self.log, self.uploads = set(), lambda message, stage: None, [], {}
+    self.names = {}  # Of the records in uploads, before the server works on them.
+    self.x, self.apps, self.contexts, self._folder = {}, {}, {}, folder
+    most = bound(bundle)
+    for number, own in enumerate(clients):
+      node_id = 1000 - 7 * number
+      self.nodes[node_id] = np.array(own, np.int64)
+      for one in own:
+        self.x[one] = rng.integers(-most, most, SHAPE, endpoint=True)
+      self.start(node_id)
+
+  def start(self, node_id):
+    """Starts a node, also for the second time: what it keeps in its folder is still there."""
+    folder = self._folder / str(node_id)
+    if not folder.exists():
+      folder.mkdir()
+      (folder / 'secret').write_bytes(bytes([node_id % 251]) * 32)
+    own = {one: {'x': self.x[one]} for one in self.nodes[node_id].tolist()}
+    self.apps[node_id] = client.SecureSum(nodes.Node(self.bundle, own, str(folder)), str(folder))
+    self.contexts[node_id] = Context(1, node_id, {}, RecordDict(), {})
+
+  def announced(self, rounds, came=None):
+    """A round, after others in which all came, or those of `came`."""
+    cohort = np.sort(np.concatenate(list(self.nodes.values())))
+    came = came or {}
+    links, before = [], cohort[:0]
+    for number in range(1, rounds + 1):
+      links.append(messages.Link(number, cohort, before))
+      before = came.get(number, cohort)
+    return messages.Announced(self.bundle, np.zeros(2, np.float32), links, 1, 1.0)
+
+  def send_and_receive(self, sent, *, timeout=None):
+    replies = []
+    for message in sent:
+      node = message.metadata.dst_node_id
+      stage = message.content.config_records.get(RECORD_KEY_CONFIGS, {}).get(Key.STAGE, '')
+      self.forge(message, stage)
+      if (node, stage) in self.lost:
+        continue
+      replies.append(self.deliver(message, stage))
+    return replies
+
+  def deliver(self, message, stage):
+    """A node's reply to one message, over the wire's own form."""
+    node = message.metadata.dst_node_id
+    try:
+      reply = self.apps[node](message, self.contexts[node])
+    except Exception as error:  # As Flower does.
+      reply = Message(Error(1, str(error)), reply_to=message)
+    refused = reply.content.config_records.get('answered', {}).get('refused', '') if reply.has_content() else 'failed'
+    self.log.append((stage, node, refused))
+    self.uploads[stage, node] = reply
+    self.names[stage, node] = set(reply.content) if reply.has_content() else set()
+    return reply
+
+  def refusals(self, stage=None):
+    """What was refused, by node."""
+    return {node: said for at, node, said in self.log if said and stage in (None, at)}
+
+  def total(self, clients):
+    """The exact sum of some clients' integers."""
+    return sum(self.x[one] for one in clients)
+
+
+class FlowersOwn(types.SimpleNamespace):
+  """A node that runs Flower's mod alone."""
+
+  def __call__(self, message, context):
+    return client.secaggplus_mod(message, context, None)

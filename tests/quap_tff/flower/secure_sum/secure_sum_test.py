@@ -1,0 +1,447 @@
+"""Tests of the secure sum over Flower: that it is exact, what it survives, and what nodes refuse."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip('flwr', reason='The secure sum is of Flower: make test-deploy sets it up.')
+pytest.importorskip('tensorflow', reason='Values of bundles need TensorFlow.')
+
+from flwr.app import ConfigRecord
+from flwr.app import Message
+from flwr.app import MessageType
+from flwr.common.secure_aggregation.quantization import quantize
+from flwr.common.secure_aggregation.secaggplus_constants import Key
+from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
+from flwr.common.secure_aggregation.secaggplus_constants import Stage
+from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
+
+from quap_tff.flower import messages
+from quap_tff.flower.secure_sum import integers
+from quap_tff.flower.secure_sum import masks
+from quap_tff.flower.secure_sum import records
+from quap_tff.flower.secure_sum import server
+from quap_tff.flower.secure_sum import terms
+from quap_tff.mechanisms.held import guard
+from tests.quap_tff.flower.secure_sum import parties
+
+_EACH = [[0], [1], [2], [3], [4], [5], [6], [7], [8], [9]]
+
+
+@pytest.fixture(name='federation')
+def _federation(tmp_path):
+  return parties.Parties(tmp_path, _EACH, parties.Bundle())
+
+
+def _check(federation, found, clients):
+  clients = sorted(clients)
+  assert found.came.tolist() == clients
+  modulus = int(federation.bundle.modulus[0])
+  values, count = found.total.secure
+  np.testing.assert_array_equal(values, federation.total(clients) % modulus)
+  assert int(count) == len(clients)
+  assert int(found.total.plain.ids) == sum(clients)
+
+
+class TestSum:
+  def test_is_exact_for_three_rounds(self, federation):
+    for number in (1, 2, 3):
+      found = server.secure(federation, federation.nodes, federation.announced(number))
+      _check(federation, found, range(10))
+    assert sorted(federation.bundle.worked) == [(number, one) for number in (1, 2, 3) for one in range(10)]
+    assert not federation.refusals()
+
+  def test_is_exact_where_nodes_have_many_clients(self, tmp_path):
+    federation = parties.Parties(tmp_path, [[0, 3, 4, 9], [1, 2], [5], [6, 7, 8]], parties.Bundle())
+    _check(federation, server.secure(federation, federation.nodes, federation.announced(1)), range(10))
+
+  def test_node_sends_no_integer_of_its_own(self, federation):
+    server.secure(federation, federation.nodes, federation.announced(1))
+    for node, (one,) in federation.nodes.items():
+      reply = federation.uploads[Stage.COLLECT_MASKED_VECTORS, node].content
+      names = federation.names[Stage.COLLECT_MASKED_VECTORS, node]
+      assert names == {RECORD_KEY_CONFIGS, *records.PLAIN}
+      _, masked, _ = (server.bytes_to_ndarray(one) for one in reply[RECORD_KEY_CONFIGS][Key.MASKED_PARAMETERS])
+      assert not (masked == federation.x[one] + integers.HALF).any()
+
+
+class TestLostNodes:
+  @pytest.mark.parametrize('stage', [Stage.SETUP, Stage.SHARE_KEYS, Stage.COLLECT_MASKED_VECTORS, Stage.UNMASK])
+  def test_sum_is_that_of_the_others(self, federation, stage):
+    lost = sorted(federation.nodes)[3:5]
+    federation.lost = {(node, stage) for node in lost}
+    found = server.secure(federation, federation.nodes, federation.announced(1))
+    # In the last stage, they are in the sum, which the others open.
+    gone = [] if stage == Stage.UNMASK else [int(federation.nodes[node][0]) for node in lost]
+    _check(federation, found, set(range(10)) - set(gone))
+    came = {1: found.came}
+    federation.lost = set()
+    _check(federation, server.secure(federation, federation.nodes, federation.announced(2, came)), range(10))
+
+  def test_lost_one_after_another(self, tmp_path):
+    federation = parties.Parties(tmp_path, [[one] for one in range(14)], parties.Bundle(num_clients=14))
+    a, b, c = sorted(federation.nodes)[::5]
+    federation.lost = {(a, Stage.SHARE_KEYS), (b, Stage.COLLECT_MASKED_VECTORS), (c, Stage.UNMASK)}
+    found = server.secure(federation, federation.nodes, federation.announced(1))
+    _check(federation, found, set(range(14)) - {int(federation.nodes[node][0]) for node in (a, b)})
+
+  @pytest.mark.parametrize('stage', [Stage.SETUP, Stage.SHARE_KEYS, Stage.COLLECT_MASKED_VECTORS, Stage.UNMASK])
+  def test_too_many_lost_open_for_nobody(self, federation, stage):
+    federation.lost = {(node, stage) for node in sorted(federation.nodes)[:4]}
+    found = server.secure(federation, federation.nodes, federation.announced(1))
+    assert not len(found.came) and not any(np.any(one) for one in found.total.secure)
+    assert not any(at == Stage.UNMASK for at, _, _ in federation.log) or stage == Stage.UNMASK
+
+  def test_without_a_threshold_for_all_or_nobody(self, tmp_path):
+    federation = parties.Parties(tmp_path, _EACH, parties.Bundle(threshold=None))
+    _check(federation, server.secure(federation, federation.nodes, federation.announced(1)), range(10))
+    federation.lost = {(min(federation.nodes), Stage.COLLECT_MASKED_VECTORS)}
+    assert not len(server.secure(federation, federation.nodes, federation.announced(2)).came)
+
+
+def _play(federation, rounds=1, **arguments):
+  return server.secure(federation, federation.nodes, federation.announced(rounds, **arguments))
+
+
+def _forge(federation, at, change, nodes=None):
+  """Before a message of a stage is delivered, changes its record, and its content."""
+
+  def forge(message, stage):
+    if stage == at and (nodes is None or message.metadata.dst_node_id in nodes):
+      change(message.content[RECORD_KEY_CONFIGS], message.content)
+
+  federation.forge = forge
+
+
+def _sends_nothing(federation, stage, key):
+  """Whether no node has sent something in a stage since the log began."""
+  return not any(
+    at == stage and reply.has_content() and key in reply.content.config_records.get(RECORD_KEY_CONFIGS, {})
+    for (at, _), reply in federation.uploads.items()
+  )
+
+
+class TestDishonestServer:
+  """What it asks, and that each node refuses, in words, before anything that depends on data leaves it."""
+
+  @pytest.mark.parametrize('restarts', [False, True])
+  def test_same_round_twice(self, federation, restarts, caplog):
+    _play(federation)
+    for node in federation.nodes if restarts else ():
+      federation.start(node)
+    federation.log.clear(), federation.uploads.clear()
+    assert not len(_play(federation).came)
+    refusals = federation.refusals(Stage.COLLECT_MASKED_VECTORS)
+    assert set(refusals) == set(federation.nodes)
+    assert all('Round 1 was answered already' in one for one in refusals.values())
+    assert 'Refused: Round 1 was answered already' in caplog.text
+    assert _sends_nothing(federation, Stage.COLLECT_MASKED_VECTORS, Key.MASKED_PARAMETERS)
+    assert len(federation.bundle.worked) == 10
+
+  def test_old_state(self, federation):
+    _play(federation), _play(federation, 2)
+    federation.log.clear(), federation.uploads.clear()
+    assert not len(_play(federation).came)
+    refusals = federation.refusals(Stage.COLLECT_MASKED_VECTORS)
+    assert set(refusals) == set(federation.nodes) and all('another history' in one for one in refusals.values())
+    assert _sends_nothing(federation, Stage.COLLECT_MASKED_VECTORS, Key.MASKED_PARAMETERS)
+
+  @pytest.mark.parametrize(
+    'name, value',
+    [
+      (Key.MAX_WEIGHT, 10.0),
+      (Key.THRESHOLD, 2),
+      (Key.CLIPPING_RANGE, 1.0),
+      (Key.TARGET_RANGE, 2**20),
+      (Key.MOD_RANGE, 2**31),
+      (Key.SHARE_NUMBER, 3),
+      (Key.SAMPLE_NUMBER, 3),
+    ],
+  )
+  def test_other_parameters_such_as_a_weight_of_10(self, federation, name, value, caplog):
+    _forge(federation, Stage.SETUP, lambda told, _: told.update({name: value}))
+    assert not len(_play(federation).came)
+    refusals = federation.refusals(Stage.SETUP)
+    assert set(refusals) == set(federation.nodes)
+    assert all(f'sets {name} to {value}, and by the plan it is' in one for one in refusals.values())
+    assert f'Refused: The server sets {name} to {value}' in caplog.text
+    assert not federation.bundle.worked
+
+  def test_two_cohorts_told_honestly(self, federation, caplog):
+    victim = sorted(federation.nodes)[4]
+    other = _digest_of_another_history(federation)
+    _forge(federation, Stage.SETUP, lambda _, content: content[records.TERMS].update({'digest': other}), {victim})
+    # The server gives on what each node was told.
+    federation_forge = federation.forge
+
+    def forge(message, stage):
+      federation_forge(message, stage)
+      if stage == Stage.SHARE_KEYS:
+        message.content[records.DIGESTS][str(victim)] = other
+
+    federation.forge = forge
+    read, server._Round._keys = server._Round._keys, _keys_of_any_history
+    try:
+      assert not len(_play(federation).came)
+    finally:
+      server._Round._keys = read
+    refusals = federation.refusals(Stage.SHARE_KEYS)
+    assert set(refusals) == set(federation.nodes)
+    assert all('tells two histories' in one for one in refusals.values())
+    assert 'Refused: The server tells two histories' in caplog.text
+    assert not federation.bundle.worked
+
+  def test_two_cohorts_and_a_lie_about_digests(self, federation):
+    # It says to each that all were told the same. In the third stage, the history is another than was compared.
+    link = federation.announced(1).history[0]
+    other = messages.of_round(federation.announced(1)._replace(history=[link._replace(cohort=link.cohort[:-1])]))
+    victim = sorted(federation.nodes)[4]
+    change = lambda _, content: content.update({'history': other['history']})
+    _forge(federation, Stage.COLLECT_MASKED_VECTORS, change, {victim})
+    _play(federation)
+    assert 'the nodes of this round have compared' in federation.refusals()[victim]
+    assert set(federation.refusals()) == {victim}
+    assert (1, int(federation.nodes[victim][0])) not in federation.bundle.worked
+
+  def test_masks_of_two_histories_do_not_cancel(self, federation):
+    agreed = terms.Terms.of(federation.bundle, federation.nodes)
+    secret, shapes = bytes(range(32)), [(4,)]
+    (one,), (same,), (other,) = (
+      masks.generated(agreed.session(digest, federation.nodes), secret, masks.RANGE, shapes) for digest in 'aab'
+    )
+    (fewer,) = masks.generated(agreed.session('a', list(federation.nodes)[1:]), secret, masks.RANGE, shapes)
+    np.testing.assert_array_equal(one, same)
+    assert (one != other).all() and (one != fewer).all()
+
+  @pytest.mark.parametrize(
+    'lie, reason',
+    [
+      ('overlap', 'is in both lists'),
+      ('overlap, in place of another', 'is in both lists'),
+      ('one is left out', 'those who have answered are'),
+      ('one who has answered is said to be dead', ''),
+      ('a stranger', 'was not announced'),
+      ('one twice', 'those who have answered are'),
+      ('fewer than the threshold', 'fewer than the threshold'),
+      ('the node itself is dead', 'is said to have dropped out'),
+    ],
+  )
+  def test_lists_of_the_last_stage(self, federation, lie, reason, caplog):
+    ids = sorted(federation.nodes)
+
+    def change(told, content):
+      active, dead = list(ids), []
+      if lie == 'overlap':
+        dead = ids[:1]
+      elif lie == 'overlap, in place of another':
+        active, dead = ids[:-1], ids[:1]
+      elif lie == 'one is left out':
+        active = ids[:-1]
+      elif lie == 'one who has answered is said to be dead':
+        active, dead = ids[:-1], ids[-1:]
+      elif lie == 'a stranger':
+        active = [*ids[:-1], 5]
+      elif lie == 'one twice':
+        active = [*ids, ids[0]]
+      elif lie == 'fewer than the threshold':
+        active, dead = ids[:6], ids[6:]
+      else:
+        active, dead = ids[1:], ids[:1]
+      told.update({Key.ACTIVE_NODE_ID_LIST: active, Key.DEAD_NODE_ID_LIST: dead})
+
+    asked = ids[:1] if lie == 'the node itself is dead' else ids[:4]
+    _forge(federation, Stage.UNMASK, change, asked)
+    _play(federation)
+    refusals = federation.refusals(Stage.UNMASK)
+    if not reason:  # No node can know that. Its share is one of fewer than t, of the other secret.
+      assert not refusals
+      return
+    assert set(refusals) == set(asked) and all(reason in one for one in refusals.values())
+    assert reason in caplog.text
+    for node in asked:
+      assert RECORD_KEY_CONFIGS not in federation.uploads[Stage.UNMASK, node].content
+
+  def test_second_opening(self, federation):
+    kept = {}
+    federation.forge = lambda message, stage: kept.setdefault((message.metadata.dst_node_id, stage), message)
+    node = min(federation.nodes)
+    states = {}
+
+    def forge(message, stage):
+      if stage == Stage.UNMASK and message.metadata.dst_node_id == node:
+        context = federation.contexts[node]
+        states.update({name: ConfigRecord(dict(one)) for name, one in context.state.config_records.items()})
+        states['told'] = ConfigRecord(dict(message.content[RECORD_KEY_CONFIGS]))
+
+    federation.forge = forge
+    _play(federation)
+    # At once, as if two messages had come before the state of the first was kept.
+    told = states.pop('told')
+    for name, one in states.items():
+      federation.contexts[node].state[name] = one
+    told[Key.DEAD_NODE_ID_LIST] = told[Key.ACTIVE_NODE_ID_LIST][-1:]
+    told[Key.ACTIVE_NODE_ID_LIST] = told[Key.ACTIVE_NODE_ID_LIST][:-1]
+    again = Message(messages.RecordDict({RECORD_KEY_CONFIGS: told}), node, MessageType.TRAIN)
+    federation.log.clear()
+    reply = federation.deliver(again, Stage.UNMASK)
+    assert 'was opened already' in federation.refusals()[node]
+    assert RECORD_KEY_CONFIGS not in reply.content
+
+  def test_another_sum_than_was_opened(self, federation):
+    _play(federation)
+    federation.log.clear()
+    _play(federation, 2, came={1: np.arange(9)})
+    refusals = federation.refusals(Stage.COLLECT_MASKED_VECTORS)
+    assert set(refusals) == set(federation.nodes)
+    assert all('has opened the sum of' in one for one in refusals.values())
+
+  def test_a_sum_that_the_server_sees(self, federation):
+    node = min(federation.nodes)
+    message = Message(messages.of_round(federation.announced(1)), node, MessageType.TRAIN)
+    federation.deliver(message, '')
+    assert 'takes part in secure sums alone' in federation.refusals()[node]
+    assert not federation.bundle.worked
+
+  @pytest.mark.parametrize('how', ['strangers', 'few'])
+  def test_other_parties_in_the_second_stage(self, federation, how):
+    def change(told, content):
+      keys = [name for name in told if name != Key.STAGE]
+      if how == 'few':
+        for name in keys[3:]:
+          if name != str(max(federation.nodes)):
+            del told[name], content[records.DIGESTS][name]
+      else:
+        told['5'] = told[keys[0]]
+
+    _forge(federation, Stage.SHARE_KEYS, change)
+    _play(federation)
+    reason = {'strangers': 'was not announced', 'few': 'fewer than the threshold'}[how]
+    assert reason in federation.refusals(Stage.SHARE_KEYS)[max(federation.nodes)]
+    assert not federation.bundle.worked
+
+  def test_clients_that_the_node_does_not_have(self, federation):
+    a, b = sorted(federation.nodes)[:2]
+    federation.nodes[a], federation.nodes[b] = federation.nodes[b], federation.nodes[a]
+    _play(federation)
+    refusals = federation.refusals(Stage.SETUP)
+    assert set(refusals) == {a, b} and all('Enrol each client at the node' in one for one in refusals.values())
+
+
+def _digest_of_another_history(federation):
+  link = federation.announced(1).history[0]
+  plan = guard.PublicPlan.of(federation.bundle.plan)
+  return records.digest_of(plan, [link._replace(cohort=link.cohort[:-1])])
+
+
+def _keys_of_any_history(round_):
+  """A server that does not mind what history a node answers for."""
+  session = records.Session(masks.NAME, 1, round_._digest, round_._terms.nodes)
+  content = {Key.STAGE: Stage.SETUP, **round_._terms.of_flower}
+  make = lambda node: messages.RecordDict(
+    {RECORD_KEY_CONFIGS: ConfigRecord(dict(content)), records.TERMS: session.of_context()}
+  )
+  told = lambda reply: reply.content[RECORD_KEY_CONFIGS]
+  read = lambda node, reply: [told(reply)[Key.PUBLIC_KEY_1], told(reply)[Key.PUBLIC_KEY_2]]
+  return round_._stage(list(round_._terms.nodes), make, read)
+
+
+class TestGenerator:
+  def test_server_refuses_a_node_with_flowers_own(self, federation, caplog):
+    node = min(federation.nodes)
+    federation.apps[node] = parties.FlowersOwn()
+    found = _play(federation)
+    _check(federation, found, set(range(10)) - set(federation.nodes[node].tolist()))
+    assert f'node {node} makes masks by the generator of Flower, which has a seed of 32 bits' in caplog.text
+    assert not any(at == Stage.SHARE_KEYS and who == node for at, who, _ in federation.log)
+
+  @pytest.mark.parametrize('own', ['', 'chacha20-2'])
+  def test_node_refuses_a_server_with_another(self, federation, own):
+    def change(_, content):
+      if own:
+        content[records.TERMS]['masks'] = own
+      else:
+        del content[records.TERMS]
+
+    _forge(federation, Stage.SETUP, change)
+    assert not len(_play(federation).came)
+    said = own or 'the generator of Flower, which has a seed of 32 bits'
+    assert all(f'The server makes masks by {said}' in one for one in federation.refusals().values())
+    assert set(federation.refusals()) == set(federation.nodes)
+
+  def test_whole_secret_counts(self):
+    shapes = [(1000,), (3, 2)]
+    # To Flower's generator, these are one seed.
+    a, b = bytes(32), bytes([7, 0, 0, 0, 7, *[0] * 27])
+    np.testing.assert_array_equal(*(pseudo_rand_gen(one, masks.RANGE, shapes)[0] for one in (a, b)))
+    ours = [masks.generated(b'', one, masks.RANGE, shapes) for one in (a, b)]
+    assert not (ours[0][0] == ours[1][0]).any()
+    assert [one.shape for one in ours[0]] == shapes
+    assert abs(ours[0][0].mean() / 2**31 - 1) < 0.1
+
+  def test_is_chacha20(self):
+    # RFC 8439, A.1, test vector 1: key, nonce and counter are zero. The nonce here is that of a session.
+    plain = masks.Cipher(masks.algorithms.ChaCha20(bytes(32), bytes(16)), mode=None).encryptor().update(bytes(8))
+    assert plain.hex() == '76b8e0ada0f13d90'
+    nonce = bytes(4) + masks.hashlib.sha256(b's').digest()[:12]
+    stream = masks.Cipher(masks.algorithms.ChaCha20(bytes(32), nonce), mode=None).encryptor().update(bytes(16))
+    (found,) = masks.generated(b's', bytes(32), masks.RANGE, [(4,)])
+    assert found.astype('<u4').tobytes() == stream
+
+  def test_is_flowers_again_after_a_message(self):
+    before = masks._MOD.pseudo_rand_gen
+    with masks.in_place_of_flowers(b's'):
+      assert masks._MOD.pseudo_rand_gen is not before
+    assert masks._MOD.pseudo_rand_gen is before is pseudo_rand_gen
+
+  @pytest.mark.parametrize('secret, num_range', [(bytes(16), masks.RANGE), (bytes(32), 2**31)])
+  def test_refuses_others(self, secret, num_range):
+    with pytest.raises(ValueError, match='secret of 32 bytes and the range 2'):
+      masks.generated(b'', secret, num_range, [(1,)])
+
+
+class TestIntegers:
+  def test_flowers_quantiser_is_the_identity(self):
+    rng = np.random.default_rng(0)
+    x = rng.integers(-integers.HALF, integers.HALF, 100_000, endpoint=True)
+    x[:5] = -integers.HALF, integers.HALF, 0, 1, -1
+    (found,) = quantize([x * 1.0], float(integers.HALF), integers.TARGET)
+    np.testing.assert_array_equal(found.astype(np.int64) - integers.HALF, x)
+
+  def test_largest_sums_and_counts(self):
+    bundle = parties.Bundle()
+    most = parties.bound(bundle)
+    for sign in (-1, 1):
+      value = np.full(parties.SHAPE, sign * most)
+      one = integers.encoded(bundle, [value, np.int64(2**61 + 3)])
+      total = [10 * (array + integers.HALF) % masks.RANGE for array in one]
+      values, count = integers.decoded(bundle, total, 10)
+      np.testing.assert_array_equal(values, 10 * value % int(bundle.modulus[0]))
+      assert int(count) == 10 * (2**61 + 3) % parties.COUNT_MODULUS
+
+  def test_refuses_what_does_not_fit(self, federation):
+    with pytest.raises(ValueError, match=r'takes sums below 2\^32, and with up to 10 clients.*smaller cohorts'):
+      server.secure(federation, federation.nodes, _with(federation, parties.Bundle(modulus=2**32 + 1)))
+    crowded = {1: np.arange(9), 2: np.array([9])}
+    with pytest.raises(ValueError, match='A node has 9 clients.*Spread the clients'):
+      server.secure(federation, crowded, federation.announced(1))
+    with pytest.raises(ValueError, match='at least two nodes'):
+      server.secure(federation, {1: np.arange(10)}, federation.announced(1))
+    assert not federation.log
+
+
+def _with(federation, bundle):
+  return federation.announced(1)._replace(bundle=bundle)
+
+
+class TestTerms:
+  @pytest.mark.parametrize('threshold', [0.3, 0.5, 2 / 3, 0.9, None])
+  @pytest.mark.parametrize('count', [2, 3, 4, 7, 10, 40])
+  def test_no_lists_open_for_fewer_than_the_plan_says(self, threshold, count):
+    nodes = {one: np.array([one]) for one in range(count)}
+    agreed = terms.Terms.of(parties.Bundle(num_clients=count, threshold=threshold), nodes)
+    least, t = threshold or 1.0, agreed.threshold
+    assert 2 * t > count and t >= 2
+    # Of n nodes, each may be told that `absent` are not in the sum: those who can be left out.
+    accepted = [k for k in range(count + 1) if not agreed.lacks(list(nodes)[:k])]
+    absent = count - min(accepted)
+    left_out = absent + count * absent // t
+    assert (count - left_out) / count >= least - 1e-9
