@@ -81,7 +81,8 @@ class TestWheel:
     needed = [requirements.Requirement(text) for text in re.findall('^Requires-Dist: (.*)$', metadata, re.MULTILINE)]
     assert {'numpy', 'tensorflow-federated'} <= {one.name for one in needed}
     for one in needed:
-      assert one.specifier.contains(PINS[one.name]), one
+      if 'extra == "flower"' not in str(one.marker):  # Its environment has no TFF.
+        assert one.specifier.contains(PINS[one.name]), one
 
   def test_has_the_license(self, wheel):
     archive = zipfile.ZipFile(wheel)

@@ -48,7 +48,8 @@ def lies(run, last):
   absent = links[-1]._replace(came=links[-1].came[:0])
   heavier = told(links)
   arrays = heavier['message']
-  heavier['message'] = ArrayRecord({**{name: arrays[name] for name in arrays}, str(len(arrays)): Array(np.array(10, np.float32))})
+  weight = {str(len(arrays)): Array(np.array(10, np.float32))}
+  heavier['message'] = ArrayRecord({**{name: arrays[name] for name in arrays}, **weight})
   after = messages.Link(len(run.rounds) + 1, last, run.rounds[-1][1])
   other_bundle = told(links)
   other_bundle['announced']['bundle'] = '0' * 64
