@@ -147,7 +147,8 @@ _READING = (
 _READING_OF_COHORTS = (
   'Reading',
   'Cohorts were not planned. The figures that follow in this table, and the histogram, are what the account said at '
-  'the end. They are not a guarantee, because who came may depend on what was released. The bound holds whoever came.',
+  'the end. They are not a guarantee, because who came may depend on what was released. The bound holds for any '
+  'cohorts.',
 )
 # The units of the histogram are nearly a narrow screen's pixels. The template holds the rest of the drawing.
 _LEFT, _WIDTH, _BOTTOM, _HEIGHT = 28, 316, 216, 146
@@ -246,7 +247,7 @@ def _figures(certificate) -> list[tuple[str, str]]:
   bound, delta, mu = rounding.up(guarantee['epsilon'], 15), rounding.up(guarantee['delta'], 15), guarantee['mu']
   planned, reading, most_rounds = 'over all planned rounds', _READING, ''
   if _came(certificate):
-    planned, reading, most_rounds = 'over all rounds, whoever comes', _READING_OF_COHORTS, 'at most '
+    planned, reading, most_rounds = 'over all rounds, for any cohorts', _READING_OF_COHORTS, 'at most '
   most = f'ε = {rounding.up(achieved["epsilon_max"], 6)} (μ = {rounding.up(achieved["mu_max"], 6)})'
   return [
     ('Bound', f'ε = {bound} at δ = {delta} (μ = {rounding.up(mu, 6)}) per client, {planned}'),

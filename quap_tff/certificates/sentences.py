@@ -243,7 +243,7 @@ def statement(figures: Figures) -> str:
   changed = f' Its rounds were run in {stretches} stretches by other code, other versions or other machines.'
   given = f'If {config.sums_condition}: in' if config.holds_noise else 'In'
   cohorts = 'cohorts as they came, public constants' if figures.came else 'public cohorts and constants'
-  rounds = f'in total over at most {figures.planned_rounds:,} rounds, whoever comes and whenever it ends'
+  rounds = f'in total over at most {figures.planned_rounds:,} rounds, for any cohorts and any end'
   if not figures.came:
     rounds = f'in total over all {figures.planned_rounds:,} planned rounds'
   return (

@@ -26,7 +26,7 @@ _SECRET_BYTES = 32
 
 
 def clients_of(text: str) -> np.ndarray:
-  """int64[M], ascending, of a text such as `0-24,30`. Raises `ValueError` if it is none, or has an id twice."""
+  """int64[M], ascending, of a text such as `0-24,30`. Raises `ValueError` for another text, or an id twice."""
   if not re.fullmatch(r'\d+(-\d+)?(,\d+(-\d+)?)*', text):
     raise ValueError(f'clients must be ids and ranges of them, such as 0-24,30, found {text!r}.')
   ends = [list(map(int, part.split('-'))) for part in text.split(',')]

@@ -44,7 +44,7 @@ def certified_plan(
     * neither: `noise_multiplier`, `divisor` and `num_rounds` stand in the configuration.
 
   In the last two cases cohorts are certified as they come. The guarantee is then the limit that the filter keeps,
-  whoever came, as long as nobody decides who comes by looking into clients' data (docs/privacy.md, theorem 1).
+  for any cohorts, as long as nobody chooses them by looking into clients' data (docs/privacy.md, theorem 1).
 
   With a `quap_tff.HeldConfig`, each client draws its noise from a key of its own. One client's data are then
   `<client_id=int64*, answer=A*, examples=D*>`, with one answer of its `quap_tff.ClientGuard`. Each client that is
@@ -123,7 +123,7 @@ def _settled_on(
 ) -> guarantee.Planned:
   """The mechanism without a schedule."""
   if expected is not None:
-    return _for_whoever_comes(config.settled(_expected_cohorts(config, expected), averaging))
+    return _for_any_cohorts(config.settled(_expected_cohorts(config, expected), averaging))
   missing = [name for name in _NUMBERS if getattr(config, name) is None]
   if not config.correlation.is_settled:
     missing.append(f'the numbers of correlation={config.correlation!r}')
@@ -180,7 +180,7 @@ def _expected_cohorts(config: guarantee.GuaranteeConfig, expected: Any) -> list[
   return cohorts
 
 
-def _for_whoever_comes(planned: guarantee.Planned) -> guarantee.Planned:
+def _for_any_cohorts(planned: guarantee.Planned) -> guarantee.Planned:
   """A mechanism that was settled on expected cohorts, for cohorts of any clients and of any size."""
   mechanism = planned.mechanism
   if not isinstance(mechanism, held_config.Held):

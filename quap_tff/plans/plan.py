@@ -38,7 +38,7 @@ _LOCAL_STATEMENT = (
   'Every client noises all that it sends, so formal figures hold for everything that the server receives and '
   'releases, against the server itself (local model).'
 )
-# Whether a certificate is for cohorts that were planned, or for whoever came.
+# Whether a certificate is for cohorts that were planned, or for any that came.
 PLANNED, AS_THEY_CAME = 'planned', 'as they came'
 # Public metrics that follow from who took part.
 _OF_COHORTS = mechanisms.PUBLIC_METRICS - {'noise_multiplier'}
@@ -459,7 +459,7 @@ class Plan:
         formal figures are the bound of the plan, which is what all planned rounds cost, and the ledger gives only a
         reading. Without a schedule, the figures are those of the rounds in the ledger: a guarantee if their number was
         fixed beforehand, and otherwise a reading. Of a certified plan without a schedule, the figures are the limits
-        that the filter keeps, whoever came, and the ledger gives a reading.
+        that the filter keeps for any cohorts, and the ledger gives a reading.
     """
     reports.check_ledger(self, ledger)
     return reports.of_run(self, ledger, cohorts)

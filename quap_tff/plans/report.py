@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # Of cohorts that were not planned.
 _WHY = 'who came, and when the run ended, may have followed what it released'
-_BOUND = "The figures above hold whoever came, if nobody decided that by looking into clients' data."
+_BOUND = "The figures above hold for any cohorts, if nobody chose them by looking into clients' data."
 
 
 def checked_cohort(

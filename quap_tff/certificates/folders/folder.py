@@ -213,7 +213,7 @@ def check_version(name: str, value: Any) -> None:
 
 
 def read_mechanism(name: str, value: Mapping[str, Any]) -> guarantee.Guarantee:
-  """The mechanism of `MECHANISMS` whose fields `registry.value_of` wrote. Raises any error if it is none."""
+  """The mechanism of `MECHANISMS` whose fields `registry.value_of` wrote. Raises any error for other fields."""
   if name not in MECHANISMS:
     raise registry.UnknownChoiceError(str(registry.unknown_name_error('mechanism', name, list(MECHANISMS))))
   make = MECHANISMS[name]

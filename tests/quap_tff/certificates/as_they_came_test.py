@@ -53,7 +53,7 @@ class TestCertificate:
     status, lines = made.answer(came, capsys)
     certificate = json.loads((came / 'certificate.json').read_text())
     assert status == 0 and certificate['guarantee']['cohorts'] == 'as they came'
-    assert 'cohorts as they came' in lines[1] and 'over at most 4 rounds, whoever comes' in lines[1]
+    assert 'cohorts as they came' in lines[1] and 'over at most 4 rounds, for any cohorts' in lines[1]
     assert 'The issuer states: “Phones came when they were idle and charging.”' in lines[1]
     assert 'planned' not in certificate['statement']
     assert not (came / folders.SCHEDULE).exists()
