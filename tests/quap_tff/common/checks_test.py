@@ -27,7 +27,8 @@ def _classes():
   found = {}
   for package in (quap_tff, data, experiments):
     for one in pkgutil.walk_packages(package.__path__, f'{package.__name__}.'):
-      if not one.name.startswith('experiments.peers'):  # They need packages of other environments.
+      # These need packages of other environments.
+      if not one.name.startswith(('experiments.peers', 'quap_tff.flower')):
         found.update({v: None for v in vars(importlib.import_module(one.name)).values() if isinstance(v, type)})
   return [one for one in found if dataclasses.is_dataclass(one) and _checked(one)]
 
