@@ -41,16 +41,21 @@ class Server:
       return np.ones(len(cohort), np.float32)
     return plan.ask(self.ledger, cohort)
 
-  def release(self, total: player.Sums, cohort: np.ndarray) -> None:
+  def release(self, total: player.Sums, cohort: np.ndarray, announced: Optional[np.ndarray] = None) -> None:
     """Plays the server's part of the next round.
 
     Args:
       total: The sum over the clients.
       cohort: int64[M], who is in it.
+      announced: int64[M'], where clients hold the noise: for whom the sum could have opened. Default: who is in it.
     """
     state, metrics = self.bundle.update(self.state, total)
-    if self.ledger is not None:
-      self.ledger.append(self.bundle.record(state, metrics, cohort))
+    plan = self.bundle.plan
+    if plan is not None and self.ledger is not None:
+      record = self.bundle.record(state, metrics, cohort)
+      if announced is not None:
+        record = plan.config.cost_of_announced(announced, len(cohort) > 0, record.clipping_norm, self.done + 1)
+      self.ledger.append(record)
     self._average = self.bundle.rounds.averaging.update(self._average, self.bundle.weights(state).trainable)
     self.state, self.done = state, self.done + 1
 

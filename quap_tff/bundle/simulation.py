@@ -154,11 +154,18 @@ def no_data(bundle: player.Bundle, client: int) -> Any:
 
 
 def keep(
-  bundle: player.Bundle, found: Outcome, folder: str, signing_key: Optional[str] = None, no_certificate: str = ''
+  bundle: player.Bundle,
+  found: Outcome,
+  folder: str,
+  signing_key: Optional[str] = None,
+  *,
+  no_certificate: str = '',
+  secure_sum: str = '',
 ) -> dict[str, Any]:
   """Writes a new folder with what came out: with its certificate if the run gets one.
 
-  `no_certificate` says why it gets none, if that is known. The tests, accuracy and date that it states are of this run.
+  `no_certificate` says why it gets none, if that is known. The tests, accuracy and date that it states are of this run,
+  and so is the protocol of the secure sum.
 
   Without one, these are final_model.npz, the trained tensors arr_0, arr_1, …; ledger.npz; and summary.json.
 
@@ -185,6 +192,7 @@ def keep(
         tests=int(test is not None and found.rounds > 0),
         test_accuracy=summary.get('test_accuracy'),
         date=datetime.date.today().isoformat(),
+        secure_sum=secure_sum,
       )
       try:
         certificates.write(folder, plan, ledger, trainable, about, signing_key)

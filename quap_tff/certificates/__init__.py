@@ -14,7 +14,7 @@ from quap_tff.common import lazy
 __getattr__, __dir__ = lazy.exports(
   __name__,
   {
-    'folders.about': ['About'],
+    'folders.about': ['About', 'SECAGG'],
     'folders.folder': [],
     'gate_logs': [],
     'verifying': ['Verdict', 'issue', 'verify', 'write'],

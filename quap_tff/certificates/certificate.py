@@ -46,6 +46,8 @@ def refusals(plan: plans.Plan, ledger: accounting.RunLedger, about: abouts.About
       reasons.append(f'{said} in {len(rounds)} of {ledger.num_rounds} rounds, first in round {rounds[0]}.')
   if about.tests > ledger.num_rounds:
     reasons.append(f'The issuer states {about.tests} tests, but the run has {ledger.num_rounds} rounds.')
+  if about.secure_sum and not plan.holds_noise:
+    reasons.append(f'The issuer names a secure sum, {about.secure_sum}, and this plan trusts a server.')
   figures = sentences.Figures.of(plan, ledger, about)
   clients, at = np.arange(plan.num_clients), f' at δ = {sentences.whole(plan.delta)}'
   return reasons + overspent(clients, figures.epsilon, figures.bounds, TOLERANCE, at)

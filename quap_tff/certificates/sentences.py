@@ -87,8 +87,8 @@ OF_TRUST = {
     secret='keys of clients that stay secret',
     short='the server sees secure sums alone, and each opens for enough clients',
     in_short='This includes the server, as long as it sees the sum of the updates of a round alone, and the sum opens '
-    'as the plan assumes. The statement says when it may open. The table below has the figures for a server that some '
-    'clients help. In a simulation, the operator who makes all keys must be trusted.',
+    'as the plan assumes. The statement says when it may open, and which secure sum it was. The table below has the '
+    'figures for a server that some clients help. In a simulation, the operator who makes all keys must be trusted.',
     assumptions=(
       'The server is not trusted with updates. It sees their secure sum, which holds noise from every client in it. '
       'Each client answers through a guard of its own (quap_tff.ClientGuard), which takes weight, clipping norm '
@@ -96,13 +96,45 @@ OF_TRUST = {
       'announcement that contradicts an earlier one, and a round that could take a client past its bound. It takes no '
       'noise back twice. A server that tells two clients different things, or hides a round from one, is found out '
       'when they compare the digests of their guards. No client finds it out alone.',
-      'The protocol of the secure sum (such as Bonawitz et al. 2017) is assumed, and simulated here: it reveals one '
-      'sum a round. {opens} It is assumed that the announced clients exist and follow the protocol, except for the '
-      'colluders that a figure counts. Such a figure is about a server that keeps to the planned cohorts.',
+      '{secure_sum} It reveals one sum a round. {opens} It is assumed that the announced clients exist and follow the '
+      'protocol, except for the colluders that a figure counts. Such a figure is about a server that keeps to the '
+      'planned cohorts.',
       "Each client draws its noise from a key of its own: 256 bits of its operating system's entropy, which nobody "
-      f'else has, and which is for this run alone. {_BITS} In a simulation, all keys are made by one operator.',
+      f'else has, and which is for this run alone. {_BITS} {{keys}}',
       _INTEGERS.format(noise='sum of discrete Gaussians'),
     ),
+  ),
+}
+
+
+class OfSecureSum(NamedTuple):
+  """What a certificate says about the secure sum of a run.
+
+  Attributes:
+    in_statement: A sentence of the statement.
+    assumption: What is trusted in it, in sentences.
+    keys: Who has made the clients' keys, a sentence.
+  """
+
+  in_statement: str
+  assumption: str
+  keys: str
+
+
+OF_SECURE_SUM = {
+  '': OfSecureSum(
+    in_statement='The secure sum was simulated by one operator, who had all keys.',
+    assumption='The protocol of the secure sum (such as Bonawitz et al. 2017) is assumed, and was simulated.',
+    keys='In a simulation, all keys are made by one operator.',
+  ),
+  abouts.SECAGG: OfSecureSum(
+    in_statement='The secure sum was SecAgg+ of Flower, between nodes none of which may help the server.',
+    assumption='The secure sum was SecAgg+ (Bell et al. 2020) as Flower has it, between the nodes that hold the '
+    "clients' data. Each mask is the stream of ChaCha20 under a whole shared secret, and each node signs its public "
+    'keys of a round with its key of enrolment. Trusted in it are these: no node tells the server its secrets or its '
+    "shares; the nodes' list of each other's keys of enrolment did not come from the server; each client trusts its "
+    'node; and the cryptography and the code of Flower do what they say.',
+    keys='Each node draws one secret, from which the keys of its clients follow.',
   ),
 }
 # When a secure sum opens, without a threshold and with one.
@@ -241,6 +273,7 @@ def statement(figures: Figures) -> str:
     spent = f'The client that spent most has spent ε ≤ {most}.'
   words, stretches = OF_TRUST[config.trust], len(figures.about.stretches)
   changed = f' Its rounds were run in {stretches} stretches by other code, other versions or other machines.'
+  secure_sum = f' {OF_SECURE_SUM[figures.about.secure_sum].in_statement}' if config.holds_noise else ''
   given = f'If {config.sums_condition}: in' if config.holds_noise else 'In'
   cohorts = 'cohorts as they came, public constants' if figures.came else 'public cohorts and constants'
   rounds = f'in total over at most {figures.planned_rounds:,} rounds, for any cohorts and any end'
@@ -255,7 +288,7 @@ def statement(figures: Figures) -> str:
     f'Amplification by sampling is not counted. {spent}{own} Given ideal random bits, this holds for the integers that '
     f'were computed, and ε includes {rounding.up(figures.plan.slack.epsilon, 3)} for rounding. With the bits of '
     'ChaCha20 it holds computationally. Timing is not covered. The folder is consistent with such a run. Nothing in it '
-    f'proves that the run took place.{changed if stretches > 1 else ""}'
+    f'proves that the run took place.{secure_sum}{changed if stretches > 1 else ""}'
   )
 
 
@@ -431,11 +464,13 @@ def assumptions(figures: Figures) -> list[str]:
   about, config = figures.about, figures.plan.config
   threshold = config.threshold if config.holds_noise else None
   opens = _OPENS[threshold is not None].format(threshold=threshold)
+  secure_sum = OF_SECURE_SUM[about.secure_sum]
+  of_trust = dict(opens=opens, secure_sum=secure_sum.assumption, keys=secure_sum.keys)
   features = 'The features of an example are a function of that example alone. No other data were used to make them.'
   if about.public_data:
     features = f'The data that features were made from are assumed to be public. {stated(about.public_data)}'
   return [
-    *(one.format(opens=opens) for one in OF_TRUST[config.trust].assumptions),
+    *(one.format(**of_trust) for one in OF_TRUST[config.trust].assumptions),
     f'{_WHO_COMES[figures.came]} {stated(about.cohorts)}',
     f"Each client's part of a sum is bounded, and a client without data adds zero. {clipping(figures.plan)}",
     "Constants and hyper-parameters are public. It is assumed that their choice does not depend on clients' data. "

@@ -24,7 +24,7 @@ from quap_tff.flower import enrolment
 
 node_program = lazy.module('quap_tff.flower.node_program')
 
-_OF_NODE = ('folder', 'bundle', 'data')
+_OF_NODE = ('folder', 'bundle', 'data', 'enrolment')
 # The code is installed on each machine, so that no server decides what runs there: this package names it.
 _APP = """[project]
 name = "quap-tff-run"
@@ -64,6 +64,9 @@ def main(argv: Sequence[str]) -> int:
   node.add_argument('--root-certificates', required=True, help='certificate of who signed that of the SuperLink (PEM)')
   node.add_argument('--bundle', required=True, help='folder of the bundle')
   node.add_argument('--data', required=True, help='data of its clients: an .npz file, or module:function')
+  node.add_argument(
+    '--enrolment', default='', help='folder with the enrolment.json of all nodes, where clients hold the noise'
+  )
   app = commands.add_parser('app', help='makes the folder that `flwr run` takes')
   app.add_argument('folder', metavar='APP', help='new folder')
   for name, what in (

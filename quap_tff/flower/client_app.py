@@ -12,6 +12,7 @@ from flwr.clientapp import ClientApp
 from quap_tff.common.lazy import tf
 from quap_tff.flower import messages
 from quap_tff.flower import node as nodes
+from quap_tff.flower.secure_sum import client
 
 _LOG = logging.getLogger('flwr')
 _UNSAID = "Its own log says why: the reason may tell of clients' data."
@@ -32,6 +33,8 @@ def train(message: Message, context: Context) -> Message:
   """The answer of this node's clients, or why there is none."""
   try:
     node = _node if _node is not None else nodes.Node.of(context.node_config)
+    if node.holds_noise:
+      return client.SecureSum(node)(message, context)
     answer = node.answer(message.content)
     content = messages.of_answer(answer, node.bundle)
     _LOG.info('Round %d: %d clients answer.', answer.round_num, len(answer.came))

@@ -3,7 +3,8 @@
     {"public_key": "ecdsa-sha2-nistp384 AAAA…", "clients": "0-24,30"}
 
 A node makes it together with its keys, in a folder of its own. The server keeps those of all nodes in one folder, and
-reads it anew before each round.
+reads it anew before each round. Where clients hold the noise, each node has such a folder, too, from somebody whom its
+clients trust: by it, nodes know each other's signatures.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from collections.abc import Iterable, Mapping
 import os
 import re
 import secrets
-from typing import Any, Optional
+from typing import Any
 
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 import numpy as np
@@ -23,6 +26,7 @@ from quap_tff.common import files
 # In a node's folder: the key by which Flower knows it, the secret of its clients' noise, and what it tells the server.
 NODE_KEY, PUBLIC_KEY, SECRET, CARD = 'node_key', 'node_key.pub', 'secret', 'enrolment.json'
 _SECRET_BYTES = 32
+_SIGNATURE = ec.ECDSA(hashes.SHA256())
 
 
 def clients_of(text: str) -> np.ndarray:
@@ -58,20 +62,43 @@ def new_node(folder: str, clients: str) -> None:
     files.write_json(os.path.join(unfinished, CARD), {'public_key': public.decode(), 'clients': clients})
 
 
-def secret_of(folder: Optional[str]) -> bytes:
+def secret_of(folder: str) -> bytes:
   """The secret of a node's clients, 32 bytes; raises `ValueError` if the node has none."""
-  path = os.path.join(folder or '', SECRET)
+  path = os.path.join(folder, SECRET)
   try:
     with open(path, 'rb') as f:
       found = f.read()
   except OSError:
     found = b''
-  if folder is None or len(found) != _SECRET_BYTES:
+  if not folder or len(found) != _SECRET_BYTES:
     raise ValueError(
       f'This node has no key for the noise of its clients: {path} must hold {_SECRET_BYTES} bytes. Make a folder with '
       "python -m quap_tff.flower enrol FOLDER --clients=…, and name it in the node's configuration: folder=…."
     )
   return found
+
+
+def signed(folder: str, message: bytes) -> bytes:
+  """A node's signature, by the key in its folder; raises `ValueError` if there is none."""
+  path = os.path.join(folder, NODE_KEY)
+  try:
+    with open(path, 'rb') as f:
+      key = serialization.load_ssh_private_key(f.read(), password=None)
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+      raise ValueError('it is a key of another kind')
+  except (OSError, ValueError) as error:
+    raise ValueError(f'{path} cannot be read ({error}). It is the key that was made with the folder.') from None
+  return key.sign(message, _SIGNATURE)
+
+
+def is_signed(public_key: bytes, signature: bytes, message: bytes) -> bool:
+  """Whether this is the signature of the node with this public key (PEM)."""
+  key = serialization.load_pem_public_key(public_key)
+  try:
+    key.verify(signature, message, _SIGNATURE)  # type: ignore[union-attr, call-arg, arg-type]
+  except (InvalidSignature, TypeError):
+    return False
+  return True
 
 
 def clients_text(folder: str) -> str:
@@ -117,6 +144,26 @@ class Enrolled:
   def everybody(self) -> np.ndarray:
     """int64[N], ascending: the clients of all nodes."""
     return np.sort(np.concatenate([np.zeros(0, np.int64), *self.clients.values()]))
+
+  def keys_of(self, nodes: Mapping[int, np.ndarray]) -> dict[int, bytes]:
+    """The public key (PEM) of each node, by the clients that it has.
+
+    Args:
+      nodes: int64[M_k] by node id.
+
+    Raises:
+      ValueError: If the clients of a node are not enrolled at one node, or two nodes have clients of one.
+    """
+    found: dict[int, bytes] = {}
+    for node, clients in nodes.items():
+      keys = [key for key, own in self.clients.items() if np.isin(clients, own).all()]
+      if len(keys) != 1 or keys[0] in found.values():
+        raise ValueError(
+          f'The clients {clients.tolist()} are said to be at a node of their own, and the enrolment folder knows none '
+          'that has them alone. Give all nodes, and the server, one folder.'
+        )
+      found[node] = keys[0]
+    return found
 
   def present(self, nodes: Iterable[Any], cohort: np.ndarray) -> Mapping[int, np.ndarray]:
     """int64[M_k] by node id: those of the cohort who are at each node that is connected, if anybody is.

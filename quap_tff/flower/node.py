@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import functools
 import importlib
 import os
-from typing import Any, Optional
+from typing import Any
 
 from flwr.app import RecordDict
 import numpy as np
@@ -24,22 +24,35 @@ class Node:
   Attributes:
     bundle: The run.
     examples: The examples of each client.
+    folder: The node's folder; '' if it has none.
+    enrolment: The folder with the cards of all nodes; '' if it has none.
+    holds_noise: Whether its clients hold the noise.
   """
 
-  def __init__(self, bundle: player.Bundle, examples: Mapping[int, simulation.Examples], folder: Optional[str] = None):
-    """Reads the key.
+  def __init__(
+    self, bundle: player.Bundle, examples: Mapping[int, simulation.Examples], folder: str = '', enrolled: str = ''
+  ):
+    """Reads the keys.
 
     Args:
       bundle: The run.
       examples: Of each client, by name.
       folder: The node's folder, with the secret of its clients, for a run in which clients hold the noise.
+      enrolled: The folder with the cards of all nodes, for such a run.
 
     Raises:
-      ValueError: If clients hold the noise, and there is no secret.
+      ValueError: If clients hold the noise, and there is no secret, or nothing is known of the other nodes.
     """
-    self.bundle, self.examples, self._folder = bundle, examples, folder
-    self._holds_noise = bundle.plan is not None and bundle.plan.holds_noise
-    self._secret = enrolment.secret_of(folder) if self._holds_noise else None
+    self.bundle, self.examples, self.folder, self.enrolment = bundle, examples, folder, enrolled
+    self.holds_noise = bundle.plan is not None and bundle.plan.holds_noise
+    self._secret = enrolment.secret_of(folder) if self.holds_noise else None
+    if self.holds_noise:
+      if not enrolled:
+        raise ValueError(
+          'Clients hold the noise of this run, and sum it up with the other nodes, whose keys this one must know. Name '
+          "the folder with the enrolment.json of every node in the node's configuration: enrolment=…."
+        )
+      enrolment.Enrolled(enrolled)
 
   @classmethod
   def of(cls, config: Mapping[str, Any]) -> Node:
@@ -49,6 +62,7 @@ class Node:
       config: `bundle`, a folder. `data`, an .npz file as `experiments.export --clients` writes it, or
         `module:function`, a function from this configuration to the examples of each client. `clients`, such as 0-24,
         those of them who are at this node (default: all). `folder`, from `python -m quap_tff.flower enrol`.
+        `enrolment`, the folder with the cards of all nodes. The last two are for a run in which clients hold the noise.
 
     Raises:
       ValueError: If something is missing or wrong; the message says what to do.
@@ -65,7 +79,7 @@ class Node:
     if 'clients' in config:
       clients = enrolment.clients_of(str(config['clients']))
       examples = {client: one for client, one in examples.items() if client in clients}
-    return cls(bundle, examples, config.get('folder'))
+    return cls(bundle, examples, str(config.get('folder', '')), str(config.get('enrolment', '')))
 
   def answer(self, content: RecordDict) -> messages.Answer:
     """What the clients of this node answer in a round that a server announces.
@@ -76,7 +90,7 @@ class Node:
     """
     message, history = messages.read_round(content, self.bundle)
     clients = np.intersect1d(history[-1].cohort, list(self.examples)).tolist()
-    answers = self._guarded(history, clients) if self._holds_noise else None
+    answers = self._guarded(history, clients) if self.holds_noise else None
     total = self.bundle.zero()
     for client in clients:
       data = simulation.client_data(self.bundle, client, self.examples[client], answers=answers)
@@ -88,7 +102,7 @@ class Node:
     plan = guard.PublicPlan.of(self.bundle.plan)
     try:
       chain = functools.reduce(lambda before, link: before.then(*link), history, guard.Chain(plan))
-      path = functools.partial(os.path.join, self._folder)
+      path = functools.partial(os.path.join, self.folder)
       guards = [guard.ClientGuard(plan, one, self._secret, path(f'guard_{one}')) for one in clients]
       return {one.client_id: one.answer_at(chain) for one in guards}
     except ValueError as error:  # These follow from what was announced alone.

@@ -32,6 +32,7 @@ from quap_tff.bundle import simulation
 from quap_tff.flower import enrolment
 from quap_tff.flower import server_run
 from quap_tff.flower import sums
+from quap_tff.flower.secure_sum import server as secure_sum
 
 _LOG = logging.getLogger('flwr')
 # How often a round is tried before the run stops.
@@ -47,31 +48,33 @@ def main(grid: Grid, context: Context) -> None:
   """Plays a run to its end, or from where it stopped."""
   config = context.run_config
   run = server_run.ServerRun(player.Bundle(str(config['bundle'])), str(config['output']))
-  play(run, grid, config, sums.trusted)
+  protocol = secure_sum.SECURE if run.holds_noise else sums.TRUSTED
+  play(run, grid, config, protocol)
   test = simulation.read_clients(str(config['test']))[1] if config['test'] else None
-  summary = run.write(test, str(config['signing-key']) or None)
+  summary = run.write(test, str(config['signing-key']) or None, protocol.name)
   reason = summary.get('no_certificate')
   _LOG.info('The run is in %s. %s', config['output'], f'It has no certificate. {reason}' if reason else '')
 
 
-def play(run: server_run.ServerRun, grid: Grid, config: Mapping[str, Any], sum_of: sums.Sum) -> None:
+def play(run: server_run.ServerRun, grid: Grid, config: Mapping[str, Any], protocol: sums.Sum) -> None:
   """Plays the rounds that are left.
 
   Raises:
-    ValueError: If not enough clients came. The run can go on when they are there.
+    ValueError: If not enough clients came, or their sum cannot be obtained. The run can go on when this is mended.
   """
   seconds, quorum, tries, awaited = float(config['seconds']), float(config['quorum']), 0, 1.0
   while not run.is_over:
     began, number = time.monotonic(), run.round_num
     nodes, least = _present(run, grid, config, awaited)
     awaited = quorum
+    protocol.check(run.bundle, nodes)
     announced = run.announce(np.sort(np.concatenate([_NOBODY, *nodes.values()])), least, seconds)
     if announced is None:
       run.give_up()
       _LOG.info('Round %d: the account lets nobody come.', number)
       continue
     cohort = announced.cohort
-    found = sum_of(grid, enrolment.those_of(nodes, cohort), announced)
+    found = protocol.obtain(grid, enrolment.those_of(nodes, cohort), announced)
     if len(found.came) < announced.least and not run.holds_noise:
       tries += 1
       if tries < _TRIES:

@@ -25,13 +25,14 @@ from quap_tff.bundle import simulation
 from quap_tff.common import files
 from quap_tff.flower import messages
 from quap_tff.flower import sums
+from quap_tff.mechanisms.held import guard
 from quap_tff.plans import plan as plans
 
 CHECKPOINT, LOCK, RESULT = 'checkpoint', '.lock', 'run'
 _NOBODY = np.zeros(0, np.int64)
-_NO_SECURE_SUM = (
-  'Its clients hold the noise because nobody trusts the server, and no secure sum was run: the server saw the sum of '
-  'each node.'
+_IN_DOUBT = (
+  'The server ended while the sum of round {} was under way. It may have opened, and no account has it. A plan with a '
+  'threshold counts such a round.'
 )
 
 
@@ -44,6 +45,7 @@ class ServerRun:
     rounds: Of each round, int64[M] who was announced, and int64[M'] who came. Where clients hold the noise, a round is
       here as soon as it is announced.
     holds_noise: Whether clients hold the noise.
+    in_doubt: The first round whose sum may have opened without an account; 0 if there is none.
   """
 
   def __init__(self, bundle: player.Bundle, folder: str):
@@ -55,12 +57,14 @@ class ServerRun:
     self.bundle, self._folder = bundle, folder
     self.server, self.cohorts = servers.Server(bundle), servers.checked_cohorts(bundle)
     self.rounds: list[tuple[np.ndarray, np.ndarray]] = []
+    self.in_doubt = 0
     plan = bundle.plan
     self.holds_noise = plan is not None and plan.holds_noise
     certified = plan if plan is not None and plan.mechanism.facts.is_certified else None
     self._is_open = certified is not None and certified.cohorts == plans.AS_THEY_CAME
     self._counts_all = certified is not None and not self.holds_noise and not self._is_open
-    self._threshold = plan.config.threshold if plan is not None and self.holds_noise else None
+    held = guard.PublicPlan.of(plan) if self.holds_noise else None
+    self._threshold, self._most = (held.threshold, held.most_clients) if held is not None else (None, None)
     os.makedirs(folder, mode=0o700, exist_ok=True)
     self._lock = open(os.path.join(folder, LOCK), 'w')  # noqa: SIM115  # Held as long as this process lives.
     try:
@@ -101,11 +105,14 @@ class ServerRun:
     """What the next round's nodes are told; None if the account lets nobody come.
 
     Args:
-      present: int64[M], ascending: of those who may come, the ones that are there. Where clients hold the noise, fewer
-        of them have less of it, so the account may let fewer come.
+      present: int64[M], ascending: of those who may come, the ones that are there. Where clients hold the noise, the
+        plan has a largest cohort: it is drawn from them. Fewer of them have less noise, so the account may let fewer
+        come.
       least: With a server that is trusted, the smallest number of clients with which a round counts.
       seconds: How long the server waits.
     """
+    if self._most is not None and len(present) > self._most:
+      present = np.sort(np.random.default_rng().choice(present, self._most, replace=False))
     cohort = self._paid(present)
     if not len(cohort):
       return None
@@ -132,15 +139,18 @@ class ServerRun:
 
     With planned cohorts and a trusted server, everybody who is planned is charged, and those who did not come count as
     clients whose update is zero. So the account is the planned one, whoever is lost. Cohorts as they come are charged.
+    Where clients hold the noise, so are all who were announced.
     """
     done, total, cohort = self.server.done, found.total, found.came
+    announced = self.rounds[done][0] if len(self.rounds) > done else _NOBODY
+    # A planned round for which nobody's budget pays is one of its cohort, at weights of 0.
+    expected = announced if len(announced) or self._is_open else np.asarray(self.cohorts[done], np.int64)
     if self._counts_all:
       cohort = np.asarray(self.cohorts[done], np.int64)
       message = self.bundle.prepare(self.server.state)
       for client in np.setdiff1d(cohort, found.came).tolist():
         total = self.bundle.add(total, self.bundle.work(simulation.no_data(self.bundle, client), message))
-    self.server.release(total, cohort)
-    announced = self.rounds[done][0] if len(self.rounds) > done else _NOBODY
+    self.server.release(total, cohort, expected if self.holds_noise else None)
     self.rounds[done:] = [(announced, found.came)]
     self._keep()
 
@@ -148,12 +158,13 @@ class ServerRun:
     """Ends a round in which nobody came."""
     self.release(sums.Summed(self.bundle.zero(), _NOBODY))
 
-  def write(self, test: Optional[Any], signing_key: Optional[str] = None) -> Mapping[str, Any]:
-    """Writes what comes out of the run, with its certificate if a server was trusted. Returns the summary.
+  def write(self, test: Optional[Any], signing_key: Optional[str] = None, secure_sum: str = '') -> Mapping[str, Any]:
+    """Writes what comes out of the run, with its certificate. Returns the summary.
 
     Args:
       test: Examples and labels that no client holds, or None.
       signing_key: File with an Ed25519 private key (PEM), or None.
+      secure_sum: The protocol that summed what clients sent, see `certificates.About`.
     """
     path = os.path.join(self._folder, RESULT)
     if os.path.lexists(path):
@@ -163,12 +174,14 @@ class ServerRun:
       simulation.outcome(self.server, test),
       path,
       signing_key,
-      no_certificate=_NO_SECURE_SUM if self.holds_noise else '',
+      no_certificate=_IN_DOUBT.format(self.in_doubt) if self.in_doubt else '',
+      secure_sum=secure_sum,
     )
 
   def _keep(self) -> None:
     content = {
       'bundle': np.array(self.bundle.digest),
+      'in doubt': np.array(self.in_doubt),
       **{f'round {t} {k}': ids for t, one in enumerate(self.rounds) for k, ids in enumerate(one)},
       **self.server.state_dict(),
     }
@@ -188,6 +201,7 @@ class ServerRun:
       if str(arrays['bundle']) != self.bundle.digest:
         raise ValueError(f'it is of the bundle with the digest {arrays["bundle"]}')
       self.server.load_state_dict(arrays)
+      self.in_doubt = int(arrays['in doubt'])
       count = sum(name.startswith('round ') for name in arrays) // 2
       self.rounds = [(arrays[f'round {t} 0'], arrays[f'round {t} 1']) for t in range(count)]
     except (OSError, ValueError, KeyError) as error:
@@ -197,4 +211,6 @@ class ServerRun:
       ) from None
     if len(self.rounds) > self.server.done:
       # It was announced, and its sum is lost: clients may have answered, and will not answer again.
+      if self._threshold is None and not self.in_doubt:
+        self.in_doubt = self.round_num
       self.give_up()

@@ -1,10 +1,10 @@
-"""How the server obtains the sum of a round from nodes: by a `Sum`, which another protocol replaces."""
+"""How the server obtains the sum of a round from nodes: by a `Sum`. `secure_sum.server` has another one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 import logging
-from typing import NamedTuple, Protocol
+from typing import Callable, NamedTuple
 
 from flwr.app import Message
 from flwr.app import MessageType
@@ -29,23 +29,25 @@ class Summed(NamedTuple):
   came: np.ndarray
 
 
-class Sum(Protocol):
-  """Asks nodes for a round, and sums what they answer.
+class Sum(NamedTuple):
+  """A protocol.
 
-  Args:
-    grid: Flower's, of this run.
-    nodes: int64[M_k] by node id: the clients of the cohort that each node has. Those of all nodes are the cohort.
-    announced: What every node is told.
-
-  Returns:
-    The sum over those who answered in time. Nobody came if these are fewer than `announced.least`.
+  Attributes:
+    name: As certificates name it (`certificates.About.secure_sum`); '' if the server sees the sum of each node.
+    check: Is given the bundle and the nodes of a round, int64[M_k] by node id, before it is announced. Raises
+      `ValueError` if their sum could not be obtained.
+    obtain: Asks the nodes for a round, and sums what they answer. It is given Flower's grid; the nodes, as above, whose
+      clients together are the cohort; and what every node is told. Nobody came if fewer than `announced.least` answer
+      in time.
   """
 
-  def __call__(self, grid: Grid, nodes: Mapping[int, np.ndarray], announced: messages.Announced) -> Summed: ...
+  name: str
+  check: Callable[[player.Bundle, Mapping[int, np.ndarray]], object]
+  obtain: Callable[[Grid, Mapping[int, np.ndarray], messages.Announced], Summed]
 
 
-def trusted(grid: Grid, nodes: Mapping[int, np.ndarray], announced: messages.Announced) -> Summed:
-  """A `Sum` in which the server sees the sum of each node: for a server that is trusted with updates.
+def _trusted(grid: Grid, nodes: Mapping[int, np.ndarray], announced: messages.Announced) -> Summed:
+  """The sum over the nodes that answer.
 
   A node that refuses, fails or does not answer within `announced.seconds` did not come, nor did its clients.
   """
@@ -67,3 +69,7 @@ def trusted(grid: Grid, nodes: Mapping[int, np.ndarray], announced: messages.Ann
   if len(came) < announced.least:
     return Summed(bundle.zero(), came[:0])
   return Summed(total, came)
+
+
+# The server sees the sum of each node: it is trusted with updates.
+TRUSTED = Sum('', lambda bundle, nodes: None, _trusted)

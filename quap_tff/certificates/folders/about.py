@@ -30,6 +30,8 @@ _PLAIN = ('Lu', 'Ll', 'Lt', 'Lo', 'Mn', 'Mc', 'Nd', 'Nl', 'No', 'Pd', 'Sm', 'Sc'
 _PUNCTUATION = frozenset(" !#$%&'()*+,-./:;<=>?@[\\]^_`{|}~°§…·•。、，．：；！？（）،؛؟।々ー")
 _TEXTS = ('algorithm', 'model', 'dataset', 'features', 'cohorts', 'tuning', 'test_set')
 _MAY_BE_EMPTY = ('public_data', 'post_processing')
+# The secure sum of `quap_tff.flower`: Flower's SecAgg+, with checks at each node.
+SECAGG = 'secagg+'
 _VERSION, _DIGEST = re.compile(r'[0-9A-Za-z._+-]{1,64}'), re.compile(r'[0-9a-f]{64}')
 
 
@@ -51,6 +53,7 @@ class About:
     features: Name of the features; 'none' for the examples as they are.
     data_commitment: A salted SHA-256 of the clients' data, in hex; '' for none.
     date: The day of the run, as 2026-11-24; by default today.
+    secure_sum: The protocol of the secure sum where clients hold the noise, `SECAGG`; '' if one program simulated it.
     stretches: Which code ran which rounds: `first_round`, `last_round`, `code` and `versions` of each stretch; () if it
       was all the same.
   """
@@ -68,6 +71,7 @@ class About:
   features: str = 'none'
   data_commitment: str = ''
   date: str = dataclasses.field(default_factory=lambda: datetime.date.today().isoformat())
+  secure_sum: str = ''
   stretches: tuple[Any, ...] = ()
 
   def __post_init__(self):
@@ -79,6 +83,8 @@ class About:
         raise ValueError(f'{name} must be a sentence or a name, found {value!r}.')
     if self.data_commitment != '' and not is_digest(self.data_commitment):
       raise ValueError(f'data_commitment must be a SHA-256 in hex, or empty, found {self.data_commitment!r}.')
+    if self.secure_sum not in ('', SECAGG):
+      raise ValueError(f'secure_sum must be {SECAGG!r}, or empty for a simulation, found {self.secure_sum!r}.')
     checks.integer('tests', self.tests, at_least=0)
     if self.test_accuracy is not None:
       checks.number('test_accuracy', self.test_accuracy, at_least=0, at_most=1)

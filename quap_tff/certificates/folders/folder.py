@@ -45,7 +45,7 @@ from quap_tff.plans.plan import AS_THEY_CAME
 from quap_tff.plans.plan import PLANNED
 
 # The version of the folder's files and of the certificate's fields and words. A change of any is a new version.
-VERSION = 8
+VERSION = 9
 
 MECHANISM, SCHEDULE, LEDGER, CLIENTS = 'mechanism.json', 'schedule.npz', 'ledger.npz', 'clients.csv'
 KERAS_MODEL, ARRAYS_MODEL = 'final_model.keras', 'final_model.npz'

@@ -1,7 +1,7 @@
 """A node's side of the secure sum: checks in front of Flower's mod, and the work behind it.
 
-    setup       the terms of the round, and the digest of what was announced   public keys
-    share       public keys, and the digests that all others were told         encrypted shares of two secrets
+    setup       the terms of the round, and the digest of what was announced   public keys, signed with the digest
+    share       public keys of all others, with their signatures               encrypted shares of two secrets
     collect     shares of others, the history, the message                     guards answer; the masked sum
     unmask      who is in the sum, and who dropped out                         a share of one secret of each
 
@@ -35,6 +35,7 @@ from flwr.compat.common import recorddict_compat
 import numpy as np
 
 from quap_tff.common.lazy import tf
+from quap_tff.flower import enrolment
 from quap_tff.flower import messages
 from quap_tff.flower import node as nodes
 from quap_tff.flower.secure_sum import integers
@@ -52,17 +53,13 @@ _ORDER = (Stage.SETUP, Stage.SHARE_KEYS, Stage.COLLECT_MASKED_VECTORS, Stage.UNM
 class SecureSum:
   """From a message and Flower's context to the reply, for a node of a run in which clients hold the noise."""
 
-  def __init__(self, node: nodes.Node, folder: str):
-    """Serves a node.
-
-    Args:
-      node: The node.
-      folder: The node's own, in which it also notes which rounds it has opened.
+  def __init__(self, node: nodes.Node):
+    """Serves a node, which notes in its folder which rounds it has opened.
 
     Raises:
       ValueError: If clients do not hold the noise of this run.
     """
-    self._node, self._folder = node, folder
+    self._node = node
     self._plan = guard.PublicPlan.of(node.bundle.plan)
 
   def __call__(self, message: Message, context: Context) -> Message:
@@ -97,7 +94,7 @@ class SecureSum:
       session = records.Session.of_state(context.state.config_records[_STATE])
     agreed = _terms(self._node, session)
     if stage == Stage.SHARE_KEYS:
-      session = session._replace(parties=_sharing(session, agreed, message.content, told, own))
+      session = session._replace(parties=self._sharing(session, agreed, message.content, own))
     elif stage == Stage.COLLECT_MASKED_VECTORS:
       session = session._replace(parties=_present(session, agreed, told, own))
       self._check_history(session, agreed, message.content)
@@ -109,7 +106,12 @@ class SecureSum:
       reply = secaggplus_mod(message, context, functools.partial(self._work, answered))
     context.state.config_records[_STATE] = session.of_context()
     if stage == Stage.SETUP:
-      reply.content[records.AGREED] = ConfigRecord({'masks': masks.NAME, 'digest': session.digest})
+      sent = reply.content[RECORD_KEY_CONFIGS]
+      keys = [sent[name] for name in (Key.PUBLIC_KEY_1, Key.PUBLIC_KEY_2)]
+      signature = enrolment.signed(self._node.folder, records.to_sign(session.digest, own, keys))
+      reply.content[records.AGREED] = ConfigRecord(
+        {'masks': masks.NAME, 'digest': session.digest, 'signature': signature}
+      )
     for one in answered:
       sent = messages.of_answer(one, self._node.bundle)
       # What is not secret of the plan's sums. The rest is masked.
@@ -131,9 +133,33 @@ class SecureSum:
         f'The server announces the clients {session.nodes.get(own, expected[:0]).tolist()} at this node, which has '
         f'{expected.tolist()} of the cohort. Enrol each client at the node that has it.'
       )
+    self._public_keys(session)
     for name, value in agreed.of_flower.items():
       if told.get(name) != value:
         raise messages.RefusedError(f'The server sets {name} to {told.get(name)}, and by the plan it is {value}.')
+
+  def _public_keys(self, session: records.Session) -> Mapping[int, bytes]:
+    """By which the announced nodes sign, from this node's own folder, read anew: others may have been enrolled."""
+    try:
+      return enrolment.Enrolled(self._node.enrolment).keys_of(session.nodes)
+    except ValueError as error:
+      raise messages.RefusedError(str(error)) from None
+
+  def _sharing(self, session: records.Session, agreed: terms.Terms, content: RecordDict, own: int) -> list[int]:
+    """The nodes that share keys; raises `RefusedError` unless each has signed its own, and the history."""
+    told = content.config_records[RECORD_KEY_CONFIGS]
+    keys = {int(name): value for name, value in told.items() if name != Key.STAGE}
+    _check_parties(agreed, keys, own)
+    signatures = content.config_records.get(records.SIGNATURES, ConfigRecord())
+    public = self._public_keys(session)
+    for node, both in keys.items():
+      message = records.to_sign(session.digest, node, both)
+      if not enrolment.is_signed(public[node], signatures.get(str(node), b''), message):
+        raise messages.RefusedError(
+          f'Node {node} has not signed these keys for the history with the digest {session.digest}: the server '
+          'replaces keys, or tells two histories, or the enrolment folder of this node has another key.'
+        )
+    return list(keys)
 
   def _check_history(self, session: records.Session, agreed: terms.Terms, content: RecordDict) -> None:
     """Checks that what guards are asked is what all nodes have compared, and ends as this node has opened it."""
@@ -163,7 +189,7 @@ class SecureSum:
     return Message(recorddict_compat.fitres_to_recorddict(result, keep_input=False), reply_to=message)
 
   def _path(self, round_num: int) -> str:
-    return os.path.join(self._folder, f'opened_{self._plan.number}_{round_num}')
+    return os.path.join(self._node.folder, f'opened_{self._plan.number}_{round_num}')
 
   def _note_opening(self, round_num: int, clients: np.ndarray) -> None:
     """Writes down who is in the sum that is opened; raises `RefusedError` if one of this round was opened before."""
@@ -192,24 +218,6 @@ def _terms(node: nodes.Node, session: records.Session) -> terms.Terms:
     raise messages.RefusedError(str(error)) from None
 
 
-def _sharing(
-  session: records.Session, agreed: terms.Terms, content: RecordDict, told: Mapping[str, Any], own: int
-) -> list[int]:
-  """The nodes that share keys; raises `RefusedError` if one of them was told something else."""
-  parties = [int(name) for name in told if name != Key.STAGE]
-  _check_parties(agreed, parties, own)
-  digests = content.config_records.get(records.DIGESTS, ConfigRecord())
-  if set(digests) != set(map(str, parties)):
-    raise messages.RefusedError('The server does not say what digest of the history each node was told.')
-  for name, digest in digests.items():
-    if digest != session.digest:
-      raise messages.RefusedError(
-        f'The server tells two histories: node {name} was told one with the digest {digest}, and this node one with '
-        f'{session.digest}.'
-      )
-  return parties
-
-
 def _present(session: records.Session, agreed: terms.Terms, told: Mapping[str, Any], own: int) -> list[int]:
   """The nodes whose shares this one has: between them are masks."""
   parties = [own, *told.get(Key.SOURCE_LIST, ())]
@@ -230,9 +238,9 @@ def _check_parties(agreed: terms.Terms, parties: Collection[int], own: int) -> N
 
 
 def _check_enough(agreed: terms.Terms, parties: Collection[int]) -> None:
-  lacks = agreed.lacks(parties)
-  if lacks:
-    raise messages.RefusedError(f'{lacks}.')
+  shortfall = agreed.shortfall(parties)
+  if shortfall:
+    raise messages.RefusedError(f'{shortfall}.')
 
 
 def _opening(session: records.Session, agreed: terms.Terms, told: Mapping[str, Any], own: int) -> list[int]:

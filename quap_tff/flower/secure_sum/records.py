@@ -1,7 +1,7 @@
 """What the secure sum adds to the messages of Flower's SecAgg+, and what a node keeps between stages.
 
-setup    terms: masks, round, digest, nodes, sizes, clients     reply    agreed: masks, digest
-share    digests: that of each node
+setup    terms: masks, round, digest, nodes, sizes, clients     reply    agreed: masks, digest, signature
+share    signatures: that of each node, of its public keys and the digest
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from flwr.app import RecordDict
 import numpy as np
 
 from quap_tff.flower import messages
+from quap_tff.flower.secure_sum import masks
 from quap_tff.mechanisms.held import guard
 
-TERMS, AGREED, DIGESTS = 'terms', 'agreed', 'digests'
+TERMS, AGREED, SIGNATURES = 'terms', 'agreed', 'signatures'
 # The records of `messages.of_answer` that the server sees of each node.
 PLAIN = ('answered', 'came', 'plain')
 
@@ -72,6 +73,11 @@ class Session(NamedTuple):
       return cls.of_state(content.config_records[TERMS])
     except (LookupError, TypeError, ValueError) as error:
       raise messages.RefusedError(f'The server sent what are no terms of a secure sum: {error}.') from None
+
+
+def to_sign(digest: str, node: int, keys: Sequence[bytes]) -> bytes:
+  """What a node signs: that these are its public keys in the round with this history."""
+  return '\n'.join(['quap_tff secure sum', masks.NAME, digest, str(node), *(key.hex() for key in keys)]).encode()
 
 
 def digest_of(plan: guard.PublicPlan, history: Sequence[messages.Link]) -> str:

@@ -26,6 +26,7 @@ from flwr.supercore.primitives.asymmetric import bytes_to_private_key
 from flwr.supercore.primitives.asymmetric import bytes_to_public_key
 import numpy as np
 
+from quap_tff import certificates
 from quap_tff.bundle import player
 from quap_tff.flower import messages
 from quap_tff.flower import sums
@@ -49,8 +50,8 @@ class _TooFewError(ValueError):
   """The sum opens for nobody."""
 
 
-def secure(grid: Grid, nodes: Mapping[int, np.ndarray], announced: messages.Announced) -> sums.Summed:
-  """A `sums.Sum` in which the server sees the sum of all nodes alone.
+def obtained(grid: Grid, nodes: Mapping[int, np.ndarray], announced: messages.Announced) -> sums.Summed:
+  """The sum of all nodes, of which the server sees nothing else.
 
   A node that refuses, fails or does not answer within `announced.seconds`, in any stage before the last, did not come.
 
@@ -107,7 +108,7 @@ class _Round:
     return sums.Summed(player.Sums(plain.plain, secure_part), self._terms.clients(active))
 
   def _keys(self) -> dict[int, list[bytes]]:
-    """Both public keys of each node that takes part."""
+    """Both public keys of each node that takes part, and its signature."""
     session = records.Session(masks.NAME, self._announced.round_num, self._digest, self._terms.nodes)
     content = {Key.STAGE: Stage.SETUP, **self._terms.of_flower}
     make = lambda node: RecordDict(
@@ -124,7 +125,7 @@ class _Round:
       if agreed.get('digest') != self._digest:
         raise messages.RefusedError('answers for another history.')
       told = reply.content.config_records[RECORD_KEY_CONFIGS]
-      return [told[Key.PUBLIC_KEY_1], told[Key.PUBLIC_KEY_2]]
+      return [told[Key.PUBLIC_KEY_1], told[Key.PUBLIC_KEY_2], agreed['signature']]
 
     return self._stage(list(self._terms.nodes), make, read)
 
@@ -132,9 +133,9 @@ class _Round:
     """For each node that has sent shares the encrypted one for each other node."""
 
     def make(node: int) -> RecordDict:
-      content = {Key.STAGE: Stage.SHARE_KEYS, **{str(other): own for other, own in keys.items()}}
-      digests = {str(other): self._digest for other in keys}
-      return RecordDict({RECORD_KEY_CONFIGS: ConfigRecord(content), records.DIGESTS: ConfigRecord(digests)})
+      content = {Key.STAGE: Stage.SHARE_KEYS, **{str(other): own[:2] for other, own in keys.items()}}
+      signatures = {str(other): own[2] for other, own in keys.items()}
+      return RecordDict({RECORD_KEY_CONFIGS: ConfigRecord(content), records.SIGNATURES: ConfigRecord(signatures)})
 
     def read(node: int, reply: Message) -> dict[int, bytes]:
       told = reply.content.config_records[RECORD_KEY_CONFIGS]
@@ -216,9 +217,9 @@ class _Round:
       except (LookupError, TypeError, ValueError) as error:
         said = str(error) if isinstance(error, messages.RefusedError) else f'sent what is no answer: {error}.'
         _LOG.warning('Round %d: node %d %s', round_num, node, said)
-    lacks = '' if least and len(found) >= least else self._terms.lacks(found)
-    if lacks:
-      raise _TooFewError(lacks)
+    shortfall = '' if least and len(found) >= least else self._terms.shortfall(found)
+    if shortfall:
+      raise _TooFewError(shortfall)
     return found
 
 
@@ -234,3 +235,6 @@ def _checked(reply: Message) -> Message:
 
 def _plus(vectors: list[np.ndarray], others: list[np.ndarray], sign: int = 1) -> list[np.ndarray]:
   return [(one + sign * other) % masks.RANGE for one, other in zip(vectors, others)]
+
+
+SECURE = sums.Sum(certificates.SECAGG, terms.Terms.of, obtained)

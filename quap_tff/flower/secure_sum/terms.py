@@ -89,7 +89,7 @@ class Terms:
     """int64[M'], ascending: the clients of some nodes."""
     return np.sort(np.concatenate([np.zeros(0, np.int64), *(self.nodes[node] for node in nodes)]))
 
-  def lacks(self, nodes: Collection[int]) -> str:
+  def shortfall(self, nodes: Collection[int]) -> str:
     """Why a sum does not open for these of the nodes; '' if it does."""
     sent, could = sum(self.counts[node] for node in nodes), sum(self.counts.values())
     if len(nodes) >= self.threshold and sent >= (self.share - _ROUND_OFF) * could:

@@ -33,6 +33,7 @@ from quap_tff.mechanisms.certified import guarantee
 from quap_tff.mechanisms.certified import privacy_filter
 from quap_tff.mechanisms.noise import correlation as correlations
 from quap_tff.mechanisms.noise import held_noise
+from quap_tff.mechanisms.noise import integer_noise
 from quap_tff.mechanisms.noise import integers
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import postprocessing
@@ -43,6 +44,9 @@ special = lazy.module('scipy.special')
 # The least standard deviation of a client's noise in grid steps: this, and so many for each root of a draw. What its
 # discreteness costs is the number of draws over the square of the steps.
 _SHARE_STEPS, _SHARE_STEPS_BY_DRAW = 2.0**20, 16.0
+# SecAgg+ of Flower sums modulo 2³². Where a cohort's sums do not fit, the grid is coarser, by a power of two up to this
+# one. The account has the cost.
+_LARGEST_SUM, _COARSEST = 2**32, 2**6
 # The variance of a client's noise in one release, per s²: at least (1-λ)² + λ.
 _LEAST_SHARE = 0.75
 # In about this share of runs some client's loss exceeds what is planned for it.
@@ -262,10 +266,39 @@ class Held(guarantee.Guarantee, HeldConfig):
       weights = np.where(leaves if leaves.any() else True, np.float32(0), weights)
     return weights
 
+  def cost_of_announced(
+    self, announced: np.ndarray, anybody_came: bool, clipping_norm: float, round_num: int
+  ) -> mechanism.RoundRecord:
+    """The cost of a round, whoever of the announced clients came (theorem 5).
+
+    With a threshold, the server chooses who drops out, and may have seen a sum that it says it has not. So all who were
+    announced are charged, by the noise of the threshold's share of them. Without one, a sum opens for all or nobody.
+
+    Args:
+      announced: int64[M], distinct ids.
+      anybody_came: Whether a sum was opened.
+      clipping_norm: Of the round.
+      round_num: t, from 1.
+    """
+    weights = np.asarray(self.planned_weights, np.float32)[announced].astype(np.float64)
+    is_charged = anybody_came or self.threshold is not None
+    return self.cost(announced, weights * is_charged, clipping_norm, round_num)
+
   def _grid(self, num_weights):
     smallest = min(stddev for stddev in self.share_stddevs if stddev)
     steps = max(_SHARE_STEPS, _SHARE_STEPS_BY_DRAW * math.sqrt(num_weights * self.most_releases))
-    return integers.Grid(smallest, num_weights, smallest_stddev=steps)
+    finest = grid = integers.Grid(smallest, num_weights, smallest_stddev=steps)
+    while 2 * self.most_clients * self.share_bound(grid) >= _LARGEST_SUM:
+      steps /= 2
+      if steps < finest.smallest_stddev / _COARSEST:
+        return finest
+      grid = integers.Grid(smallest, num_weights, smallest_stddev=steps)
+    return grid
+
+  def share_bound(self, grid: integers.Grid) -> int:
+    """The largest absolute value of an entry that a client sends, in grid steps: of its update and its noise."""
+    fresh, taken_back = (one * grid.steps for one in self.share_stddevs)
+    return grid.steps + math.ceil(integer_noise.REACH * (fresh + 2 * taken_back)) + 3
 
   def slack(self, num_weights: int) -> slacks.Slack:
     grid = self.grid(num_weights)

@@ -16,7 +16,8 @@ that down before it answers. Three things that a server may say need more than t
 * It takes back the noise of its last round only if it did not answer since then. Otherwise it would take back one W
   twice: it begins a new chain, in which noise that nobody takes back replaces W. The account stays a bound.
 * If all but one are said to drop out, that one has its own noise alone. A plan with a `threshold` has noise for the
-  smallest share of the announced clients with which the secure sum opens, and the guard holds the server to it.
+  smallest share of the announced clients with which the secure sum opens, and the guard holds the server to it. All who
+  were announced are charged then, so that the account does not depend on who drops out.
 """
 
 from __future__ import annotations
@@ -108,6 +109,13 @@ class PublicPlan:
     """Those of the clients that have a weight. The others send nothing, and add no noise."""
     return clients[self.weights[clients] > 0]
 
+  def charged(self, cohort: np.ndarray, came: np.ndarray) -> np.ndarray:
+    """Who is charged for a round: those who came. With a threshold, all who were announced, if anybody came.
+
+    Then the noise of the threshold's share of the cohort is counted, and whoever came has at least as much.
+    """
+    return came if self.threshold is None or not len(came) else cohort
+
   def after(self, account: held_noise.Account, clients: np.ndarray) -> held_noise.Account:
     """The account after a release of those of the clients that have a weight."""
     sends = self.sends(clients)
@@ -152,8 +160,9 @@ class Chain:
       assert link.before is not None  # The empty chain has an account.
       link = link.before
     for after in reversed(missing):
-      came_all = np.array_equal(after.came, link.cohort) and link._if_all_come is not None
-      after._account = link._if_all_come if came_all else self.plan.after(link.account, after.came)
+      charged = self.plan.charged(link.cohort, after.came)
+      is_known = np.array_equal(charged, link.cohort) and link._if_all_come is not None
+      after._account = link._if_all_come if is_known else self.plan.after(link.account, charged)
       if link.before is not None:
         link._account = link._if_all_come = None
       link = after
@@ -366,7 +375,7 @@ class _Standing(NamedTuple):
       )
     if charged is not None or (answered and not in_sum):
       # If nothing was opened, the client charges itself as if all had come.
-      clients = before.cohort if answered and not len(link.came) else link.came
+      clients = before.cohort if answered and not len(link.came) else plan.charged(before.cohort, link.came)
       clients = np.union1d(clients, [own]) if answered else clients
       charged = plan.after(charged if charged is not None else before.account, clients)
     return _Standing(link, before.round_num if in_sum else self.last_sent, self.last_answered, charged)

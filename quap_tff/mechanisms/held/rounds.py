@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Sequence
-import math
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -64,8 +63,7 @@ class HeldRounds(certified.RoundsInIntegers):
     fresh, taken_back = (one * self.grid.steps for one in config.share_stddevs)
     self._fresh = integer_noise.Sampler(fresh, is_rounded=False)
     self._taken_back = integer_noise.Sampler(taken_back, is_rounded=False) if taken_back else None
-    reach = self.grid.steps + math.ceil(integer_noise.REACH * (fresh + 2 * taken_back)) + 3
-    self.secure_bounds = [reach] * len(specs)
+    self.secure_bounds = [config.share_bound(self.grid)] * len(specs)
     self.most_clients = config.most_clients
     self._weights = np.asarray(config.planned_weights, np.float32)
     self._clip = np.float32(config.clip.initial_norm)

@@ -65,7 +65,7 @@ def config_of(folder, **changed):
 
 
 def lone_sum(announced_to):
-  """A `Sum` of clients without data, of whom the largest does not answer."""
+  """A protocol for clients without data, of whom the largest does not answer."""
 
   def sum_of(grid, nodes, announced):
     announced_to.append(nodes)
@@ -75,7 +75,7 @@ def lone_sum(announced_to):
       total = announced.bundle.add(total, announced.bundle.work(data, announced.message))
     return sums.Summed(total, came)
 
-  return sum_of
+  return sums.Sum('', lambda bundle, nodes: None, sum_of)
 
 
 def test_enrolled_clients_come_as_they_do_and_those_who_came_are_charged(bundle, keys, tmp_path):

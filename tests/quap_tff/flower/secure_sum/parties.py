@@ -1,5 +1,6 @@
 """Nodes of a held run in this process: the real mod of Flower behind the real checks, and a grid in memory."""
 
+import shutil
 import types
 
 from flwr.app import Context
@@ -13,6 +14,7 @@ import numpy as np
 from quap_tff import plans
 from quap_tff.bundle import player
 from quap_tff.bundle import values
+from quap_tff.flower import enrolment
 from quap_tff.flower import messages
 from quap_tff.flower import node as nodes
 from quap_tff.flower.secure_sum import client
@@ -69,29 +71,37 @@ class Parties:
     uploads: What nodes have sent, by stage and node.
   """
 
-  def __init__(self, folder, clients, bundle, seed=0):
+  def __init__(self, folder, clients, bundle, examples=None, seed=0):
     rng = np.random.default_rng(seed)
     self.bundle, self.nodes = bundle, {}
     self.lost, self.forge, self.log, self.uploads = set(), lambda message, stage: None, [], {}
     self.names = {}  # Of the records in uploads, before the server works on them.
-    self.x, self.apps, self.contexts, self._folder = {}, {}, {}, folder
-    most = bound(bundle)
+    self.apps, self.contexts, self._folder = {}, {}, folder
+    self.x = {}  # Of a bundle without a graph, what clients send.
+    self.examples = examples or {}
+    (folder / 'enrolled').mkdir()
     for number, own in enumerate(clients):
       node_id = 1000 - 7 * number
       self.nodes[node_id] = np.array(own, np.int64)
-      for one in own:
+      for one in own if examples is None else ():
+        most = bound(bundle)
         self.x[one] = rng.integers(-most, most, SHAPE, endpoint=True)
+        self.examples[one] = {'x': self.x[one]}
       self.start(node_id)
 
   def start(self, node_id):
     """Starts a node, also for the second time: what it keeps in its folder is still there."""
-    folder = self._folder / str(node_id)
+    folder, enrolled = self._folder / str(node_id), self._folder / 'enrolled'
     if not folder.exists():
-      folder.mkdir()
-      (folder / 'secret').write_bytes(bytes([node_id % 251]) * 32)
-    own = {one: {'x': self.x[one]} for one in self.nodes[node_id].tolist()}
-    self.apps[node_id] = client.SecureSum(nodes.Node(self.bundle, own, str(folder)), str(folder))
+      enrolment.new_node(str(folder), ','.join(map(str, self.nodes[node_id].tolist())))
+      shutil.copy(folder / enrolment.CARD, enrolled / f'{node_id}.json')
+    own = {one: self.examples[one] for one in self.nodes[node_id].tolist()}
+    self.apps[node_id] = client.SecureSum(nodes.Node(self.bundle, own, str(folder), str(enrolled)))
     self.contexts[node_id] = Context(1, node_id, {}, RecordDict(), {})
+
+  def folder(self, node_id):
+    """A node's own."""
+    return str(self._folder / str(node_id))
 
   def announced(self, rounds, came=None):
     """A round, after others in which all came, or those of `came`."""
@@ -102,6 +112,11 @@ class Parties:
       links.append(messages.Link(number, cohort, before))
       before = came.get(number, cohort)
     return messages.Announced(self.bundle, np.zeros(2, np.float32), links, 1, 1.0)
+
+  def get_nodes(self):
+    """As Flower gives them: who is connected."""
+    keys = enrolment.Enrolled(str(self._folder / 'enrolled')).keys_of(self.nodes)
+    return [types.SimpleNamespace(node_id=node, public_key=keys[node]) for node in self.nodes]
 
   def send_and_receive(self, sent, *, timeout=None):
     replies = []

@@ -14,7 +14,10 @@ from flwr.common.secure_aggregation.secaggplus_constants import Key
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
 from flwr.common.secure_aggregation.secaggplus_constants import Stage
 from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
+from flwr.supercore.primitives.asymmetric import generate_key_pairs
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
+from quap_tff.flower import enrolment
 from quap_tff.flower import messages
 from quap_tff.flower.secure_sum import integers
 from quap_tff.flower.secure_sum import masks
@@ -45,17 +48,17 @@ def _check(federation, found, clients):
 class TestSum:
   def test_is_exact_for_three_rounds(self, federation):
     for number in (1, 2, 3):
-      found = server.secure(federation, federation.nodes, federation.announced(number))
+      found = server.obtained(federation, federation.nodes, federation.announced(number))
       _check(federation, found, range(10))
     assert sorted(federation.bundle.worked) == [(number, one) for number in (1, 2, 3) for one in range(10)]
     assert not federation.refusals()
 
   def test_is_exact_where_nodes_have_many_clients(self, tmp_path):
     federation = parties.Parties(tmp_path, [[0, 3, 4, 9], [1, 2], [5], [6, 7, 8]], parties.Bundle())
-    _check(federation, server.secure(federation, federation.nodes, federation.announced(1)), range(10))
+    _check(federation, server.obtained(federation, federation.nodes, federation.announced(1)), range(10))
 
   def test_node_sends_no_integer_of_its_own(self, federation):
-    server.secure(federation, federation.nodes, federation.announced(1))
+    server.obtained(federation, federation.nodes, federation.announced(1))
     for node, (one,) in federation.nodes.items():
       reply = federation.uploads[Stage.COLLECT_MASKED_VECTORS, node].content
       names = federation.names[Stage.COLLECT_MASKED_VECTORS, node]
@@ -69,37 +72,37 @@ class TestLostNodes:
   def test_sum_is_that_of_the_others(self, federation, stage):
     lost = sorted(federation.nodes)[3:5]
     federation.lost = {(node, stage) for node in lost}
-    found = server.secure(federation, federation.nodes, federation.announced(1))
+    found = server.obtained(federation, federation.nodes, federation.announced(1))
     # In the last stage, they are in the sum, which the others open.
     gone = [] if stage == Stage.UNMASK else [int(federation.nodes[node][0]) for node in lost]
     _check(federation, found, set(range(10)) - set(gone))
     came = {1: found.came}
     federation.lost = set()
-    _check(federation, server.secure(federation, federation.nodes, federation.announced(2, came)), range(10))
+    _check(federation, server.obtained(federation, federation.nodes, federation.announced(2, came)), range(10))
 
   def test_lost_one_after_another(self, tmp_path):
     federation = parties.Parties(tmp_path, [[one] for one in range(14)], parties.Bundle(num_clients=14))
     a, b, c = sorted(federation.nodes)[::5]
     federation.lost = {(a, Stage.SHARE_KEYS), (b, Stage.COLLECT_MASKED_VECTORS), (c, Stage.UNMASK)}
-    found = server.secure(federation, federation.nodes, federation.announced(1))
+    found = server.obtained(federation, federation.nodes, federation.announced(1))
     _check(federation, found, set(range(14)) - {int(federation.nodes[node][0]) for node in (a, b)})
 
   @pytest.mark.parametrize('stage', [Stage.SETUP, Stage.SHARE_KEYS, Stage.COLLECT_MASKED_VECTORS, Stage.UNMASK])
   def test_too_many_lost_open_for_nobody(self, federation, stage):
     federation.lost = {(node, stage) for node in sorted(federation.nodes)[:4]}
-    found = server.secure(federation, federation.nodes, federation.announced(1))
+    found = server.obtained(federation, federation.nodes, federation.announced(1))
     assert not len(found.came) and not any(np.any(one) for one in found.total.secure)
     assert not any(at == Stage.UNMASK for at, _, _ in federation.log) or stage == Stage.UNMASK
 
   def test_without_a_threshold_for_all_or_nobody(self, tmp_path):
     federation = parties.Parties(tmp_path, _EACH, parties.Bundle(threshold=None))
-    _check(federation, server.secure(federation, federation.nodes, federation.announced(1)), range(10))
+    _check(federation, server.obtained(federation, federation.nodes, federation.announced(1)), range(10))
     federation.lost = {(min(federation.nodes), Stage.COLLECT_MASKED_VECTORS)}
-    assert not len(server.secure(federation, federation.nodes, federation.announced(2)).came)
+    assert not len(server.obtained(federation, federation.nodes, federation.announced(2)).came)
 
 
 def _play(federation, rounds=1, **arguments):
-  return server.secure(federation, federation.nodes, federation.announced(rounds, **arguments))
+  return server.obtained(federation, federation.nodes, federation.announced(rounds, **arguments))
 
 
 def _forge(federation, at, change, nodes=None):
@@ -170,15 +173,7 @@ class TestDishonestServer:
     victim = sorted(federation.nodes)[4]
     other = _digest_of_another_history(federation)
     _forge(federation, Stage.SETUP, lambda _, content: content[records.TERMS].update({'digest': other}), {victim})
-    # The server gives on what each node was told.
-    federation_forge = federation.forge
-
-    def forge(message, stage):
-      federation_forge(message, stage)
-      if stage == Stage.SHARE_KEYS:
-        message.content[records.DIGESTS][str(victim)] = other
-
-    federation.forge = forge
+    # The server gives on what each node has signed.
     read, server._Round._keys = server._Round._keys, _keys_of_any_history
     try:
       assert not len(_play(federation).came)
@@ -187,7 +182,7 @@ class TestDishonestServer:
     refusals = federation.refusals(Stage.SHARE_KEYS)
     assert set(refusals) == set(federation.nodes)
     assert all('tells two histories' in one for one in refusals.values())
-    assert 'Refused: The server tells two histories' in caplog.text
+    assert f'Refused: Node {victim} has not signed these keys for the history' in caplog.text
     assert not federation.bundle.worked
 
   def test_two_cohorts_and_a_lie_about_digests(self, federation):
@@ -301,6 +296,30 @@ class TestDishonestServer:
     assert 'takes part in secure sums alone' in federation.refusals()[node]
     assert not federation.bundle.worked
 
+  @pytest.mark.parametrize('signs', [False, True])
+  def test_keys_of_the_servers_own(self, federation, signs):
+    """With them it would see through the masks between two nodes."""
+    victim, asked = sorted(federation.nodes)[4:6]
+    both = [public_key_to_bytes(generate_key_pairs()[1]) for _ in range(2)]
+
+    def change(told, content):
+      told[str(victim)] = both
+      if signs:  # By a node that helps the server.
+        digest = records.digest_of(guard.PublicPlan.of(federation.bundle.plan), federation.announced(1).history)
+        folder = federation.folder(min(federation.nodes))
+        content[records.SIGNATURES][str(victim)] = enrolment.signed(folder, records.to_sign(digest, victim, both))
+
+    _forge(federation, Stage.SHARE_KEYS, change, {asked})
+    _play(federation)
+    assert f'Node {victim} has not signed these keys' in federation.refusals(Stage.SHARE_KEYS)[asked]
+    assert (1, int(federation.nodes[asked][0])) not in federation.bundle.worked
+
+  def test_two_nodes_by_one_key(self, federation):
+    a, b = sorted(federation.nodes)[:2]
+    nodes = {**federation.nodes, a: federation.nodes[b]}
+    with pytest.raises(messages.RefusedError, match='at a node of their own'):
+      federation.apps[b]._public_keys(records.Session(masks.NAME, 1, 'ab', nodes))
+
   @pytest.mark.parametrize('how', ['strangers', 'few'])
   def test_other_parties_in_the_second_stage(self, federation, how):
     def change(told, content):
@@ -308,7 +327,7 @@ class TestDishonestServer:
       if how == 'few':
         for name in keys[3:]:
           if name != str(max(federation.nodes)):
-            del told[name], content[records.DIGESTS][name]
+            del told[name], content[records.SIGNATURES][name]
       else:
         told['5'] = told[keys[0]]
 
@@ -340,7 +359,8 @@ def _keys_of_any_history(round_):
     {RECORD_KEY_CONFIGS: ConfigRecord(dict(content)), records.TERMS: session.of_context()}
   )
   told = lambda reply: reply.content[RECORD_KEY_CONFIGS]
-  read = lambda node, reply: [told(reply)[Key.PUBLIC_KEY_1], told(reply)[Key.PUBLIC_KEY_2]]
+  signature = lambda reply: reply.content[records.AGREED]['signature']
+  read = lambda node, reply: [told(reply)[Key.PUBLIC_KEY_1], told(reply)[Key.PUBLIC_KEY_2], signature(reply)]
   return round_._stage(list(round_._terms.nodes), make, read)
 
 
@@ -419,12 +439,12 @@ class TestIntegers:
 
   def test_refuses_what_does_not_fit(self, federation):
     with pytest.raises(ValueError, match=r'takes sums below 2\^32, and with up to 10 clients.*smaller cohorts'):
-      server.secure(federation, federation.nodes, _with(federation, parties.Bundle(modulus=2**32 + 1)))
+      server.obtained(federation, federation.nodes, _with(federation, parties.Bundle(modulus=2**32 + 1)))
     crowded = {1: np.arange(9), 2: np.array([9])}
     with pytest.raises(ValueError, match='A node has 9 clients.*Spread the clients'):
-      server.secure(federation, crowded, federation.announced(1))
+      server.obtained(federation, crowded, federation.announced(1))
     with pytest.raises(ValueError, match='at least two nodes'):
-      server.secure(federation, {1: np.arange(10)}, federation.announced(1))
+      server.obtained(federation, {1: np.arange(10)}, federation.announced(1))
     assert not federation.log
 
 
@@ -441,7 +461,7 @@ class TestTerms:
     least, t = threshold or 1.0, agreed.threshold
     assert 2 * t > count and t >= 2
     # Of n nodes, each may be told that `absent` are not in the sum: those who can be left out.
-    accepted = [k for k in range(count + 1) if not agreed.lacks(list(nodes)[:k])]
+    accepted = [k for k in range(count + 1) if not agreed.shortfall(list(nodes)[:k])]
     absent = count - min(accepted)
     left_out = absent + count * absent // t
     assert (count - left_out) / count >= least - 1e-9

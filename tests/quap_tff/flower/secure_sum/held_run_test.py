@@ -1,0 +1,181 @@
+"""Tests of held runs over the secure sum in one process: accounts, certificates, and a server that is lost."""
+
+import pathlib
+import subprocess
+
+import numpy as np
+import pytest
+
+pytest.importorskip('flwr', reason='make test-deploy sets up the newest Python that Flower runs on, and Flower.')
+
+from flwr.common.secure_aggregation.secaggplus_constants import Stage
+
+import quap_tff
+from quap_tff import certificates
+from quap_tff.bundle import server as servers
+from quap_tff.bundle import simulation
+from quap_tff.flower import enrolment
+from quap_tff.flower import server_app
+from quap_tff.flower import server_run
+from quap_tff.flower.secure_sum import server
+from quap_tff.mechanisms.held import guard
+from tests.quap_tff.flower.secure_sum import parties
+
+pytestmark = pytest.mark.slow
+
+ROOT = pathlib.Path(__file__).absolute().parents[4]
+NODES = [range(first, first + 5) for first in range(0, 20, 5)]
+ROUNDS = 4
+PLAN = 'certified:trust=secure_sum,clip=0.5,noise=independent'
+KINDS = {
+  'planned': f'{PLAN},threshold=0.4',
+  'as they came': f'{PLAN},threshold=0.4,expected=1',
+  'for all or nobody': f'{PLAN}',
+}
+
+
+@pytest.fixture(scope='module', name='bundles')
+def _bundles(tmp_path_factory):
+  """A bundle of each kind, made where TFF is."""
+  folder = tmp_path_factory.mktemp('exported')
+  flags = '--dataset=digits --num_clients=20 --cohort_size=20 --model=logistic_regression --epsilon=3 --delta=1e-5'
+  running = {}
+  for kind, algorithm in KINDS.items():
+    more = [f'--algorithm={algorithm}', f'--rounds={ROUNDS}', f'--output={folder / kind}']
+    if kind == 'as they came':
+      more.append('--dropout=bernoulli:rate=0.3')  # Room for rounds with fewer clients.
+    command = [ROOT / '.venv/bin/python', '-m', 'experiments.export', *flags.split(), *more]
+    running[kind] = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+  for process in running.values():
+    _, said = process.communicate(timeout=300)
+    assert not process.returncode, said
+  return {kind: quap_tff.Bundle(folder / kind) for kind in KINDS}
+
+
+@pytest.fixture(name='started')
+def _started(bundles, tmp_path):
+  """From a kind to its nodes and its run."""
+
+  def start(kind):
+    bundle, rng = bundles[kind], np.random.default_rng(0)
+    examples = {
+      client: {'x': rng.random((5, 8, 8, 1), np.float32), 'y': rng.integers(0, 10, 5, np.int64)} for client in range(20)
+    }
+    (tmp_path / 'nodes').mkdir()
+    federation = parties.Parties(
+      tmp_path / 'nodes', NODES, bundle, {c: _typed(bundle, one) for c, one in examples.items()}
+    )
+    config = {'enrolment': str(tmp_path / 'nodes' / 'enrolled'), 'seconds': 0.0, 'quorum': 0.5}
+    return federation, config, str(tmp_path / 'out')
+
+  return start
+
+
+def _typed(bundle, examples):
+  """Examples of the types that the bundle takes."""
+  kinds = dict(dict(bundle.data_type['fields'])['examples']['sequence']['fields'])
+  return {
+    name: np.reshape(array, (len(array), *kinds[name]['shape'][1:])).astype(kinds[name]['dtype'])
+    for name, array in examples.items()
+  }
+
+
+def _play(federation, config, folder):
+  run = server_run.ServerRun(federation.bundle, folder)
+  server_app.play(run, federation, config, server.SECURE)
+  return run, run.write(None, secure_sum=server.SECURE.name)
+
+
+def _lose(federation, losses):
+  """Nodes are lost in a stage of a round, by the number of the round."""
+
+  def forge(message, stage):
+    if stage == Stage.SETUP:
+      number = int(message.metadata.group_id)
+      federation.lost = {(sorted(federation.nodes)[node], stage) for node, stage in losses.get(number, ())}
+
+  federation.forge = forge
+
+
+def _expected(run, federation):
+  """The state of the same rounds, played by the bundle alone with those who came."""
+  bundle = run.bundle
+  found, plan, guards = servers.Server(bundle), guard.PublicPlan.of(bundle.plan), {}
+  chain = guard.Chain(plan)
+  for node, clients in federation.nodes.items():
+    for client in clients.tolist():
+      guards[client] = guard.ClientGuard(plan, client, enrolment.secret_of(federation.folder(node)))
+  links = {link.round_num: link for link in run.links()}
+  for number, (announced, came) in enumerate(run.rounds, 1):
+    if number in links:
+      chain = chain.then(*links[number])
+    message, total = bundle.prepare(found.state), bundle.zero()
+    for client in came.tolist():
+      answers = {client: guards[client].answer_at(chain)}
+      data = simulation.client_data(bundle, client, federation.examples[client], answers=answers)
+      total = bundle.add(total, bundle.work(data, message))
+    found.release(total, came, announced)
+  return found.state_dict()
+
+
+def _check(run, summary, federation, folder, cohorts):
+  assert 'no_certificate' not in summary, summary['no_certificate']
+  verdict = certificates.verify(f'{folder}/run')
+  assert not verdict.problems
+  assert 'SecAgg+ of Flower' in verdict.statement and cohorts in verdict.statement
+  expected = _expected(run, federation)
+  for name, array in run.server.state_dict().items():
+    if name != 'state' and 'seed' not in name:
+      np.testing.assert_array_equal(array, expected[name], err_msg=name)
+
+
+class TestThreshold:
+  @pytest.mark.parametrize('kind, cohorts', [('planned', 'public cohorts'), ('as they came', 'cohorts as they came')])
+  def test_nodes_that_are_lost_take_no_guarantee_with_them(self, started, kind, cohorts):
+    federation, config, folder = started(kind)
+    _lose(federation, {1: [(3, Stage.SETUP)], 2: [(1, Stage.COLLECT_MASKED_VECTORS)], 4: [(2, Stage.UNMASK)]})
+    run, summary = _play(federation, config, folder)
+    of = [federation.nodes[node].tolist() for node in sorted(federation.nodes)]
+    everybody = set(range(20))
+    expected = [everybody - set(of[3]), everybody - set(of[1]), everybody, everybody]
+    assert [set(came.tolist()) for _, came in run.rounds] == expected
+    _check(run, summary, federation, folder, cohorts)
+    # All who were announced are charged, by the server as by each guard.
+    np.testing.assert_array_equal(run.server.ledger.rounds, [ROUNDS] * 20)
+
+  def test_a_server_that_is_lost_in_a_round(self, started):
+    federation, config, folder = started('planned')
+    run = server_run.ServerRun(federation.bundle, folder)
+    announced = run.announce(np.arange(20), 1, 1.0)
+    assert len(server.obtained(federation, federation.nodes, announced).came) == 20  # And it never releases it.
+    del run
+    run, summary = _play(federation, config, folder)
+    assert [len(came) for _, came in run.rounds] == [0, 20, 20, 20]
+    _check(run, summary, federation, folder, 'public cohorts')
+    # The sum that was opened is counted.
+    np.testing.assert_array_equal(run.server.ledger.rounds, [ROUNDS] * 20)
+
+
+class TestForAllOrNobody:
+  def test_a_node_that_is_lost_makes_a_round_of_nobody(self, started):
+    federation, config, folder = started('for all or nobody')
+    _lose(federation, {2: [(1, Stage.SHARE_KEYS)]})
+    run, summary = _play(federation, config, folder)
+    assert [len(came) for _, came in run.rounds] == [20, 0, 20, 20]
+    _check(run, summary, federation, folder, 'public cohorts')
+
+  def test_a_server_that_is_lost_in_a_round_gets_no_certificate(self, started):
+    federation, config, folder = started('for all or nobody')
+    server_run.ServerRun(federation.bundle, folder).announce(np.arange(20), 1, 1.0)
+    run, summary = _play(federation, config, folder)
+    assert 'while the sum of round 1 was under way' in summary['no_certificate']
+    assert [len(came) for _, came in run.rounds] == [0, 20, 20, 20]
+
+
+def test_one_node_is_too_few_before_anything_is_announced(started):
+  federation, config, folder = started('as they came')
+  federation.nodes = dict(list(federation.nodes.items())[:1])
+  run = server_run.ServerRun(federation.bundle, folder)
+  with pytest.raises(ValueError, match='at least two nodes'):
+    server_app.play(run, federation, {**config, 'quorum': 0.1}, server.SECURE)
+  assert not run.rounds and not federation.log
