@@ -1,67 +1,125 @@
-"""A ServerApp that lies to nodes about a held run that they have played, and says what they answer.
+"""A ServerApp that lies to the nodes of a held run, and says what they answer.
 
-Its configuration is that of quap_tff.flower.server_app. The lies are told to one node after another, and each is one
-line of its log: `LIE name: answer`.
+Its configuration is that of quap_tff.flower.server_app. It plays a round, and then lies. Each lie is a line of its log:
+`LIE name: answer`, with one node's answer.
 """
 
 import logging
+import time
 
-from flwr.app import Array
-from flwr.app import ArrayRecord
+from flwr.app import ConfigRecord
 from flwr.app import Message
 from flwr.app import MessageType
+from flwr.common.secure_aggregation.secaggplus_constants import Key
+from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
+from flwr.common.secure_aggregation.secaggplus_constants import Stage
 from flwr.serverapp import ServerApp
+from flwr.supercore.primitives.asymmetric import generate_key_pairs
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 import numpy as np
 
 from quap_tff.bundle import player
 from quap_tff.flower import enrolment
 from quap_tff.flower import messages
 from quap_tff.flower import server_run
+from quap_tff.flower.secure_sum import records
+from quap_tff.flower.secure_sum import server
 
 _LOG = logging.getLogger('flwr')
+NUM_NODES = 4
 app = ServerApp()
+
+
+class _Grid:
+  """Flower's, with messages that are changed on their way; keeps what nodes refuse."""
+
+  def __init__(self, grid, stage, change):
+    self._grid, self._stage, self._change, self.refused = grid, stage, change, {}
+
+  def send_and_receive(self, sent, *, timeout=None):
+    for message in sent:
+      told = message.content.config_records.get(RECORD_KEY_CONFIGS, ConfigRecord())
+      if told.get(Key.STAGE) == self._stage:
+        self._change(told, message.content, message.metadata.dst_node_id)
+    found = list(self._grid.send_and_receive(sent, timeout=timeout))
+    for reply in found:
+      if reply.has_content() and 'refused' in (said := reply.content.config_records.get('answered', {})):
+        self.refused.setdefault(reply.metadata.src_node_id, said['refused'])
+    return found
 
 
 @app.main()
 def main(grid, context):
   config = context.run_config
   run = server_run.ServerRun(player.Bundle(config['bundle']), config['output'])
-  last = run.rounds[-1][0]
-  nodes = enrolment.Enrolled(config['enrolment']).present(grid.get_nodes(), last)
-  node = max(nodes, key=lambda one: len(nodes[one]))
-  for name, content in lies(run, last).items():
-    (reply,) = grid.send_and_receive([Message(content, node, MessageType.TRAIN)], timeout=120)
-    try:
-      messages.answer(reply, run.bundle, len(run.rounds), nodes[node])
-      said = 'ANSWERED'
-    except messages.RefusedError as error:
-      said = str(error)
-    _LOG.info('LIE %s: %s', name, said)
+  everybody = enrolment.Enrolled(config['enrolment']).everybody
+  while len(nodes := enrolment.Enrolled(config['enrolment']).present(grid.get_nodes(), everybody)) < NUM_NODES:
+    time.sleep(0.5)
+  victim = min(nodes)
+
+  def play(stage='', change=None, history=None):
+    """A round, of which every message of a stage is changed; what the first node refuses."""
+    announced = run.announce(everybody, 1, 60.0)
+    lying = _Grid(grid, stage, change)
+    found = server.obtained(lying, nodes, announced._replace(history=history or announced.history))
+    if len(found.came):
+      run.release(found)
+    else:
+      del run.rounds[run.server.done :]
+    return lying.refused.get(victim) or next(iter(lying.refused.values()), 'ANSWERED')
+
+  lies = _lies(run, nodes, victim)
+  _LOG.info('HONEST: %s', play())
+  for name, lie in lies.items():
+    _LOG.info('LIE %s: %s', name, play(**lie()))
+  content = messages.of_round(run.announce(everybody, 1, 60.0))
+  (reply,) = grid.send_and_receive([Message(content, victim, MessageType.TRAIN)], timeout=60)
+  _LOG.info('LIE a sum that the server sees: %s', reply.content['answered'].get('refused', 'ANSWERED'))
   _LOG.info('LIES are over')
 
 
-def lies(run, last):
-  """Messages by name."""
-  links, message = list(run.links()), run.bundle.prepare(run.server.state)
-  told = lambda history: messages.of_round(messages.Announced(run.bundle, message, history, 1, 1.0))
-  another = links[-1]._replace(cohort=last[:-1])
-  absent = links[-1]._replace(came=links[-1].came[:0])
-  heavier = told(links)
-  arrays = heavier['message']
-  weight = {str(len(arrays)): Array(np.array(10, np.float32))}
-  heavier['message'] = ArrayRecord({**{name: arrays[name] for name in arrays}, **weight})
-  after = messages.Link(len(run.rounds) + 1, last, run.rounds[-1][1])
-  other_bundle = told(links)
-  other_bundle['announced']['bundle'] = '0' * 64
-  old_version = told(links)
-  old_version['announced']['flwr'] = '1.0.0'
+def _lies(run, nodes, victim):
+  """By name, a function that makes a lie when it is told: its stage and the change, or the history."""
+  own_keys = [public_key_to_bytes(generate_key_pairs()[1]) for _ in range(2)]
+  other = max(nodes)
+
+  def weight(told, content, node):
+    told[Key.MAX_WEIGHT] = 10.0
+
+  def keys(told, content, node):
+    told[str(other)] = own_keys
+
+  def another_bundle(told, content, node):
+    content['announced']['bundle'] = '0' * 64
+
+  def another_version(told, content, node):
+    content['announced']['flwr'] = '1.0.0'
+
+  def two_cohorts(told, content, node):
+    if node == victim:
+      content['history'] = messages.of_round(_announced(run, 0))['history']
+
+  def overlap(told, content, node):
+    told[Key.DEAD_NODE_ID_LIST] = told[Key.ACTIVE_NODE_ID_LIST][:1]
+
+  def masks(told, content, node):
+    content[records.TERMS]['masks'] = ''
+
   return {
-    'the same round again': told(links),
-    'an old state': told(links[:-1]),
-    'two cohorts': told([*links[:-1], another]),
-    'somebody else came': told([*links[:-1], absent]),
-    'a weight of 10': heavier,
-    'a round after the last': told([*links, after]),
-    'another bundle': other_bundle,
-    'another version of Flower': old_version,
+    'the same round again': lambda: {'history': run.links()[:1]},
+    'a weight of 10': lambda: {'stage': Stage.SETUP, 'change': weight},
+    "masks of Flower's own": lambda: {'stage': Stage.SETUP, 'change': masks},
+    'keys of its own': lambda: {'stage': Stage.SHARE_KEYS, 'change': keys},
+    'another bundle': lambda: {'stage': Stage.COLLECT_MASKED_VECTORS, 'change': another_bundle},
+    'another version of Flower': lambda: {'stage': Stage.COLLECT_MASKED_VECTORS, 'change': another_version},
+    'two cohorts': lambda: {'stage': Stage.COLLECT_MASKED_VECTORS, 'change': two_cohorts},
+    'overlapping lists': lambda: {'stage': Stage.UNMASK, 'change': overlap},
+    'an old state': lambda: {'history': [*run.links()[:1], run.links()[1]._replace(came=np.zeros(0, np.int64))]},
   }
+
+
+def _announced(run, first):
+  """The last announcement, with another cohort."""
+  links = run.links()
+  another = [*links[:-1], links[-1]._replace(cohort=links[-1].cohort[1:])]
+  return messages.Announced(run.bundle, run.bundle.prepare(run.server.state), another, 1, 60.0)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
-import ipaddress
 import json
 import os
 import pathlib
@@ -15,11 +13,6 @@ import socket
 import subprocess
 import sys
 import time
-
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 ROOT = pathlib.Path(__file__).absolute().parents[3]
 BIN = pathlib.Path(sys.executable).parent
@@ -33,32 +26,12 @@ def free_port():
     return s.getsockname()[1]
 
 
-def write_certificates(folder):
-  """ca.pem, and server.pem with server.key, for 127.0.0.1."""
-  now = datetime.datetime.now(datetime.timezone.utc)
-
-  def certificate(name, key, issuer, issuer_key, extension):
-    builder = x509.CertificateBuilder().subject_name(name).issuer_name(issuer).public_key(key.public_key())
-    builder = builder.serial_number(x509.random_serial_number())
-    builder = builder.not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(
-      now + datetime.timedelta(days=2)
-    )
-    builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-    identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key())
-    builder = builder.add_extension(identifier, critical=False)
-    builder = builder.add_extension(extension, critical=isinstance(extension, x509.BasicConstraints))
-    return builder.sign(issuer_key, hashes.SHA256())
-
-  named = lambda text: x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, text)])
-  ca_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
-  ca = certificate(named('ca'), ca_key, named('ca'), ca_key, x509.BasicConstraints(ca=True, path_length=0))
-  address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address('127.0.0.1')), x509.DNSName('localhost')])
-  own = certificate(named('server'), key, named('ca'), ca_key, address)
-  pem = serialization.Encoding.PEM
-  (folder / 'ca.pem').write_bytes(ca.public_bytes(pem))
-  (folder / 'server.pem').write_bytes(own.public_bytes(pem))
-  plain = serialization.NoEncryption()
-  (folder / 'server.key').write_bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
+def write_certificate(folder):
+  """server.pem, which signs itself, with server.key, for this machine: as in docs/deploy.md."""
+  command = 'openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost'
+  names = ['-addext', 'subjectAltName=IP:127.0.0.1,DNS:localhost']
+  files = ['-keyout', str(folder / 'server.key'), '-out', str(folder / 'server.pem')]
+  subprocess.run([*command.split(), *names, *files], check=True, capture_output=True, timeout=60)
 
 
 class Federation:
@@ -85,10 +58,10 @@ class Federation:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / 'home').mkdir()
     (folder / 'nodes').mkdir()
-    write_certificates(folder)
+    write_certificate(folder)
     (folder / 'home' / 'config.toml').write_text(
       f'[superlink]\ndefault = "test"\n\n[superlink.test]\naddress = "127.0.0.1:{self.port}"\n'
-      f'root-certificates = "{folder / "ca.pem"}"\n'
+      f'root-certificates = "{folder / "server.pem"}"\n'
     )
 
   def __enter__(self):
@@ -164,10 +137,11 @@ class Federation:
     shutil.copy(self.folder / name / 'enrolment.json', self.folder / 'nodes' / f'{name}.json')
     self.run('flwr', 'supernode', 'register', f'{name}/node_key.pub', 'test')
 
-  def start_node(self, name, bundle, data):
-    """Starts a node that has been enrolled."""
-    files = f'--root-certificates={self.folder / "ca.pem"}', f'--bundle={bundle}', f'--data={data}'
-    self.start(name, 'python', '-m', 'quap_tff.flower', 'node', name, f'--superlink=127.0.0.1:{self.port}', *files)
+  def start_node(self, name, bundle):
+    """Starts a node that has been enrolled, with the clients in BUNDLE.npz. It knows all that have been enrolled."""
+    files = {'root-certificates': 'server.pem', 'bundle': bundle, 'data': f'{bundle}.npz', 'enrolment': 'nodes'}
+    options = [f'--superlink=127.0.0.1:{self.port}', *(f'--{option}={file}' for option, file in files.items())]
+    self.start(name, 'python', '-m', 'quap_tff.flower', 'node', name, *options)
 
   def start_run(self, app, **config):
     """Starts a ServerApp, whose output goes to APP.log."""
@@ -201,7 +175,7 @@ class Federation:
       time.sleep(_SECONDS_BETWEEN_LOOKS)
 
 
-_CERTIFICATES = {'certfile': 'server.pem', 'keyfile': 'server.key', 'ca-certfile': 'ca.pem'}
+_CERTIFICATES = {'certfile': 'server.pem', 'keyfile': 'server.key', 'ca-certfile': 'server.pem'}
 
 
 def children(pid):
