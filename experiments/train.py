@@ -164,9 +164,8 @@ def _opening(experiment, directory):
 
 
 def _emulates_bfloat16(run) -> bool:
-  on_gpu = (
-    run.runtime.runtime == 'in_process' and run.runtime.device != 'cpu' and tf.config.list_physical_devices('GPU')
-  )
+  config = run.runtime.config
+  on_gpu = config.kind == 'in_process' and config.device != 'cpu' and tf.config.list_physical_devices('GPU')
   return run.local.compute_dtype == 'bfloat16' and not on_gpu and models.emulates_bfloat16()
 
 

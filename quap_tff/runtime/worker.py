@@ -24,10 +24,10 @@ _CHANNEL_OPTIONS = (
 )
 # No worker has it. That it says so proves that it answers.
 _UNKNOWN_METHOD = '/quap_tff.Worker/Unknown'
-_ADVICE_AT_START = 'Start it again when this machine has less to do.'
+_ADVICE_AT_START = 'If its output does not say why, try again when this machine has less to do.'
 _ADVICE = (
-  'The computation gave no result, and can be called again on new workers. If this machine ran out of memory, use fewer '
-  'of them, or the runtime "in_process".'
+  'The computation gave no result, and can be called again on new workers. If this machine ran out of memory, use '
+  'fewer of them, or the runtime "in_process".'
 )
 
 # Compiled once, however many workers run it.
@@ -114,7 +114,7 @@ class Worker(tff.program.FederatedContext):
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
           return
       if self._process.has_ended or time.monotonic() > end:
-        raise self._give_up(f'did not start within {_SECONDS_TO_START} s', _ADVICE_AT_START)
+        raise self._give_up('did not start', _ADVICE_AT_START)
 
 
 def _execution_context(stub: '_Stub') -> tff.framework.SyncContext:
