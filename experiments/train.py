@@ -72,7 +72,7 @@ def main(argv: list[str], callbacks: Sequence[Callable[[int, Any, Any], None]] =
   interrupts.install()
   try:
     return _train(run, callbacks)
-  except (run_folder.RunDirectoryError, runtime.WorkerError, runtime.RuntimeStackError) as error:
+  except (run_folder.RunDirectoryError, runtime.RuntimeStackError) as error:
     print(f'Error: {command_line.error_text(error)}', file=sys.stderr)
     return command_line.FAILED
   except (Exception, KeyboardInterrupt) as error:  # pylint: disable=broad-except
@@ -164,10 +164,9 @@ def _opening(experiment, directory):
 
 
 def _emulates_bfloat16(run) -> bool:
-  is_here = not run.runtime.worker_addresses and not (
-    run.runtime.runtime == 'in_process' and run.runtime.device != 'cpu' and tf.config.list_physical_devices('GPU')
-  )
-  return run.local.compute_dtype == 'bfloat16' and is_here and models.emulates_bfloat16()
+  config = run.runtime.config
+  on_gpu = config.kind == 'in_process' and config.device != 'cpu' and tf.config.list_physical_devices('GPU')
+  return run.local.compute_dtype == 'bfloat16' and not on_gpu and models.emulates_bfloat16()
 
 
 def _print_summary(outcome, summary):

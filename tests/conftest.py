@@ -33,7 +33,6 @@ else:
 # Files that take longest, by measured time, some with few tests. Left to the end, they would be waited for.
 _FIRST = (
   'tests/contracts/registered_test.py',
-  'tests/quap_tff/runtime/namespaces_test.py',
   'tests/docs/tutorial_test.py',
   'tests/experiments/command_test.py',
   'tests/experiments/audit_test.py',

@@ -22,7 +22,7 @@ from quap_tff.common import registry
 VALUES = command_line.new_flags()
 
 # Flags that only one runtime uses, and that nothing else refuses under the others.
-_OF_RUNTIME = {'num_threads': 'in_process', 'num_workers': 'workers', 'worker_timeout': 'workers'}
+_OF_RUNTIME = {'num_threads': 'in_process', 'num_workers': 'workers'}
 # Flags about the files in --output_dir.
 _OF_FOLDER = ('checkpoint_every', 'keep_checkpoints', 'signing_key')
 # Parts whose flags --help shows together, under the first one's title.
@@ -53,8 +53,6 @@ def _define(name: str, found: flag_fields.Flag, kind: Any, text: str):
     flags.DEFINE_integer(name, default, text, **bounds, **own)
   elif kind in (float, Optional[float]):
     flags.DEFINE_float(name, default, text, **bounds, **own)
-  elif kind == tuple[str, ...]:
-    flags.DEFINE_list(name, list(found.default), text, **own)
   else:
     flags.DEFINE_string(name, default, text, **own)
 

@@ -215,20 +215,12 @@ class Runtime:
     device: Device. auto uses GPUs if there are any. GPUs have not been tried yet.
     num_threads: Number of clients that train at once with --runtime=in_process. Default: one for each core.
     num_workers: Number of workers that --runtime=workers starts.
-    worker_addresses: host:port of running workers (experiments.worker), for --runtime=workers. See
-      docs/distributed.md.
-    worker_credentials: Folder with authority.pem, certificate.pem and key.pem, for workers behind TLS. Default: no TLS.
-    worker_timeout: Seconds without a sign of life after which --runtime=workers gives a worker up and has the others do
-      its part.
   """
 
   runtime: str = flag('in_process', kind='runtime', names=runtime_config.KINDS)
   device: str = flag('auto', kind='device', names=runtime_config.DEVICES)
   num_threads: Optional[int] = flag(upper=_MOST_THREADS, is_control=True)
   num_workers: int = flag(2, upper=_MOST_THREADS)
-  worker_addresses: tuple[str, ...] = flag((), parse=tuple, is_control=True, is_path=True)
-  worker_credentials: Optional[str] = flag(is_control=True, is_path=True)
-  worker_timeout: float = flag(20.0, lower=1, is_control=True)
 
   @property
   def config(self) -> runtime_config.RuntimeConfig:

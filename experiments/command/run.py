@@ -95,7 +95,6 @@ class Run:
     own = flag_fields.flags_of(method)
     defaults = {name: own.get(name, found).default for name, found in parts.FLAGS.items()}
     written = {name: default if values.get(name) is None else values[name] for name, default in defaults.items()}
-    written['worker_addresses'] = list(written['worker_addresses'])
     return cls(
       data=flag_fields.decoded(parts.Data(), written),
       cohorts=flag_fields.decoded(parts.Cohorts(), written),
@@ -141,8 +140,6 @@ class Run:
     Flags that the method does not use are left out.
     """
     values = {**self.flags, **self._portable()}
-    # Sums are merged worker by worker: their number, not where they are, is part of the result.
-    values['num_workers'] = len(self.runtime.worker_addresses) or self.runtime.num_workers
     unused = unused_flags(self.method)
     return {name: value for name, value in values.items() if not parts.FLAGS[name].is_control and name not in unused}
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from quap_tff.runtime import config as config_lib
-from quap_tff.runtime import remote_workers
+from quap_tff.runtime import worker
 from quap_tff.runtime import workers
 from quap_tff.runtime.in_process import context as in_process
 from quap_tff.runtime.values import errors
@@ -92,12 +92,8 @@ def _context(config: config_lib.RuntimeConfig) -> Any:
   if config.kind == 'in_process':
     return in_process.InProcessContext(config.resolved_num_threads(), prepare(config), config.clients_per_call)
   if config.kind == 'native':
-    return remote_workers.Worker(timeout=config.worker_timeout)
-  addresses = config.worker_addresses or [None] * config.num_workers
-  credentials = None
-  if config.worker_credentials is not None:
-    credentials = remote_workers.channel_credentials(config.worker_credentials)
-  return workers.WorkersContext(addresses, config.worker_timeout, credentials)
+    return worker.Worker()
+  return workers.WorkersContext(config.num_workers)
 
 
 @contextlib.contextmanager
@@ -120,8 +116,7 @@ def activate(
     TypeError: If `config` is neither a configuration nor a name.
     ValueError: If it is the name of no runtime.
     errors.DeviceError: If a GPU is asked for and there is none.
-    errors.WorkerError: If a worker cannot be started or reached; it names the worker.
-    FileNotFoundError: If a file of the credentials is missing.
+    errors.WorkerError: If a worker cannot be started; it names the worker.
   """
   with contextlib.closing(_context(_config(config))) as context:
     with tff.framework.get_context_stack().install(context):

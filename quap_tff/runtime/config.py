@@ -26,16 +26,12 @@ class RuntimeConfig(checks.Checked):
     clients_per_call: How many clients one call of TensorFlow takes in `in_process`, on one CPU. `None` lets the runtime
       choose: a few at a time where clients are small and many, which can halve the cost of a small client. Never
       changes a result, only time and memory.
-    num_workers: How many local workers `workers` starts; ignored if `worker_addresses` are given.
-    worker_addresses: `host:port` of workers that somebody else starts and ends.
-    worker_timeout: Seconds without a sign of life after which a worker is given up.
-    worker_credentials: Folder with the certificate and key that the workers ask for (see
-      `worker_processes.run_behind_tls`); `None` for workers without TLS.
+    num_workers: How many workers `workers` starts. Sums of floating-point numbers are rounded differently by another
+      number of them.
 
   Raises:
-    ValueError: For an unknown kind or device (the nearest valid ones are named), a count or a timeout below one, an
-      address that is not `host:port`, the same address twice, credentials without addresses, or a GPU asked of a kind
-      that cannot use one.
+    ValueError: For an unknown kind or device (the nearest valid ones are named), a count below one, or a GPU asked
+      of a kind that cannot use one.
   """
 
   kind: str = registry.name_field('runtime', 'in_process', KINDS)
@@ -43,27 +39,11 @@ class RuntimeConfig(checks.Checked):
   num_threads: Optional[int] = checks.integer_field('num_threads', None, at_least=1)
   clients_per_call: Optional[int] = checks.integer_field('clients_per_call', None, at_least=1)
   num_workers: int = checks.integer_field('num_workers', 2, at_least=1)
-  worker_addresses: tuple[str, ...] = ()
-  worker_timeout: float = checks.number_field('worker_timeout', 20.0, at_least=1)
-  worker_credentials: Optional[str] = None
 
   def __post_init__(self):
     super().__post_init__()
     if self.clients_per_call is not None and self.kind != 'in_process':
       raise ValueError(f'clients_per_call is for the runtime "in_process", found it with {self.kind!r}.')
-    if isinstance(self.worker_addresses, str):
-      raise ValueError(f'worker_addresses must be a sequence of host:port, found the string {self.worker_addresses!r}.')
-    object.__setattr__(self, 'worker_addresses', tuple(self.worker_addresses))
-    for address in self.worker_addresses:
-      host, colon, port = str(address).rpartition(':')
-      if not (host and colon and port.isdigit() and 0 < int(port) < 65536):
-        raise ValueError(f'worker_addresses must be host:port with a port from 1 to 65535, found {address!r}.')
-    if len(set(self.worker_addresses)) != len(self.worker_addresses):
-      raise ValueError(f'worker_addresses must differ, found {self.worker_addresses!r}.')
-    if self.worker_addresses and self.kind != 'workers':
-      raise ValueError(f'worker_addresses are for the runtime "workers", found them with {self.kind!r}.')
-    if self.worker_credentials is not None and not self.worker_addresses:
-      raise ValueError('worker_credentials are for workers at worker_addresses, found none of these.')
     if self.device == 'gpu' and self.kind != 'in_process':
       raise ValueError(
         f'The runtime {self.kind!r} cannot use a GPU (TFF\'s worker is a CPU build). Use kind="in_process", or'

@@ -3,10 +3,7 @@
 import collections
 import contextlib
 import os
-import pathlib
-import shutil
 import stat
-import subprocess
 
 import numpy as np
 import pytest
@@ -17,8 +14,6 @@ from quap_tff import plans
 from quap_tff.mechanisms.held import guard
 from quap_tff.mechanisms.noise import correlation
 from tests.quap_tff import examples
-
-_SCRIPT = pathlib.Path(__file__).absolute().parents[2] / 'experiments' / 'distributed' / 'make_credentials.sh'
 
 
 def _gate(path):
@@ -47,18 +42,11 @@ def _run(path):
       run.save(round_num, collections.OrderedDict(seed=np.array([2**62, -5], np.int64)), {'rounds': np.array([1])})
 
 
-def _credentials(path):
-  if shutil.which('openssl') is None:
-    pytest.skip('openssl is not installed')
-  subprocess.run(['sh', str(_SCRIPT), str(path / 'all')], check=True, capture_output=True)
-
-
 # For each program that keeps keys: what writes them, and the files in which they are.
 _WRITERS = {
   'gate': (_gate, {'gate.state'}),
   'guard': (_guard, {'memory', 'memory.lock'}),
   'run': (_run, {'checkpoints/secret', 'checkpoints/round_2', 'checkpoints/round_3'}),
-  'credentials': (_credentials, {'all/authority.key', 'all/worker/key.pem', 'all/program/key.pem'}),
 }
 
 

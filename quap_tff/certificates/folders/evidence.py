@@ -279,8 +279,7 @@ def _run(content) -> dict[str, Any]:
     folders.model_shape(resolved)
     for part in (flags, {name: value for name, value in resolved.items() if name not in ('layers', 'shapes')}):
       _check_plain(part)
-    # Of the number of workers, identity has what it came to.
-    differing = [name for name in identity if name != 'num_workers' and identity[name] != flags[name]]
+    differing = [name for name in identity if identity[name] != flags[name]]
     if differing:
       raise ValueError(f'identity and flags have two values of {differing[0]}')
     _check_plain(identity)

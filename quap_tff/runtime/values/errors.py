@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Optional
 
 from quap_tff.common.lazy import tf
 
@@ -44,16 +43,14 @@ class ClientError(RuntimeStackError):
 
 
 class WorkerError(RuntimeStackError):
-  """A worker could not be started or reached, or died. The message names it.
+  """A worker did not start, or died. The message names it.
 
   Attributes:
-    address: `host:port` of the worker.
-    pid: Its process id if this program started it, else `None`.
+    pid: Its process id.
   """
 
-  def __init__(self, message: str, address: str, pid: Optional[int] = None):
+  def __init__(self, message: str, pid: int):
     super().__init__(message)
-    self.address = address
     self.pid = pid
 
 

@@ -307,7 +307,6 @@ class TestWithoutTff:
     calls = [
       ['attack'],
       ['benchmark', '--device=gpu'],
-      ['benchmarking.workers', '--workers=1'],
       ['survey'],
       ['pretrain', f'--output={tmp_path}/extractor'],
       ['train', preset, f'--output_dir={tmp_path}/run', '--progress=none'],

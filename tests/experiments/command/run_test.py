@@ -48,15 +48,11 @@ class TestIdentity:
       '--model=mnist_cnn',
       '--runtime=native',
       '--num_workers=3',
-      '--worker_addresses=a:1,b:2,c:3',
       '--batch_size=1',
     ],
   )
   def test_what_is_computed_is(self, argument):
     assert self._identity(argument) != self._identity()
-
-  def test_other_addresses_of_as_many_workers_are_the_same_run(self):
-    assert self._identity('--worker_addresses=a:1,b:2') == self._identity('--num_workers=2')
 
 
 class TestRun:
@@ -70,7 +66,7 @@ class TestRun:
     [
       [],
       ['--algorithm=certified:weights=online:prior_a=2,noise=ar1', '--local_epochs=1..3', '--averaging=tail:start=2'],
-      ['--algorithm=scaffold:base=fixed_dp:clip=0.5,option=1', '--runtime=workers', '--worker_addresses=a:1,b:2'],
+      ['--algorithm=scaffold:base=fixed_dp:clip=0.5,option=1', '--runtime=workers', '--num_workers=3'],
     ],
   )
   def test_flags_to_json_and_back(self, arguments):
@@ -119,7 +115,6 @@ class TestFields:
       ('--client_optimizer=sgd:learning_rate=0', '--client_optimizer: sgd learning_rate must be'),
       ('--participation=bernoulli:q=2', '--participation: bernoulli q must be'),
       ('--malicious=sign_flip:share=2', '--malicious: share of malicious clients must be'),
-      ('--runtime=workers --worker_addresses=host', 'worker_addresses must be host:port'),
       ('--critical_layers=', 'critical_layers is empty. Name a layer, or train without noise (none)'),
       ('--features=scattering:scales=5', '--features: Scattering with scales=5 needs images of at least 32'),
       ('--model=shakespeare_lstm', "--model=shakespeare_lstm does not take the examples of dataset 'digits'"),

@@ -19,7 +19,7 @@ from experiments.folders import directory as run_directory
 from experiments.folders import folder as run_folder
 from tests.experiments import harness
 
-IDENTITY = {'rounds': 8, 'epsilon': 6.0, 'worker_addresses': [], 'seed': None}
+IDENTITY = {'rounds': 8, 'epsilon': 6.0, 'levels': [], 'seed': None}
 LEDGER = {'epsilon': np.array([0.1, 0.2]), 'rounds': np.array([1, 2])}
 
 
@@ -61,11 +61,11 @@ class TestCheck:
     assert (tmp_path / 'checkpoints' / 'secret').stat().st_mode & 0o077 == 0
 
   def test_a_tuple_is_the_list_that_json_makes_of_it(self, tmp_path):
-    with _opened(tmp_path, {'worker_addresses': ('a', 'b')}):
+    with _opened(tmp_path, {'levels': ('a', 'b')}):
       pass
-    run_folder.check(str(tmp_path), {'worker_addresses': ('a', 'b')})
-    with pytest.raises(run_folder.RunDirectoryError, match='--worker_addresses'):
-      run_folder.check(str(tmp_path), {'worker_addresses': ('a',)})
+    run_folder.check(str(tmp_path), {'levels': ('a', 'b')})
+    with pytest.raises(run_folder.RunDirectoryError, match='--levels'):
+      run_folder.check(str(tmp_path), {'levels': ('a',)})
 
   def test_a_flag_that_an_older_version_did_not_know_differs(self, tmp_path):
     with _opened(tmp_path):

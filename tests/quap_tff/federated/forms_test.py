@@ -50,8 +50,8 @@ def _clients(plan, round_num):
 
 
 def _map_reduce(process, state, clients):
-  """A round by the functions of a `MapReduceForm`, as docs/distributed.md has it."""
-  page = pathlib.Path(__file__).absolute().parents[3] / 'docs' / 'distributed.md'
+  """A round by the functions of a `MapReduceForm`, as docs/runtimes.md has it."""
+  page = pathlib.Path(__file__).absolute().parents[3] / 'docs' / 'runtimes.md'
   block = re.search(r'^```python\n(form = .*?)^```', page.read_text(encoding='utf-8'), re.MULTILINE | re.DOTALL)
   names = dict(tff=tff, tf=tf, process=process, state=state, clients_data=clients)
   exec(block.group(1), names)

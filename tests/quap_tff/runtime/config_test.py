@@ -14,13 +14,6 @@ from quap_tff import runtime
     (dict(clients_per_call=0), 'clients_per_call must be an integer at least 1, found 0'),
     (dict(kind='native', clients_per_call=4), 'clients_per_call is for the runtime "in_process", found it with'),
     (dict(num_workers=0), 'num_workers must be an integer at least 1, found 0'),
-    (dict(kind='workers', worker_addresses=('localhost',)), 'host:port'),
-    (dict(kind='workers', worker_addresses=('localhost:0',)), 'host:port'),
-    (dict(kind='workers', worker_addresses='localhost:1'), 'a sequence of host:port'),
-    (dict(kind='workers', worker_addresses=('a:1', 'a:1')), 'must differ'),
-    (dict(worker_addresses=('a:1',)), 'are for the runtime "workers"'),
-    (dict(worker_timeout=0.5), 'worker_timeout must be a finite number at least 1, found 0.5'),
-    (dict(kind='workers', worker_credentials='folder'), 'worker_credentials are for workers at worker_addresses'),
     (dict(kind='native', device='gpu'), 'cannot use a GPU'),
   ],
 )

@@ -1,4 +1,4 @@
-"""Runs the program of docs/distributed.md, for a certified plan and for a QuAP plan."""
+"""Runs the program of docs/runtimes.md, for a certified plan and for a QuAP plan."""
 
 import pathlib
 import re
@@ -10,7 +10,7 @@ from quap_tff import runtime
 
 pytest.importorskip('tensorflow_federated', reason='The code of the pages trains.')
 
-PAGE = pathlib.Path(__file__).absolute().parents[2] / 'docs' / 'distributed.md'
+PAGE = pathlib.Path(__file__).absolute().parents[2] / 'docs' / 'runtimes.md'
 PROGRAM = re.search(r'^```python\n(import asyncio.*?)^```', PAGE.read_text(encoding='utf-8'), re.M | re.S).group(1)
 CERTIFIED = 'quap_tff.certified_plan(quap_tff.CertifiedConfig(num_clients=4, epsilon=3.0, delta=1e-5), expected=past)'
 ASK = 'plan.ask(plan.planned_ledger(self.came), there)'
