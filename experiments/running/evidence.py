@@ -27,7 +27,6 @@ from quap_tff.certificates.folders import folder as folders
 from quap_tff.certificates.folders import folder_files
 from quap_tff.certificates.folders.folder_files import FolderError
 from quap_tff.mechanisms.parts import participation as participations
-from quap_tff.plans import report as reports
 
 if TYPE_CHECKING:
   from experiments.running import setup  # It loads TensorFlow.
@@ -224,7 +223,7 @@ def _summary_problems(content, files, plan, run) -> list[str]:
       run,
       plan.num_clients,
       # The noise of this plan may differ from the folder's in its last bits, and then so does its fingerprint.
-      reports.of_run(plan, content.ledger, plan.schedule),
+      plan.report_of(content.ledger, plan.schedule),
       rounds=content.ledger.num_rounds,
       test={key: _number(files.rows[-1][f'test_{key}']) for key in ('accuracy', 'loss')},
       # The shapes of the tensors have been compared already.

@@ -10,7 +10,6 @@ from typing import Any, Callable, NamedTuple, Optional, Union
 import numpy as np
 
 from quap_tff import accounting
-from quap_tff import plans
 from quap_tff.certificates import audits
 from quap_tff.certificates import certificate as certificates
 from quap_tff.certificates import gate_logs
@@ -23,6 +22,7 @@ from quap_tff.certificates.folders import signatures
 from quap_tff.certificates.folders.folder_files import CannotTellError
 from quap_tff.common import console
 from quap_tff.common import files
+from quap_tff.plans.accounts import run_account
 
 # The exit status of each answer.
 VALID, INVALID, CANNOT_TELL = 0, 1, 2
@@ -53,7 +53,7 @@ class Verdict(NamedTuple):
 
 def write(
   path: str,
-  plan: plans.Plan,
+  plan: run_account.RunAccount,
   ledger: accounting.RunLedger,
   model: Union[str, os.PathLike, Sequence[Any]],
   about: abouts.About,

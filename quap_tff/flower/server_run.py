@@ -25,7 +25,7 @@ from quap_tff.bundle import simulation
 from quap_tff.common import files
 from quap_tff.flower import messages
 from quap_tff.flower import sums
-from quap_tff.plans import plan as plans
+from quap_tff.plans.accounts import run_account
 
 CHECKPOINT, LOCK, RESULT = 'checkpoint', '.lock', 'run'
 _NOBODY = np.zeros(0, np.int64)
@@ -58,7 +58,7 @@ class ServerRun:
     plan = bundle.plan
     self.holds_noise = plan is not None and plan.holds_noise
     certified = plan if plan is not None and plan.mechanism.facts.is_certified else None
-    self._is_open = certified is not None and certified.cohorts == plans.AS_THEY_CAME
+    self._is_open = certified is not None and certified.cohorts == run_account.AS_THEY_CAME
     self._counts_all = certified is not None and not self.holds_noise and not self._is_open
     self._threshold = plan.config.threshold if plan is not None and self.holds_noise else None
     os.makedirs(folder, mode=0o700, exist_ok=True)

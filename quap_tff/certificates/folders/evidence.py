@@ -16,7 +16,6 @@ import zipfile
 import numpy as np
 
 from quap_tff import accounting
-from quap_tff import plans
 from quap_tff.certificates.folders import about as abouts
 from quap_tff.certificates.folders import folder as folders
 from quap_tff.certificates.folders import folder_files
@@ -24,6 +23,7 @@ from quap_tff.certificates.folders.folder_files import FolderError
 from quap_tff.common import checks
 from quap_tff.common import files
 from quap_tff.common import lazy
+from quap_tff.plans.accounts import run_account
 
 h5py = lazy.module('h5py')
 
@@ -41,7 +41,7 @@ _RESOLVED = frozenset(
   'shapes data_commitment'.split()
 )
 _MACHINE, _STRETCH = frozenset({'platform', 'cores', 'gpus'}), {'first_round', 'code', 'versions', 'machine'}
-# The keys of summary.json, but for those of `plans.Report`.
+# The keys of summary.json, but for those of `Report`.
 _OF_SUMMARY = frozenset(
   'dataset algorithm malicious rounds planned_rounds finished test_accuracy test_loss diverged share_of_ceiling '
   'interrupted seconds date output_dir'.split()
@@ -109,7 +109,7 @@ class _Round(NamedTuple):
   spent_max: float
 
 
-def rounds(plan: plans.Plan, ledger: accounting.RunLedger) -> list[_Round]:
+def rounds(plan: run_account.RunAccount, ledger: accounting.RunLedger) -> list[_Round]:
   """The rounds of a ledger with the weights that they must have, after the weights of the rounds before.
 
   The ledger must have the cohorts of the plan, if it has planned any.
@@ -132,7 +132,7 @@ def _places(planned: np.ndarray, clients: np.ndarray) -> np.ndarray:
   return np.argsort(planned)[np.argsort(np.argsort(clients))]
 
 
-def ledger_problems(plan: plans.Plan, ledger: accounting.RunLedger) -> list[str]:
+def ledger_problems(plan: run_account.RunAccount, ledger: accounting.RunLedger) -> list[str]:
   """Where a ledger differs from that of a run of the plan.
 
   A run may have stopped early. But each of its rounds must have the planned cohort, if cohorts were planned, the
@@ -182,7 +182,7 @@ def ledger_problems(plan: plans.Plan, ledger: accounting.RunLedger) -> list[str]
   return found
 
 
-def _comes(plan: plans.Plan, round_num: int, clients: np.ndarray) -> bool:
+def _comes(plan: run_account.RunAccount, round_num: int, clients: np.ndarray) -> bool:
   """Whether these, int64[M], may be the clients of a round, from 1."""
   if plan.attendance is None:
     return bool(np.isin(clients, plan.schedule[round_num - 1]).all())

@@ -26,7 +26,6 @@ from typing import Any, Callable, NamedTuple, Optional
 import numpy as np
 
 from quap_tff import accounting
-from quap_tff import plans
 from quap_tff.accounting import log_report
 from quap_tff.certificates.folders import about as abouts
 from quap_tff.certificates.folders import folder_files
@@ -39,10 +38,12 @@ from quap_tff.mechanisms.certified import guarantee
 from quap_tff.mechanisms.held import config as held_config
 from quap_tff.mechanisms.parts import layers as layers_lib
 from quap_tff.mechanisms.parts import participation as participations
-from quap_tff.plans import ahead
-from quap_tff.plans import leaving as leavings
-from quap_tff.plans.plan import AS_THEY_CAME
-from quap_tff.plans.plan import PLANNED
+from quap_tff.plans.accounts import ahead
+from quap_tff.plans.accounts import leaving as leavings
+from quap_tff.plans.accounts import run_account
+from quap_tff.plans.accounts import settling
+from quap_tff.plans.accounts.run_account import AS_THEY_CAME
+from quap_tff.plans.accounts.run_account import PLANNED
 
 # The version of the folder's files and of the certificate's fields and words. A change of any is a new version.
 VERSION = 8
@@ -88,7 +89,7 @@ class Content(NamedTuple):
 
   path: str
   entries: folder_files.Entries
-  plan: plans.Plan
+  plan: run_account.RunAccount
   ledger: accounting.RunLedger
   about: abouts.About
   leaving: Sequence[tuple[str, str, str]]
@@ -97,7 +98,7 @@ class Content(NamedTuple):
 
 
 def write_files(
-  path: str, plan: plans.Plan, ledger: accounting.RunLedger, about: abouts.About, made_by: str = LIBRARY
+  path: str, plan: run_account.RunAccount, ledger: accounting.RunLedger, about: abouts.About, made_by: str = LIBRARY
 ) -> None:
   """Writes mechanism.json, schedule.npz, ledger.npz and clients.csv, each whole or not at all.
 
@@ -117,7 +118,11 @@ def write_files(
 
 
 def mechanism_text(
-  plan: plans.Plan, leaving: Sequence[Sequence[str]], about: abouts.About, made_by: str, code: Mapping[str, str]
+  plan: run_account.RunAccount,
+  leaving: Sequence[Sequence[str]],
+  about: abouts.About,
+  made_by: str,
+  code: Mapping[str, str],
 ) -> str:
   """mechanism.json."""
   assert plan.model is not None
@@ -152,7 +157,7 @@ def _schedule_arrays(plan) -> dict[str, np.ndarray]:
   return arrays
 
 
-def clients_text(plan: plans.Plan, ledger: accounting.RunLedger) -> str:
+def clients_text(plan: run_account.RunAccount, ledger: accounting.RunLedger) -> str:
   """clients.csv: a row for each client that the ledger lists."""
   formal, listed = plan.report(ledger, plan.schedule).formal, ledger.listed
   epsilons = {
@@ -184,15 +189,14 @@ def read(path: str) -> Content:
     registry.lookup('cohorts', value['cohorts'], dict.fromkeys([PLANNED, AS_THEY_CAME]))
   schedule, attendance = _schedule(path, config) if value['cohorts'] == PLANNED else (None, None)
   with folder_files.damage(f'{MECHANISM} or {SCHEDULE}'):
-    plan = plans.certified_plan(
-      config,
-      schedule,
-      attendance=attendance,
-      colluders=value['colluders'],
+    settled = settling.settled(config, schedule, attendance=attendance, colluders=value['colluders'])
+    plan = run_account.RunAccount(
+      **settled._asdict(),
       model=model,
       sparsity=registry.parse_spec('sparsity', value['sparsity'], sparsities.SPARSITIES),
       sparsity_seed=value['sparsity_seed'],
     )
+    ahead.check(plan)
     plan.slack  # noqa: B018  # Refuses what integers cannot hold, and what ε and δ do not pay for.
     leaving = [tuple(one) for one in value['leaves_clients']]
     leavings.check(leaving, plan)

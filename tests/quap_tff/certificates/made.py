@@ -6,6 +6,7 @@ made.answer(path, capsys)        what python -m quap_tff.verify says of it
 """
 
 import contextlib
+import dataclasses
 import io
 import json
 import pathlib
@@ -45,8 +46,7 @@ def plan(options=(), schedule=SCHEDULE, num_clients=NUM_CLIENTS, epsilon=3.0, de
   """A plan with the `leaving` of its process, which was never built."""
   config = examples.guarantee(num_clients=num_clients, epsilon=epsilon, delta=delta, **config)
   found = plans.certified_plan(config, schedule, **{'model': MODEL, **dict(options)})
-  found.leaving = leaving(found)
-  return found
+  return dataclasses.replace(found, leaving=leaving(found))
 
 
 def leaving(of):
