@@ -228,18 +228,7 @@ def _warnings(content, is_checked) -> list[str]:
   found, here = [], abouts.this_code()
   if content.code != here:
     found.append(f'The run was made by other code: {content.code}. This code is {here}.')
-  if content.made_by == folders.TRAIN and not is_checked:
-    found.append(
-      'What run.json, summary.json and metrics.csv say in addition was not compared. python -m experiments.verify does '
-      'it.'
-    )
-  folder = os.path.join(content.path, folders.CHECKPOINTS)
-  if os.path.isdir(folder):
-    found.append(
-      f'{folder} holds the state of the run, which contains the key of the noise. Anyone who has it can subtract the '
-      'noise, so do not hand this folder out. python -m experiments.verify --publish copies everything else.'
-    )
-  return found
+  return found + content.program.warnings(content.path, is_checked)
 
 
 def _changes_of_code(stretches) -> list[str]:
