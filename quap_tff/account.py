@@ -42,7 +42,7 @@ from quap_tff.common import registry
 from quap_tff.common.numbers import rounding
 from quap_tff.mechanisms.noise import correlation as correlations
 
-noise_choices = lazy.module('quap_tff.plans.noise_choices')
+noise_choices = lazy.module('quap_tff.plans.accounts.noise_choices')
 
 # The most releases for which every coefficient is computed.
 _MOST_RELEASES = 100_000

@@ -2,14 +2,17 @@
 
 import ast
 from collections.abc import Iterator
+import functools
 import graphlib
 import pathlib
 import re
 import sys
+from typing import Any
 
 import pytest
 
 ROOT = pathlib.Path(__file__).absolute().parents[1]
+PROJECT = ('quap_tff', 'data', 'experiments')
 WITHOUT_TFF = (
   'quap_tff/common',
   'quap_tff/mechanisms',
@@ -34,12 +37,18 @@ DISTRIBUTIONS = {
 }
 
 
+def declared(name: str) -> Any:
+  """A value of BUILD."""
+  for node in ast.parse((ROOT / 'BUILD').read_text(encoding='utf-8')).body:
+    if isinstance(node, ast.Assign) and node.targets[0].id == name:
+      return ast.literal_eval(node.value)
+  raise AssertionError(f'BUILD has no {name}.')
+
+
+@functools.cache
 def rooms() -> dict[str, list[str]]:
   """`ROOMS` of BUILD: for each room the rooms that it may import."""
-  for node in ast.parse((ROOT / 'BUILD').read_text(encoding='utf-8')).body:
-    if isinstance(node, ast.Assign) and node.targets[0].id == 'ROOMS':
-      return ast.literal_eval(node.value)
-  raise AssertionError('BUILD has no ROOMS.')
+  return declared('ROOMS')
 
 
 def room_of(path: str) -> str:
@@ -72,10 +81,10 @@ def modules_of(path: pathlib.Path) -> set[str]:
 def room_imports() -> dict[str, dict[str, str]]:
   """For each room the rooms that it imports, each with a file that does."""
   found = {room: {} for room in rooms()}
-  for path in python_files('quap_tff', 'data', 'experiments'):
+  for path in python_files(*PROJECT):
     name = path.relative_to(ROOT).as_posix()
     for module in modules_of(path):
-      if module.split('.')[0] in ('quap_tff', 'data', 'experiments'):
+      if module.split('.')[0] in PROJECT:
         found[room_of(name)].setdefault(room_of(module.replace('.', '/')), f'{name} imports {module}')
   return found
 
@@ -88,6 +97,40 @@ def test_rooms_import_what_build_says():
     # What a package offers, it imports by name when it is asked for.
     unused = set(allowed) - set(imports) if room != 'quap_tff' else set()
     assert not unused, f'BUILD lets {room} import {sorted(unused)}, which no file there does.'
+
+
+def reached(*modules: str) -> dict[str, str]:
+  """For each of the project's modules that these import, at any depth, a file that does.
+
+  A package that holds one of them is loaded with it, so its own imports count, too.
+  """
+  found, waiting = dict.fromkeys(modules, 'the test'), list(modules)
+  loaded = set()
+  while waiting:
+    parts = waiting.pop().split('.')
+    for path in (ROOT.joinpath(*parts[:end]) for end in range(1, len(parts) + 1)):
+      path = path / '__init__.py' if path.is_dir() else path.with_suffix('.py')
+      if path in loaded or not path.exists():  # A name in a module is not a file.
+        continue
+      loaded.add(path)
+      for module in modules_of(path):
+        if module.split('.')[0] in PROJECT and module not in found:
+          found[module] = path.relative_to(ROOT).as_posix()
+          waiting.append(module)
+  return found
+
+
+def test_what_verifies_plans_and_counts_reaches_nothing_that_trains():
+  files, allowed = declared('ACCOUNT_FILES'), declared('ACCOUNT_ROOMS')
+  # No name stands there in vain, and the rooms are closed.
+  trains = [room for room in rooms() if re.match('quap_tff/(training|federated|runtime|methods|plans$)', room)]
+  assert len(trains) >= 10 and not set(trains) & set(allowed)
+  assert set(allowed) == {*allowed, *(other for room in allowed for other in rooms()[room])}
+  found = reached('quap_tff.verify', 'quap_tff.account', 'quap_tff.accounting.gate')
+  paths = {module.replace('.', '/'): why for module, why in found.items()}
+  strangers = {path: why for path, why in paths.items() if f'{path}.py' not in files and room_of(path) not in allowed}
+  assert not strangers, f'What verifies, plans and counts must not import what trains: {strangers}'
+  assert set(allowed) <= {room_of(path) for path in paths}
 
 
 def test_imports_only_go_down():
@@ -105,10 +148,7 @@ def test_lower_rooms_do_without_tff(room):
 
 
 def test_no_circle_of_files():
-  files = {
-    '.'.join(path.relative_to(ROOT).with_suffix('').parts): path
-    for path in python_files('quap_tff', 'data', 'experiments')
-  }
+  files = {'.'.join(path.relative_to(ROOT).with_suffix('').parts): path for path in python_files(*PROJECT)}
   graph: dict[str, set[str]] = {}
   for name, path in files.items():
     tree = ast.parse(path.read_text(encoding='utf-8'))
@@ -117,11 +157,17 @@ def test_no_circle_of_files():
   graphlib.TopologicalSorter(graph).prepare()
 
 
+@pytest.mark.parametrize('folder', ['quap_tff/plans', 'quap_tff/certificates'])
+def test_no_circle_of_files_lazily_or_for_types(folder):
+  files = {'.'.join(path.relative_to(ROOT).with_suffix('').parts): path for path in python_files(folder)}
+  graphlib.TopologicalSorter({name: modules_of(path) & files.keys() for name, path in files.items()}).prepare()
+
+
 @pytest.mark.skipif(sys.version_info < (3, 10), reason='Python 3.9 does not name its own modules.')
 def test_third_party_packages_are_required():
   required = re.findall(r'^([A-Za-z0-9._-]+)', (ROOT / 'requirements.txt').read_text(encoding='utf-8'), re.MULTILINE)
   known = {re.sub('[-_.]+', '-', name).lower() for name in (*required, OF_FLOWER)}
-  for path in python_files('quap_tff', 'data', 'experiments', 'tests'):
+  for path in python_files(*PROJECT, 'tests'):
     for module in modules_of(path):
       top = module.split('.')[0]
       if top in sys.stdlib_module_names or (ROOT / top).is_dir() or top in ('__future__', '_typeshed'):

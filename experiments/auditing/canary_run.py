@@ -16,7 +16,7 @@ from experiments.running import training
 from quap_tff import accounting
 from quap_tff import plans
 from quap_tff.auditing import canaries as canary_lib
-from quap_tff.auditing import lower_bounds
+from quap_tff.auditing.bounds import lower_bounds
 from quap_tff.mechanisms.held import guarded_clients
 from quap_tff.mechanisms.parts import layers as layers_lib
 

@@ -10,7 +10,7 @@ import tensorflow_federated as tff
 from quap_tff import accounting
 from quap_tff import plans
 from quap_tff.auditing import distinguisher
-from quap_tff.auditing import lower_bounds
+from quap_tff.auditing.bounds import lower_bounds
 from quap_tff.common.numbers import tradeoff
 from quap_tff.mechanisms.parts import clip_rules
 

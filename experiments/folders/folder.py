@@ -1,7 +1,6 @@
 """The folder of a run, read only: its files, and whether a run may go on in it. `directory` writes it.
 
-The stretches of run.json say which code, versions and machine ran which rounds. A stretch is {first_round, code,
-versions, machine}, and ends where the next one begins.
+`quap_tff.certificates.folders.train_runs` names the files that certificates know, and reads run.json's stretches.
 """
 
 from collections.abc import Mapping
@@ -16,14 +15,15 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 
 from experiments.folders import checkpoints
+from quap_tff.certificates.folders import train_runs
 from quap_tff.common import files
 from quap_tff.common import version
 from quap_tff.common.lazy import tf
 from quap_tff.common.lazy import tff
 
-RUN, METRICS, SUMMARY = 'run.json', 'metrics.csv', 'summary.json'
-MODEL, LEDGER, CLIENTS = 'final_model.keras', 'ledger.npz', 'clients.csv'
-PLOT, TENSORBOARD, CHECKPOINTS, LOCK = 'plot.png', 'tensorboard', 'checkpoints', '.lock'
+RUN, METRICS, SUMMARY, PLOT = train_runs.RUN, train_runs.METRICS, train_runs.SUMMARY, train_runs.PLOT
+CHECKPOINTS, LOCK, STRETCHES = train_runs.CHECKPOINTS, train_runs.LOCK, train_runs.STRETCHES
+MODEL, LEDGER, CLIENTS, TENSORBOARD = 'final_model.keras', 'ledger.npz', 'clients.csv', 'tensorboard'
 # In the folder of checkpoints: the secret from which all secrets of a run follow.
 SECRET = 'secret'
 
@@ -32,8 +32,6 @@ _FILES = (RUN, METRICS, SUMMARY, MODEL, LEDGER, CLIENTS, PLOT)
 # A run that was interrupted before its first round may leave these names.
 _OF_THE_START = {LOCK, RUN + files.UNFINISHED, CHECKPOINTS}
 
-STRETCHES = 'stretches'
-_PARTS = {'first_round', 'code', 'versions', 'machine'}
 _SOURCES = ('quap_tff', 'data', 'experiments')
 
 
@@ -106,7 +104,7 @@ def check(path: str, identity: Mapping[str, Any], needs_same_code: bool = False)
 def _check_can_go_on(path, run, last_round, needs_same_code):
   read_secret(path)
   try:
-    kept = stretches(run, last_round)
+    kept = train_runs.stretches(run, last_round)
   except ValueError as error:
     raise RunDirectoryError(
       f'{os.path.join(path, RUN)} is damaged: {error}. Put it back to continue the run, or give another folder to '
@@ -219,35 +217,9 @@ def machine() -> dict[str, Any]:
   }
 
 
-def stretches(run: Mapping[str, Any], last_round: int) -> list[dict[str, Any]]:
-  """The stretches of the rounds up to `last_round`, of run.json as a value; no later round was kept.
-
-  Raises:
-    ValueError: If they are not stretches of these rounds.
-  """
-  found = run.get(STRETCHES)
-  if not isinstance(found, list) or not all(map(_is_stretch, found)):
-    raise ValueError(f'{STRETCHES} must be a list of objects with {", ".join(sorted(_PARTS))}')
-  kept = [stretch for stretch in found if stretch['first_round'] <= last_round]
-  firsts = [stretch['first_round'] for stretch in kept]
-  if firsts[:1] != [1][:last_round] or firsts != sorted(set(firsts)):
-    raise ValueError(f'the first rounds of {STRETCHES} must ascend from 1, found {firsts}')
-  return kept
-
-
-def _is_stretch(value):
-  return (
-    isinstance(value, dict)
-    and value.keys() == _PARTS
-    and type(value['first_round']) is int
-    and isinstance(value['code'], dict)
-    and value['code'].keys() == {'quap_tff', 'source_sha256'}
-  )
-
-
 def continued(run: Mapping[str, Any], first_round: int) -> list[dict[str, Any]]:
   """The stretches of a run that goes on here and now with `first_round`."""
-  earlier = stretches(run, first_round - 1)
+  earlier = train_runs.stretches(run, first_round - 1)
   now = {'code': code(), 'versions': versions(), 'machine': machine()}
   if earlier and {name: earlier[-1][name] for name in now} == now:
     return earlier

@@ -25,9 +25,10 @@ from quap_tff.certificates.folders import about as abouts
 from quap_tff.certificates.folders import evidence
 from quap_tff.certificates.folders import folder as folders
 from quap_tff.certificates.folders import folder_files
+from quap_tff.certificates.folders import shapes
+from quap_tff.certificates.folders import train_runs
 from quap_tff.certificates.folders.folder_files import FolderError
 from quap_tff.mechanisms.parts import participation as participations
-from quap_tff.plans import report as reports
 
 if TYPE_CHECKING:
   from experiments.running import setup  # It loads TensorFlow.
@@ -113,7 +114,7 @@ def check(content: folders.Content) -> list[str]:
   """
   if content.made_by != folders.TRAIN:
     return []
-  files = evidence.read_run_files(content)
+  files = train_runs.read(content.path, content.plan, content.ledger)
   plan, run = _plan(content, files.run)
   return _mechanism_problems(content, files, plan, run) or (
     _metrics_problems(content, files.rows) + _summary_problems(content, files, plan, run)
@@ -141,7 +142,7 @@ def _plan(content, run_json) -> tuple[plans.Plan, run_lib.Run]:
       raise ValueError('identity must hold the flags that say what is computed, and no others')
     run = run.with_cohorts(run.cohorts.participation.known(content.plan.schedule))
     run = run.with_spent(content.plan.config.spent_before)
-    return run.plan(resolved['num_clients'], folders.model_shape(resolved), resolved['test_is_of_clients']), run
+    return run.plan(resolved['num_clients'], shapes.model_shape(resolved), resolved['test_is_of_clients']), run
 
 
 def _mechanism_problems(content, files, plan, run) -> list[str]:
@@ -154,7 +155,7 @@ def _mechanism_problems(content, files, plan, run) -> list[str]:
       tests=sum(bool(row.get('test_accuracy')) for row in files.rows),
       test_accuracy=files.summary['test_accuracy'],
       date=datetime.date.fromisoformat(files.summary['date']),
-      stretches=evidence.stretches(files.run, content.ledger.num_rounds),
+      stretches=train_runs.stated_stretches(files.run, content.ledger.num_rounds),
     )
   kept = folder_files.read_json(content.path, folders.MECHANISM)
   by_flags = json.loads(folders.mechanism_text(plan, content.leaving, expected, content.made_by, content.code))
@@ -224,7 +225,7 @@ def _summary_problems(content, files, plan, run) -> list[str]:
       run,
       plan.num_clients,
       # The noise of this plan may differ from the folder's in its last bits, and then so does its fingerprint.
-      reports.of_run(plan, content.ledger, plan.schedule),
+      plan.report_of(content.ledger, plan.schedule),
       rounds=content.ledger.num_rounds,
       test={key: _number(files.rows[-1][f'test_{key}']) for key in ('accuracy', 'loss')},
       # The shapes of the tensors have been compared already.

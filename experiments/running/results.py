@@ -23,8 +23,8 @@ from experiments.running import training
 from quap_tff import accounting
 from quap_tff import plans
 from quap_tff.certificates import verifying
-from quap_tff.certificates.folders import evidence as certificate_evidence
 from quap_tff.certificates.folders import folder as certificate_folders
+from quap_tff.certificates.folders import train_runs
 from quap_tff.common import files
 from quap_tff.common import lazy
 from quap_tff.training import models
@@ -143,7 +143,7 @@ class Outcome:
       tests=int(tested.sum()),
       test_accuracy=self.summary['test_accuracy'],
       date=result.date,
-      stretches=certificate_evidence.stretches(run_json, result.round_num),
+      stretches=train_runs.stated_stretches(run_json, result.round_num),
     )
     with directory.writing():
       certificate_folders.write_files(directory.path, experiment.plan, result.ledger, stated, certificate_folders.TRAIN)

@@ -139,7 +139,7 @@ def from_run(run: run_lib.Run, progress: Optional[Callable[[int, int], None]] = 
   )
   plan = run.plan(federation.num_clients, layers_lib.of_model(model_fn), federation.test_is_of_clients)
   if run.method.auxiliary_share:
-    plan.extension = plan.extension.with_examples(federation.auxiliary)
+    plan = dataclasses.replace(plan, extension=plan.extension.with_examples(federation.auxiliary))
   return Experiment(
     run=run,
     federation=federation,

@@ -10,11 +10,11 @@ from quap_tff.common import lazy
 __getattr__, __dir__ = lazy.exports(
   __name__,
   {
+    'bounds.lower_bounds': [],
     'canaries': [],
     'distinguisher': [],
     'inversion.images': [],
     'inversion': [],
-    'lower_bounds': [],
     'membership': [],
     'roc': [],
   },

@@ -21,7 +21,7 @@ from typing import Any, Callable, NamedTuple, Optional
 import numpy as np
 import tensorflow as tf
 
-from quap_tff.auditing import lower_bounds
+from quap_tff.auditing.bounds import lower_bounds
 from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms.certified import config as certified_configs
 from quap_tff.mechanisms.held import config as held_configs

@@ -13,7 +13,7 @@ import numpy as np
 from scipy import integrate
 from scipy import special
 
-from quap_tff.auditing import lower_bounds
+from quap_tff.auditing.bounds import lower_bounds
 from quap_tff.common import checks
 
 # The false positive rates at which rows are reported.

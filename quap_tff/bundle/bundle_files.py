@@ -22,7 +22,6 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
-from quap_tff import plans
 from quap_tff.bundle import codec
 from quap_tff.certificates.folders import about as abouts
 from quap_tff.certificates.folders import folder as folders
@@ -30,6 +29,7 @@ from quap_tff.certificates.folders import folder_files
 from quap_tff.common import files
 from quap_tff.common.lazy import tf
 from quap_tff.mechanisms.parts import postprocessing
+from quap_tff.plans.accounts import run_account
 
 # A change of the files, or of what a graph takes and gives, is a new version.
 VERSION = 1
@@ -74,7 +74,7 @@ class Content(NamedTuple):
 
   graphs: Mapping[str, bytes]
   bindings: Mapping[str, Any]
-  plan: Optional[plans.Plan]
+  plan: Optional[run_account.RunAccount]
   rounds: Rounds
   about: abouts.About
   versions: Mapping[str, str]
@@ -82,7 +82,7 @@ class Content(NamedTuple):
 
 
 def texts(
-  bindings: Mapping[str, Any], plan: Optional[plans.Plan], rounds: Rounds, about: Optional[abouts.About]
+  bindings: Mapping[str, Any], plan: Optional[run_account.RunAccount], rounds: Rounds, about: Optional[abouts.About]
 ) -> dict[str, str]:
   """All files but graphs and manifest, by name. Raises `ValueError` if the plan can't be written."""
   found = {GRAPHS: json.dumps(bindings), PLAN: json.dumps(_of_plan(plan)), RUN: json.dumps(codec.encoded(rounds))}
@@ -112,9 +112,8 @@ def _of_plan(plan):
   return value
 
 
-def _plan(value) -> plans.Plan:
-  plan = plans.Plan(**codec.decoded(value['arguments']))
-  plan.leaving = codec.decoded(value['leaving'])
+def _plan(value) -> run_account.RunAccount:
+  plan = run_account.RunAccount(**codec.decoded(value['arguments']), leaving=codec.decoded(value['leaving']))
   if plan.fingerprint != value['fingerprint']:
     raise ValueError('its parts give another plan than the one that was exported')
   return plan

@@ -9,7 +9,7 @@ import math
 import os
 from typing import Any, NamedTuple, Optional
 
-from quap_tff.auditing import lower_bounds
+from quap_tff.auditing.bounds import lower_bounds
 from quap_tff.certificates import certificate as certificates
 from quap_tff.certificates.folders import about as abouts
 from quap_tff.certificates.folders import folder_files

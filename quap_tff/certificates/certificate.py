@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from quap_tff import accounting
-from quap_tff import plans
 from quap_tff.certificates import sentences
 from quap_tff.certificates.folders import about as abouts
 from quap_tff.certificates.folders import evidence
@@ -22,6 +21,7 @@ from quap_tff.certificates.folders import folder_files
 from quap_tff.common import files
 from quap_tff.common.numbers import rounding
 from quap_tff.mechanisms.noise import correlation as correlations
+from quap_tff.plans.accounts import run_account
 
 # A relative tolerance: sums over rounds are rounded, here and in the filter that limits what clients spend.
 TOLERANCE = 1e-9
@@ -30,7 +30,7 @@ _HISTOGRAM_BINS = 20
 _QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 
 
-def refusals(plan: plans.Plan, ledger: accounting.RunLedger, about: abouts.About) -> list[str]:
+def refusals(plan: run_account.RunAccount, ledger: accounting.RunLedger, about: abouts.About) -> list[str]:
   """The reasons why a run of a plan gets no certificate, a sentence each; empty if it gets one."""
   state = ledger.state_dict()
   occupied = np.diff(state['offsets']) > 0

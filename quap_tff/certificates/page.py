@@ -13,7 +13,7 @@ from quap_tff.certificates.audits import Audit
 from quap_tff.common import lazy
 from quap_tff.common import wide
 from quap_tff.common.numbers import rounding
-from quap_tff.plans import plan as plan_lib
+from quap_tff.plans.accounts import run_account
 
 jinja2 = lazy.module('jinja2')
 markupsafe = lazy.module('markupsafe')
@@ -277,7 +277,7 @@ def _figures(certificate) -> list[tuple[str, str]]:
 
 def _came(certificate) -> bool:
   """Whether the cohorts are certified as they came."""
-  return certificate['guarantee']['cohorts'] == plan_lib.AS_THEY_CAME
+  return certificate['guarantee']['cohorts'] == run_account.AS_THEY_CAME
 
 
 def _digests(certificate) -> list[tuple[str, str]]:

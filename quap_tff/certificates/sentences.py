@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from quap_tff import accounting
-from quap_tff import plans
 from quap_tff.accounting import history as histories_lib
 from quap_tff.certificates.folders import about as abouts
 from quap_tff.common.numbers import rounding
@@ -21,7 +20,7 @@ from quap_tff.mechanisms.certified import guarantee
 from quap_tff.mechanisms.noise import correlation as correlations
 from quap_tff.mechanisms.noise import held_noise
 from quap_tff.mechanisms.noise import integer_noise
-from quap_tff.plans import plan as plan_lib
+from quap_tff.plans.accounts import run_account
 
 AMPLIFICATION = 'none: sampling is not counted, and who takes part may be known'
 WITHHELD = (
@@ -168,7 +167,7 @@ class Figures(NamedTuple):
     largest_mu: The largest μ that ε and δ allow, after what rounding costs.
   """
 
-  plan: plans.Plan
+  plan: run_account.RunAccount
   ledger: accounting.RunLedger
   about: abouts.About
   mu: histories_lib.TotalMu
@@ -176,7 +175,7 @@ class Figures(NamedTuple):
   largest_mu: float
 
   @classmethod
-  def of(cls, plan: plans.Plan, ledger: accounting.RunLedger, about: abouts.About) -> 'Figures':
+  def of(cls, plan: run_account.RunAccount, ledger: accounting.RunLedger, about: abouts.About) -> 'Figures':
     """The figures of a plan, of which the model's shape is known, and a ledger."""
     mu, slack, config = accounting.total_mu(ledger), plan.slack, plan.config
     largest = tradeoff.mu_at_most(config.epsilon - slack.epsilon, config.delta - slack.delta)
@@ -190,7 +189,7 @@ class Figures(NamedTuple):
   @property
   def came(self) -> bool:
     """Whether the cohorts are certified as they came."""
-    return self.plan.cohorts == plan_lib.AS_THEY_CAME
+    return self.plan.cohorts == run_account.AS_THEY_CAME
 
   @property
   def is_reading(self) -> bool:
@@ -390,7 +389,7 @@ def against_colluders(figures: Figures) -> list[dict[str, Any]]:
   )
 
 
-def _with_before(plan: plans.Plan, mu: np.ndarray) -> float:
+def _with_before(plan: run_account.RunAccount, mu: np.ndarray) -> float:
   """The largest μ of a client, with what it had spent before."""
   before = plan.config.spent_before
   return float(mu.max() if before is None else np.sqrt(mu**2 + np.asarray(before)).max())
@@ -454,7 +453,7 @@ def _noise(multipliers, more='') -> str:
   return f'Gaussian noise with noise multiplier {" to ".join(ends)}{more}'
 
 
-def clipping(plan: plans.Plan) -> str:
+def clipping(plan: run_account.RunAccount) -> str:
   """How each client's part of each sum is bounded."""
   return f'{_CLIPPING[plan.config.counts_norms]} {_SPLIT[plan.config.clip_split == "joint"]}'
 

@@ -10,7 +10,6 @@ from typing import Any, Callable, NamedTuple, Optional, Union
 import numpy as np
 
 from quap_tff import accounting
-from quap_tff import plans
 from quap_tff.certificates import audits
 from quap_tff.certificates import certificate as certificates
 from quap_tff.certificates import gate_logs
@@ -23,6 +22,7 @@ from quap_tff.certificates.folders import signatures
 from quap_tff.certificates.folders.folder_files import CannotTellError
 from quap_tff.common import console
 from quap_tff.common import files
+from quap_tff.plans.accounts import run_account
 
 # The exit status of each answer.
 VALID, INVALID, CANNOT_TELL = 0, 1, 2
@@ -53,7 +53,7 @@ class Verdict(NamedTuple):
 
 def write(
   path: str,
-  plan: plans.Plan,
+  plan: run_account.RunAccount,
   ledger: accounting.RunLedger,
   model: Union[str, os.PathLike, Sequence[Any]],
   about: abouts.About,
@@ -228,18 +228,7 @@ def _warnings(content, is_checked) -> list[str]:
   found, here = [], abouts.this_code()
   if content.code != here:
     found.append(f'The run was made by other code: {content.code}. This code is {here}.')
-  if content.made_by == folders.TRAIN and not is_checked:
-    found.append(
-      'What run.json, summary.json and metrics.csv say in addition was not compared. python -m experiments.verify does '
-      'it.'
-    )
-  folder = os.path.join(content.path, folders.CHECKPOINTS)
-  if os.path.isdir(folder):
-    found.append(
-      f'{folder} holds the state of the run, which contains the key of the noise. Anyone who has it can subtract the '
-      'noise, so do not hand this folder out. python -m experiments.verify --publish copies everything else.'
-    )
-  return found
+  return found + content.program.warnings(content.path, is_checked)
 
 
 def _changes_of_code(stretches) -> list[str]:

@@ -56,6 +56,15 @@ def tensors(type_spec: tff.Type, path: str = '') -> list[tuple[str, tff.TensorTy
   ]
 
 
+def named_tensors(computation: tff.Computation) -> tuple[tuple[str, str, str], ...]:
+  """(intrinsic, name, type) of each tensor that leaves clients when `computation` runs."""
+  return tuple(
+    (uri, name, tensor.compact_representation())
+    for uri, value in leaving_clients(computation)
+    for name, tensor in tensors(value)
+  )
+
+
 def _is_at_server(type_spec: tff.Type) -> bool:
   return isinstance(type_spec, tff.FederatedType) and type_spec.placement is tff.SERVER
 

@@ -26,7 +26,7 @@ from quap_tff.common import files
 from quap_tff.flower import messages
 from quap_tff.flower import sums
 from quap_tff.mechanisms.held import guard
-from quap_tff.plans import plan as plans
+from quap_tff.plans.accounts import run_account
 
 CHECKPOINT, LOCK, RESULT = 'checkpoint', '.lock', 'run'
 _NOBODY = np.zeros(0, np.int64)
@@ -61,7 +61,7 @@ class ServerRun:
     plan = bundle.plan
     self.holds_noise = plan is not None and plan.holds_noise
     certified = plan if plan is not None and plan.mechanism.facts.is_certified else None
-    self._is_open = certified is not None and certified.cohorts == plans.AS_THEY_CAME
+    self._is_open = certified is not None and certified.cohorts == run_account.AS_THEY_CAME
     self._counts_all = certified is not None and not self.holds_noise and not self._is_open
     held = guard.PublicPlan.of(plan) if self.holds_noise else None
     self._threshold, self._most = (held.threshold, held.most_clients) if held is not None else (None, None)

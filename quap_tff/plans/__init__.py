@@ -5,9 +5,10 @@ from quap_tff.common import lazy
 __getattr__, __dir__ = lazy.exports(
   __name__,
   {
+    'accounts.report': ['Report', 'checked_cohort'],
+    'accounts.run_account': ['RunAccount'],
     'certified': ['certified_plan'],
     'plan': ['Plan'],
-    'report': ['Report', 'checked_cohort'],
     'scheduled': ['StockPlan'],
   },
 )

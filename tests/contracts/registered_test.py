@@ -1,5 +1,6 @@
 """Whatever is registered keeps the contract of its kind. The cases come from the registries."""
 
+import dataclasses
 import functools
 import inspect
 import types
@@ -36,9 +37,8 @@ def _method(name):
   """The plan of a method with its default parameters."""
   plan = methods.parse(name, dict(epsilon=3.0, gaussian_calibration='analytic')).plan(mechanisms.setting())
   if hasattr(plan.extension, 'with_examples'):
-    plan.extension = plan.extension.with_examples(
-      types.SimpleNamespace(x=np.ones([2, 1], np.float32), y=np.ones([2, 2], np.float32))
-    )
+    examples = types.SimpleNamespace(x=np.ones([2, 1], np.float32), y=np.ones([2, 2], np.float32))
+    plan = dataclasses.replace(plan, extension=plan.extension.with_examples(examples))
   return plan
 
 

@@ -21,7 +21,7 @@ from experiments import verify
 from experiments.auditing import canary_run
 from experiments.command import command_line
 from quap_tff import runtime
-from quap_tff.auditing import lower_bounds
+from quap_tff.auditing.bounds import lower_bounds
 from quap_tff.certificates import audits as record
 from quap_tff.certificates.folders import folder as folders
 from quap_tff.certificates.folders import folder_files

@@ -57,7 +57,7 @@ class Shared:
         return experiment.build_process(around)
       process, plan = self._get(('process', *key), lambda: (experiment.build_process(), experiment.plan))
       if plan.mechanism.facts.is_certified:
-        experiment.plan.leaving = plan.leaving  # It was read off this process.
+        object.__setattr__(experiment.plan, 'leaving', plan.leaving)  # It was read off this process.
       return process
 
     return dataclasses.replace(

@@ -19,8 +19,8 @@ from quap_tff import accounting
 from quap_tff import certificates
 from quap_tff import verify as library_verify
 from quap_tff.certificates import verifying
-from quap_tff.certificates.folders import evidence as certificate_evidence
 from quap_tff.certificates.folders import folder as folders
+from quap_tff.certificates.folders import train_runs
 from quap_tff.mechanisms.certified import weight_rules
 from tests.experiments import harness
 from tests.quap_tff.certificates import made
@@ -469,7 +469,7 @@ class TestStretches:
       run['stretches'] = [first, {**first, 'first_round': 6, 'code': _CODE}]
 
     made.change(certified, _RUN, change)
-    stretches = certificate_evidence.stretches(made.read(certified, _RUN), 6)
+    stretches = train_runs.stated_stretches(made.read(certified, _RUN), 6)
     made.change(certified, folders.MECHANISM, lambda value: value['issuer'].update(stretches=stretches))
     made.reseal(certified)
     status, lines = _answer(certified, capsys)

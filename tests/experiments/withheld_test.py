@@ -55,7 +55,7 @@ def _with_kept_processes(made):
       process, leaving = once(
         'process', lambda: (experiment.build_process(*around), getattr(experiment.plan, 'leaving', None))
       )
-      experiment.plan.leaving = leaving
+      object.__setattr__(experiment.plan, 'leaving', leaving)
       return process
 
     evaluation = lambda: once('evaluation', experiment.build_evaluation)

@@ -11,25 +11,24 @@
     certificate.sig          an Ed25519 signature of certificate.json, if a key was given
     audit.json, audit.sig    what an audit measured (experiments.audit), and a signature of it
 
-A run of experiments.train has other files, too (`RUN_FILES`), and says so in mechanism.json. A file that is not named
-here is refused.
+A program may put other files there (`PROGRAMS`), and says so in mechanism.json. Any other file is refused.
 """
 
 from collections.abc import Mapping, Sequence
 import functools
 import json
-import math
 import os
-import re
 from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 
 from quap_tff import accounting
-from quap_tff import plans
 from quap_tff.accounting import log_report
 from quap_tff.certificates.folders import about as abouts
 from quap_tff.certificates.folders import folder_files
+from quap_tff.certificates.folders import programs
+from quap_tff.certificates.folders import shapes
+from quap_tff.certificates.folders import train_runs
 from quap_tff.certificates.folders.folder_files import FolderError
 from quap_tff.common import files
 from quap_tff.common import registry
@@ -37,12 +36,13 @@ from quap_tff.mechanisms import sparsity as sparsities
 from quap_tff.mechanisms.certified import config as certified_config
 from quap_tff.mechanisms.certified import guarantee
 from quap_tff.mechanisms.held import config as held_config
-from quap_tff.mechanisms.parts import layers as layers_lib
 from quap_tff.mechanisms.parts import participation as participations
-from quap_tff.plans import ahead
-from quap_tff.plans import leaving as leavings
-from quap_tff.plans.plan import AS_THEY_CAME
-from quap_tff.plans.plan import PLANNED
+from quap_tff.plans.accounts import ahead
+from quap_tff.plans.accounts import leaving as leavings
+from quap_tff.plans.accounts import run_account
+from quap_tff.plans.accounts import settling
+from quap_tff.plans.accounts.run_account import AS_THEY_CAME
+from quap_tff.plans.accounts.run_account import PLANNED
 
 # The version of the folder's files and of the certificate's fields and words. A change of any is a new version.
 VERSION = 9
@@ -55,11 +55,8 @@ AUDIT, AUDIT_SIGNATURE = 'audit.json', 'audit.sig'
 OWN = (CERTIFICATE, PAGE, SIGNATURE, AUDIT, AUDIT_SIGNATURE)
 
 LIBRARY, TRAIN = 'quap_tff', 'experiments.train'
-# Further files of a run of experiments.train; and those that it keeps to itself: the states after rounds, secrets, a
-# lock.
-RUN_FILES = re.compile(r'(run|summary)\.json|metrics\.csv|plot\.png|features/[^/]+/(extractor\.keras|card\.json)')
-SECRETS = re.compile(r'checkpoints/(round_\d+|secret)')
-CHECKPOINTS, LOCK = 'checkpoints', '.lock'
+# What is known of the programs that make folders, by the name in mechanism.json.
+PROGRAMS: dict[str, programs.Program] = {LIBRARY: programs.Program(), TRAIN: train_runs.TrainRun()}
 
 # An ordinary machine's memory holds so many. A larger plan would take too long to compute again.
 _MOST_CLIENTS, _MOST_ROUNDS, _MOST_PARTICIPATIONS = 10**7, 10**6, 10**8
@@ -68,8 +65,6 @@ MECHANISMS: dict[str, type[guarantee.Guarantee]] = {
   certified_config.Certified.trust: certified_config.Certified,
   held_config.Held.trust: held_config.Held,
 }
-# More weights than this fill no file that is read.
-_MOST_WEIGHTS = 2**31
 
 
 class Content(NamedTuple):
@@ -82,22 +77,27 @@ class Content(NamedTuple):
     ledger: The cost of each round.
     about: The statements of the issuer.
     leaving: What leaves clients in a round, see `quap_tff.Plan`.
-    made_by: `LIBRARY` or `TRAIN`.
+    made_by: The program that made it, one of `PROGRAMS`.
     code: The version of the program that wrote the folder, and the digest of its source.
   """
 
   path: str
   entries: folder_files.Entries
-  plan: plans.Plan
+  plan: run_account.RunAccount
   ledger: accounting.RunLedger
   about: abouts.About
   leaving: Sequence[tuple[str, str, str]]
   made_by: str
   code: Mapping[str, str]
 
+  @property
+  def program(self) -> programs.Program:
+    """What is known of the program that made it."""
+    return PROGRAMS[self.made_by]
+
 
 def write_files(
-  path: str, plan: plans.Plan, ledger: accounting.RunLedger, about: abouts.About, made_by: str = LIBRARY
+  path: str, plan: run_account.RunAccount, ledger: accounting.RunLedger, about: abouts.About, made_by: str = LIBRARY
 ) -> None:
   """Writes mechanism.json, schedule.npz, ledger.npz and clients.csv, each whole or not at all.
 
@@ -117,7 +117,11 @@ def write_files(
 
 
 def mechanism_text(
-  plan: plans.Plan, leaving: Sequence[Sequence[str]], about: abouts.About, made_by: str, code: Mapping[str, str]
+  plan: run_account.RunAccount,
+  leaving: Sequence[Sequence[str]],
+  about: abouts.About,
+  made_by: str,
+  code: Mapping[str, str],
 ) -> str:
   """mechanism.json."""
   assert plan.model is not None
@@ -152,7 +156,7 @@ def _schedule_arrays(plan) -> dict[str, np.ndarray]:
   return arrays
 
 
-def clients_text(plan: plans.Plan, ledger: accounting.RunLedger) -> str:
+def clients_text(plan: run_account.RunAccount, ledger: accounting.RunLedger) -> str:
   """clients.csv: a row for each client that the ledger lists."""
   formal, listed = plan.report(ledger, plan.schedule).formal, ledger.listed
   epsilons = {
@@ -175,24 +179,23 @@ def read(path: str) -> Content:
   check_version(MECHANISM, value)
   with folder_files.damage(MECHANISM):
     registry.lookup('trust', value['trust'], dict.fromkeys(one.trust for one in MECHANISMS.values()))
-    config, model = read_mechanism(value.get('kind', value['trust']), value['mechanism']), model_shape(value)
+    config, model = read_mechanism(value.get('kind', value['trust']), value['mechanism']), shapes.model_shape(value)
     about = abouts.About(**{**value['issuer'], 'stretches': tuple(value['issuer']['stretches'])})
-    if value['made_by'] not in (LIBRARY, TRAIN):
-      raise ValueError(f'made_by must be {LIBRARY!r} or {TRAIN!r}, found {value["made_by"]!r}')
+    if value['made_by'] not in PROGRAMS:
+      raise ValueError(f'made_by must be {" or ".join(map(repr, PROGRAMS))}, found {value["made_by"]!r}')
     code = value['code']
     abouts.check_code(code)
     registry.lookup('cohorts', value['cohorts'], dict.fromkeys([PLANNED, AS_THEY_CAME]))
   schedule, attendance = _schedule(path, config) if value['cohorts'] == PLANNED else (None, None)
   with folder_files.damage(f'{MECHANISM} or {SCHEDULE}'):
-    plan = plans.certified_plan(
-      config,
-      schedule,
-      attendance=attendance,
-      colluders=value['colluders'],
+    settled = settling.settled(config, schedule, attendance=attendance, colluders=value['colluders'])
+    plan = run_account.RunAccount(
+      **settled._asdict(),
       model=model,
       sparsity=registry.parse_spec('sparsity', value['sparsity'], sparsities.SPARSITIES),
       sparsity_seed=value['sparsity_seed'],
     )
+    ahead.check(plan)
     plan.slack  # noqa: B018  # Refuses what integers cannot hold, and what ε and δ do not pay for.
     leaving = [tuple(one) for one in value['leaves_clients']]
     leavings.check(leaving, plan)
@@ -232,22 +235,6 @@ def read_mechanism(name: str, value: Mapping[str, Any]) -> guarantee.Guarantee:
   return mechanism
 
 
-def model_shape(value: Mapping[str, Any]) -> layers_lib.ModelShape:
-  """The shape of a model, from `layers` and `shapes` of a JSON value. Raises any error if they do not fit together."""
-  shapes = tuple(map(tuple, value['shapes']))
-  if not shapes or not all(type(size) is int and size >= 1 for shape in shapes for size in shape):
-    raise ValueError(f'shapes must be lists of integers, at least 1, found {value["shapes"]!r}')
-  if sum(map(math.prod, shapes)) > _MOST_WEIGHTS:
-    raise ValueError(f'the model has more than {_MOST_WEIGHTS:,} weights')
-  layers = [layers_lib.Layer(**{**one, 'indices': tuple(one['indices'])}) for one in value['layers']]
-  indices = [index for layer in layers for index in layer.indices]
-  if not all(isinstance(layer.name, str) and isinstance(layer.is_dense, bool) for layer in layers):
-    raise ValueError('each layer must have a text as its name, and is_dense must be true or false')
-  if sorted(indices) != list(range(len(shapes))) or not all(type(index) is int for index in indices):
-    raise ValueError(f'the layers do not hold each of the {len(shapes)} tensors of the model once')
-  return layers_lib.ModelShape(tuple(layers), shapes)
-
-
 def _schedule(path, config) -> tuple[list[np.ndarray], Optional[list[np.ndarray]]]:
   """The drawn clients of each round, and those who come, if this is known before the run."""
   known = {'offsets': np.int64, 'clients': np.int64}
@@ -284,5 +271,5 @@ def _ledger(path, plan) -> accounting.RunLedger:
 
 def digests(content: Content) -> dict[str, str]:
   """SHA-256 of each file by name: of those that are handed out, and that are not made from the certificate."""
-  kept = [name for name in content.entries.files if name not in (*OWN, LOCK) and not SECRETS.fullmatch(name)]
+  kept = [name for name in content.entries.files if name not in OWN and not content.program.keeps(name)]
   return {name: folder_files.digest(content.path, name) for name in kept}

@@ -14,6 +14,7 @@ from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms.parts import budgets
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.quap import config as configs
+from quap_tff.plans.accounts import run_account
 from tests.quap_tff import examples
 
 _DELTA = 1e-5
@@ -39,6 +40,7 @@ class _KnownNoise(mechanism.Mechanism):
   num_clients: int
   delta: float
   unplannable: str = ''
+  noise: float = 4.0
   fingerprint = 'a run'
 
   @property
@@ -46,16 +48,16 @@ class _KnownNoise(mechanism.Mechanism):
     return mechanism.Facts(self.delta, frozenset(), unplannable=self.unplannable)
 
   def planned(self, cohorts):
-    return [_record(cohort) for cohort in cohorts]
+    return [_record(cohort, self.noise) for cohort in cohorts]
 
   for_model = seen = spent = None
 
 
-class _Planned(plans.Plan):
+class _Planned(run_account.RunAccount):
   protection = accounting.Protection('released model', 'All is noised.', 'All is noised.')
 
-  def __init__(self, num_clients, delta, unplannable=''):
-    super().__init__(_KnownNoise(num_clients, delta, unplannable))
+  def __init__(self, num_clients, delta, unplannable='', noise=4.0):
+    super().__init__(_KnownNoise(num_clients, delta, unplannable, noise))
 
 
 class TestCompleted:
@@ -179,9 +181,8 @@ def test_the_reading_at_a_stopping_time_is_exceeded_and_the_bound_of_the_plan_is
   run that releases (n, L_n) with ε(n) is (ε(n), δ)-private only if E max(0, 1 - exp(ε(n) - L_n)) is at most δ.
   """
   rounds, noise, delta = 40, 2.0, 1e-2
-  plan = _Planned(5, delta)
+  plan = _Planned(5, delta, noise=noise)
   cohorts = [[0]] * rounds
-  plan.planned_ledger = lambda planned: _ledger(_record(cohort, noise) for cohort in planned)
   whole = plan.planned_ledger(cohorts)
   reports = [plan.report(whole.truncated(n), cohorts).formal for n in range(1, rounds)]
   reading = np.array([report.reading.epsilon[0] for report in reports] + [plan.report(whole).formal.epsilon[0]])

@@ -8,7 +8,7 @@ import pytest
 from scipy import special
 from scipy import stats
 
-from quap_tff.auditing import lower_bounds
+from quap_tff.auditing.bounds import lower_bounds
 from quap_tff.common.numbers import tradeoff
 
 

@@ -22,7 +22,7 @@ ABOUT = dataclasses.replace(made.ABOUT, tests=1, cohorts='Phones came when they 
 def _plan(schedule=None, **config):
   config = examples.guarantee(num_clients=made.NUM_CLIENTS, **config)
   found = plans.certified_plan(config, schedule, expected=None if schedule else EXPECTED, model=made.MODEL)
-  found.leaving = made.leaving(found)
+  found = dataclasses.replace(found, leaving=made.leaving(found))
   return found
 
 
@@ -126,7 +126,7 @@ class TestRefusals:
   def test_a_planned_run_with_other_clients_is_certified_without_its_schedule(self, tmp_path):
     planned = _plan(EXPECTED)
     unplanned = plans.certified_plan(planned.mechanism, model=made.MODEL)
-    unplanned.leaving = planned.leaving
+    unplanned = dataclasses.replace(unplanned, leaving=planned.leaving)
     ledger = _ledger(unplanned)
     with pytest.raises(
       ValueError, match=r'Round 1 of ledger.npz has other .* So have 2 other rounds.* certified_plan\(plan'

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from quap_tff import certificates
-from quap_tff.auditing import lower_bounds
+from quap_tff.auditing.bounds import lower_bounds
 from quap_tff.certificates import audits
 from quap_tff.certificates import certificate as certificate_lib
 from quap_tff.certificates import verifying

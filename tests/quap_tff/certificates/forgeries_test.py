@@ -16,6 +16,7 @@ import pytest
 
 from quap_tff import plans
 from quap_tff.certificates.folders import folder as folders
+from quap_tff.certificates.folders import shapes
 from quap_tff.common import files
 from quap_tff.common import registry
 from quap_tff.mechanisms import sparsity
@@ -58,7 +59,7 @@ def _refit(path):
     schedule,
     attendance=attendance,
     colluders=value['colluders'],
-    model=folders.model_shape(value),
+    model=shapes.model_shape(value),
     sparsity=registry.parse_spec('sparsity', value['sparsity'], sparsity.SPARSITIES),
   )
   ledger = made.ledger(plan)

@@ -6,6 +6,7 @@ made.answer(path, capsys)        what python -m quap_tff.verify says of it
 """
 
 import contextlib
+import dataclasses
 import io
 import json
 import pathlib
@@ -24,6 +25,7 @@ from quap_tff.certificates import certificate as certificate_lib
 from quap_tff.certificates import page
 from quap_tff.certificates.folders import folder as folders
 from quap_tff.certificates.folders import folder_files
+from quap_tff.certificates.folders import train_runs
 from quap_tff.common import files
 from quap_tff.mechanisms.noise import correlation
 from quap_tff.mechanisms.parts import layers
@@ -45,8 +47,7 @@ def plan(options=(), schedule=SCHEDULE, num_clients=NUM_CLIENTS, epsilon=3.0, de
   """A plan with the `leaving` of its process, which was never built."""
   config = examples.guarantee(num_clients=num_clients, epsilon=epsilon, delta=delta, **config)
   found = plans.certified_plan(config, schedule, **{'model': MODEL, **dict(options)})
-  found.leaving = leaving(found)
-  return found
+  return dataclasses.replace(found, leaving=leaving(found))
 
 
 def leaving(of):
@@ -147,7 +148,7 @@ def reseal(path, how=lambda certificate: None):
     found = read(path, folders.CERTIFICATE)
     names = folder_files.entries(str(path)).files
     found['provenance']['files_sha256'] = {
-      name: folder_files.digest(str(path), name) for name in names if name not in (*folders.OWN, folders.LOCK)
+      name: folder_files.digest(str(path), name) for name in names if name not in (*folders.OWN, train_runs.LOCK)
     }
   how(found)
   found = certificate_lib.sealed(found)

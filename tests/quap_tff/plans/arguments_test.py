@@ -1,9 +1,12 @@
 """Arguments of another kind are refused in words, where they are given."""
 
+import dataclasses
+
 import pytest
 
 import quap_tff
 from quap_tff import plans
+from quap_tff.mechanisms import sparsity
 from tests.quap_tff import examples
 
 _SCHEDULE = examples.SCHEDULE
@@ -47,3 +50,16 @@ def test_the_values_that_the_errors_name():
   averaging = quap_tff.postprocessing.Planned()
   plan = quap_tff.certified_plan(examples.guarantee(), _SCHEDULE, averaging=averaging)
   assert plan.averaging in averaging.candidates(len(_SCHEDULE))
+
+
+@pytest.mark.parametrize('name', ['mechanism', 'extension', 'model', 'leaving', 'process', 'more'])
+def test_nothing_is_assigned_from_outside(name):
+  with pytest.raises(dataclasses.FrozenInstanceError):
+    setattr(plans.Plan(examples.whole()), name, None)
+
+
+def test_a_copy_with_other_options():
+  plan = plans.Plan(examples.whole(), sparsity=sparsity.RandomMask(0.5), sparsity_seed=3)
+  copy = dataclasses.replace(plan, client_metrics=False, sparsity_seed=4)
+  assert copy.mechanism == dataclasses.replace(plan.mechanism, seed=4) and copy.mechanism.inner == examples.whole()
+  assert copy.exact_logs == () != plan.exact_logs and copy.sparsity == plan.sparsity and type(copy) is plans.Plan

@@ -12,7 +12,7 @@ from quap_tff.federated import client_work
 from quap_tff.mechanisms import sparsity
 from quap_tff.mechanisms.noise import correlation
 from quap_tff.mechanisms.parts import clip_rules
-from quap_tff.plans import leaving as leavings
+from quap_tff.plans.accounts import leaving as leavings
 from quap_tff.training import extension as extensions
 from quap_tff.training import heterogeneity
 from tests.quap_tff import examples

@@ -7,7 +7,7 @@ from quap_tff.common.numbers import tradeoff
 from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms.certified import spending
 from quap_tff.mechanisms.noise import correlation as correlations
-from quap_tff.plans import noise_choices
+from quap_tff.plans.accounts import noise_choices
 
 _RNG = np.random.default_rng(7)
 _COHORTS = [np.flatnonzero(_RNG.random(12) < np.linspace(0.9, 0.1, 12)) for _ in range(20)]

@@ -5,7 +5,7 @@ import pytest
 
 from quap_tff import accounting
 from quap_tff import plans
-from quap_tff.plans import report as reports
+from quap_tff.plans.accounts import report as reports
 from tests.quap_tff import examples
 from tests.quap_tff.certificates import made
 

@@ -10,14 +10,8 @@ from __future__ import annotations
 import collections
 from collections.abc import Sequence
 import re
-from typing import Any, TYPE_CHECKING
 
-from quap_tff.common import lazy
-
-if TYPE_CHECKING:
-  from quap_tff.plans import plan as plans
-
-leaving_clients = lazy.module('quap_tff.federated.leaving_clients')
+from quap_tff.plans.accounts import run_account
 
 # The mechanism's report to a server that is not trusted, by name: the types, and how often each may leave. Who takes
 # part when is known, and weights follow from it. In a plain sum, each client has a place, and that of `client_id` holds
@@ -33,20 +27,8 @@ _LEAVING = (r'federated_[a-z_]+', r'[A-Za-z0-9_.]*', r'(bool|str|[a-z]*(int|floa
 # The server sees nothing but the sum of what these take.
 _SECURE_SUMS = frozenset({'federated_secure_sum', 'federated_secure_sum_bitwidth', 'federated_secure_modular_sum'})
 
-# (intrinsic, name, type) of each tensor that leaves clients.
-Leaving = tuple[tuple[str, str, str], ...]
 
-
-def of_process(process: Any) -> Leaving:
-  """What leaves clients in the `next` of a learning process."""
-  return tuple(
-    (uri, name, tensor.compact_representation())
-    for uri, value in leaving_clients.leaving_clients(process.next)
-    for name, tensor in leaving_clients.tensors(value)
-  )
-
-
-def check(leaving: Sequence[Sequence[str]], plan: plans.Plan) -> None:
+def check(leaving: Sequence[Sequence[str]], plan: run_account.RunAccount) -> None:
   """Raises `ValueError` unless clients send updates, and nothing that the plan's trust does not allow.
 
   A trusted server may get anything. Any other one gets the mechanism's report and the secure sums of its contribution,
@@ -85,7 +67,8 @@ def check(leaving: Sequence[Sequence[str]], plan: plans.Plan) -> None:
       others.append(one)
   others += [one for one in secure if one[2][:5] != 'int64' or sums[one[2][5:]] > expected[one[2][5:]]]
   if others:
-    whom = [type(plan.extension).__name__] * (plan.extension is not None) + ['client_metrics'] * plan.client_metrics
+    whom = [type(plan.extension).__name__] if plan.extension is not None else []
+    whom += ['client_metrics'] if plan.client_metrics else []
     values = ' and '.join(f'{name or "values without a name"} ({kind}, by {by})' for by, name, kind in others)
     raise ValueError(
       'Without trust in the server, nothing leaves a client but the secure sums and the report of the mechanism. Asked '

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Optional, TYPE_CHECKING
+from collections.abc import Mapping
+from typing import Any
 
 from quap_tff.common import registry
 from quap_tff.mechanisms.certified import weight_rules
 from quap_tff.mechanisms.noise import correlation as correlations
 from quap_tff.mechanisms.parts import clip_rules
-
-if TYPE_CHECKING:
-  from quap_tff.plans import plan as plans
+from quap_tff.plans.accounts import run_account
 
 # The parts of a mechanism that are named choices, and the choices.
 CHOICES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -21,7 +19,7 @@ CHOICES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 }
 
 
-def refusals(plan: plans.Plan) -> list[str]:
+def refusals(plan: run_account.RunAccount) -> list[str]:
   """The reasons why no run of a certified plan could get a certificate, a sentence each."""
   config, reasons = plan.config, []
   if plan.exact_logs:
@@ -41,26 +39,9 @@ def refusals(plan: plans.Plan) -> list[str]:
   return reasons
 
 
-def check_needs_no_schedule(
-  config: object,
-  attendance: Optional[Sequence[Any]] = None,
-  colluders: Sequence[int] = (),
-  min_separation: Optional[int] = None,
-) -> None:
-  """Raises `ValueError` for what cannot be had where nobody knows who will come."""
-  weights = getattr(config, 'weights', None)
-  if weights is not None and weights.needs_plan:
+def check(plan: run_account.RunAccount) -> None:
+  """Raises `ValueError` if no run of a certified plan could get a certificate."""
+  if reasons := refusals(plan):
     raise ValueError(
-      f'Weight rule {type(weights).__name__} spreads each budget over the rounds in which its client will take part, '
-      'so it needs a schedule. Give one, or use a rule that needs none, such as weight_rules.Online().'
-    )
-  if min_separation is not None:
-    raise ValueError(
-      f'min_separation={min_separation} is a promise about rounds to come, so it needs a schedule. Give one, or leave '
-      'min_separation out: the noise is then chosen for the separation that is expected.'
-    )
-  if attendance is not None or colluders:
-    raise ValueError(
-      f'{"attendance" if attendance is not None else "colluders"} needs rounds whose clients are known before the run. '
-      'Give a schedule, or leave it out: no ε against colluders is stated for cohorts as they come.'
+      f'This run could get no certificate. {" ".join(reasons)} Change this, or give certificate=False for a rehearsal.'
     )

@@ -1,0 +1,1 @@
+"""Lower bounds on ε, which verification computes again. Nothing here imports TensorFlow."""

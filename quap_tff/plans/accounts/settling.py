@@ -1,0 +1,173 @@
+"""Settles what a certified run asks of its mechanism: noise, divisor and average, before training and from no data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import dataclasses
+import os
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+
+from quap_tff import accounting
+from quap_tff.accounting import logs
+from quap_tff.common import checks
+from quap_tff.mechanisms.certified import guarantee
+from quap_tff.mechanisms.held import config as held_config
+from quap_tff.mechanisms.parts import postprocessing
+
+# What must be given where neither a schedule nor an expectation is there to choose it.
+_NUMBERS = ('noise_multiplier', 'divisor', 'num_rounds')
+
+
+class Settled(NamedTuple):
+  """What a certified plan is made of, by the names that a `RunAccount` has for it."""
+
+  mechanism: guarantee.Guarantee
+  schedule: Optional[list[np.ndarray]]
+  attendance: Optional[Sequence[Any]]
+  averaging: postprocessing.Averaging
+  colluders: tuple[int, ...]
+
+
+def settled(
+  config: guarantee.GuaranteeConfig,
+  schedule: Optional[Sequence[Any]] = None,
+  *,
+  expected: Optional[Any] = None,
+  averaging: postprocessing.Averaging = postprocessing.LastIterate(),
+  attendance: Optional[Sequence[Any]] = None,
+  colluders: Sequence[int] = (),
+  min_separation: Optional[int] = None,
+  spent: Any = None,
+) -> Settled:
+  """What `quap_tff.certified_plan` makes its plan of. Arguments and errors are those that it has by the same names."""
+  if not isinstance(config, guarantee.GuaranteeConfig):
+    raise TypeError(
+      'A certified plan begins with its configuration, a quap_tff.CertifiedConfig or quap_tff.HeldConfig, found '
+      f'{type(config).__name__}: certified_plan(config, schedule).'
+    )
+  if not isinstance(averaging, postprocessing.Averaging):
+    raise TypeError(
+      f'averaging must be a value such as quap_tff.postprocessing.Planned(), found {averaging!r}. The names in '
+      'postprocessing.AVERAGINGS are those of the flag --averaging.'
+    )
+  if spent is not None:
+    config = dataclasses.replace(config, spent_before=tuple(accounting.read_spent(spent, config.num_clients).tolist()))
+  colluders = tuple(checks.integer('colluders', k, at_least=1) for k in colluders)
+  if schedule is not None:
+    if expected is not None:
+      raise ValueError(
+        'The noise follows from a schedule or from what is expected, found both. Leave `expected` out if the cohorts '
+        'of all rounds are known, and `schedule` otherwise.'
+      )
+    cohorts = checks.schedule(schedule, config.num_clients)
+    mechanism, averaging = config.settled(cohorts, averaging, min_separation)
+    mechanism.check_colluders(colluders, attendance is not None)
+    if attendance is None and not config.holds_noise:
+      attendance = cohorts or None
+  else:
+    cohorts = None
+    check_needs_no_schedule(config, attendance, colluders, min_separation)
+    mechanism, averaging = _settled_on(config, expected, averaging)
+  return Settled(mechanism, cohorts, attendance, averaging, colluders)
+
+
+def check_needs_no_schedule(
+  config: object,
+  attendance: Optional[Sequence[Any]] = None,
+  colluders: Sequence[int] = (),
+  min_separation: Optional[int] = None,
+) -> None:
+  """Raises `ValueError` for what cannot be had where nobody knows who will come."""
+  weights = getattr(config, 'weights', None)
+  if weights is not None and weights.needs_plan:
+    raise ValueError(
+      f'Weight rule {type(weights).__name__} spreads each budget over the rounds in which its client will take part, '
+      'so it needs a schedule. Give one, or use a rule that needs none, such as weight_rules.Online().'
+    )
+  if min_separation is not None:
+    raise ValueError(
+      f'min_separation={min_separation} is a promise about rounds to come, so it needs a schedule. Give one, or leave '
+      'min_separation out: the noise is then chosen for the separation that is expected.'
+    )
+  if attendance is not None or colluders:
+    raise ValueError(
+      f'{"attendance" if attendance is not None else "colluders"} needs rounds whose clients are known before the run. '
+      'Give a schedule, or leave it out: no ε against colluders is stated for cohorts as they come.'
+    )
+
+
+def _settled_on(
+  config: guarantee.GuaranteeConfig, expected: Optional[Any], averaging: postprocessing.Averaging
+) -> guarantee.Planned:
+  """The mechanism without a schedule."""
+  if expected is not None:
+    return _for_any_cohorts(config.settled(_expected_cohorts(config, expected), averaging))
+  missing = [name for name in _NUMBERS if getattr(config, name) is None]
+  if not config.correlation.is_settled:
+    missing.append(f'the numbers of correlation={config.correlation!r}')
+  if config.holds_noise and not isinstance(config, guarantee.Guarantee):
+    missing.append("the clients' weights")
+  if missing:
+    raise ValueError(
+      f'Without a schedule, {", ".join(missing)} must be known before the run. Give `expected`, from which they are '
+      'chosen: the cohorts of a log of the past or of a model. Or give a schedule, or these values.'
+    )
+  assert config.num_rounds is not None
+  if len(averaging.candidates(config.num_rounds)) > 1:
+    raise ValueError(
+      f'{averaging!r} is chosen from who comes. Give `expected` or a schedule, or name the average, such as '
+      'postprocessing.LastIterate().'
+    )
+  found = config.settled([np.zeros(0, np.int64)] * config.num_rounds, averaging)
+  richest = np.array([np.argmax(np.broadcast_to(config.limit, [config.num_clients]))])
+  if not config.holds_noise and not found.mechanism.allowed([], [], richest).any():
+    raise ValueError(
+      f"noise_multiplier={config.noise_multiplier:g} is so small that nobody's budget pays for a round at epsilon="
+      f'{config.epsilon:g}. Give a larger one, or give `expected`, from which one is chosen.'
+    )
+  return found
+
+
+def _expected_cohorts(config: guarantee.GuaranteeConfig, expected: Any) -> list[np.ndarray]:
+  """int64[M_t] for each round."""
+  if isinstance(expected, (str, os.PathLike)):
+    expected = [one.ids for one in logs.by_id(os.fspath(expected), config.num_clients)]
+  elif hasattr(expected, 'cohort'):
+    if config.num_rounds is None:
+      raise ValueError(f'How many rounds of {type(expected).__name__} are expected? Give num_rounds.')
+    expected = [expected.cohort(round_num) for round_num in range(1, config.num_rounds + 1)]
+  if isinstance(expected, np.ndarray) and expected.dtype.kind == 'f':
+    if expected.ndim != 2 or expected.shape[1] != config.num_clients or not ((expected >= 0) & (expected <= 1)).all():
+      raise ValueError(
+        f'expected must be rates in [0, 1], float[T, {config.num_clients}], or the cohorts of the rounds, found '
+        f'{expected.dtype}{list(expected.shape)}.'
+      )
+    random = np.random.default_rng(0)
+    expected = [np.flatnonzero(random.random(config.num_clients) < rates) for rates in expected]
+  try:
+    cohorts = checks.schedule(expected, config.num_clients)
+  except ValueError as error:
+    raise ValueError(
+      f'expected: {error} Its clients must be those of the run, by their ids in [0, {config.num_clients:,}).'
+    ) from None
+  if config.num_rounds not in (None, len(cohorts)):
+    raise ValueError(
+      f'expected has {len(cohorts):,} rounds, and num_rounds={config.num_rounds:,}. Give as many rounds as are to be '
+      'run, or leave num_rounds out.'
+    )
+  return cohorts
+
+
+def _for_any_cohorts(planned: guarantee.Planned) -> guarantee.Planned:
+  """A mechanism that was settled on expected cohorts, for cohorts of any clients and of any size."""
+  mechanism = planned.mechanism
+  if not isinstance(mechanism, held_config.Held):
+    return planned
+  weights = np.asarray(mechanism.planned_weights)
+  weights = np.where(weights > 0, weights, weights[weights > 0].min())
+  mechanism = dataclasses.replace(
+    mechanism, planned_weights=tuple(weights.tolist()), most_clients=mechanism.num_clients
+  )
+  return planned._replace(mechanism=mechanism)
