@@ -46,7 +46,7 @@ class Log(base.ParticipationChoice):
   path: str = ''
   sha256: str = ''
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     super().__post_init__()
     if not self.path:
       raise ValueError('A log of participation needs its file: log:path=FILE.')
