@@ -93,7 +93,7 @@ def texts(
   return found
 
 
-def _of_plan(plan):
+def _of_plan(plan: Optional[plans.Plan]) -> Optional[dict[str, Any]]:
   if plan is None:
     return None
   arguments = {name: getattr(plan, name) for name in _ARGUMENTS}
@@ -112,7 +112,7 @@ def _of_plan(plan):
   return value
 
 
-def _plan(value) -> plans.Plan:
+def _plan(value: Mapping[str, Any]) -> plans.Plan:
   plan = plans.Plan(**codec.decoded(value['arguments']))
   plan.leaving = codec.decoded(value['leaving'])
   if plan.fingerprint != value['fingerprint']:

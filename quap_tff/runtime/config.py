@@ -47,7 +47,7 @@ class RuntimeConfig(checks.Checked):
   worker_timeout: float = checks.number_field('worker_timeout', 20.0, at_least=1)
   worker_credentials: Optional[str] = None
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     super().__post_init__()
     if self.clients_per_call is not None and self.kind != 'in_process':
       raise ValueError(f'clients_per_call is for the runtime "in_process", found it with {self.kind!r}.')
