@@ -261,7 +261,12 @@ class Run:
       attackers=tuple(attackers),
     )
 
-  def setting(self, num_clients: int, participation: Any = None, **options: Any) -> methods.Setting:
+  def setting(
+    self,
+    num_clients: int,
+    participation: Optional[ParticipationModel] = None,
+    options: Optional[methods.PlanOptions] = None,
+  ) -> methods.Setting:
     """The facts about the run that its method uses. `options` are those of the plan."""
     return methods.Setting(
       num_clients=num_clients,
@@ -274,7 +279,7 @@ class Run:
       client_optimizer=self.local.client_optimizer,
       mean_epochs=self.local.local_epochs.mean,
       asks_client_metrics=bool(self.publication.client_metrics),
-      options=options,
+      options=options or {},
       reseeded=lambda seed: self.participation(num_clients, seed),
     )
 
@@ -292,11 +297,13 @@ class Run:
     setting = self.setting(
       num_clients,
       self.participation(num_clients),
-      client_metrics=self.logs_client_metrics,
-      test_is_of_clients=test_is_of_clients,
-      model=model,
-      sparsity=self.method.sparsity,
-      sparsity_seed=self.schedule.seed,
+      methods.PlanOptions(
+        client_metrics=self.logs_client_metrics,
+        test_is_of_clients=test_is_of_clients,
+        model=model,
+        sparsity=self.method.sparsity,
+        sparsity_seed=self.schedule.seed,
+      ),
     )
     self.method.check_cohorts(setting)
     plan = self.method.plan(setting)

@@ -56,7 +56,7 @@ class Figure:
   neighbours: str
   unit: str = UNIT
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     theorems.checked(self.epsilon)
 
   def __str__(self):

@@ -47,7 +47,7 @@ class FormalFigure:
   epsilon_mean: float
   epsilon_median: float
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     theorems.checked((self.epsilon_max, self.epsilon_mean, self.epsilon_median))
 
 

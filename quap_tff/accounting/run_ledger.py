@@ -117,7 +117,7 @@ class RunLedger:
     self._before = None if spent_before is None else _checked_before(spent_before, self._num_clients)
     self._take({name: np.zeros(int(name == 'offsets'), dtype) for name, dtype in ARRAYS.items()})
 
-  def _take(self, arrays: Mapping[str, np.ndarray]):
+  def _take(self, arrays: Mapping[str, np.ndarray]) -> None:
     self._arrays = {name: _Growing(arrays[name]) for name in ARRAYS}
     clients = arrays['clients']
     self._rounds = np.bincount(clients, minlength=self._num_clients)
@@ -390,7 +390,7 @@ def _checked_before(spent_before: Any, num_clients: int) -> np.ndarray:
   return found
 
 
-def _check_values(arrays: Mapping[str, np.ndarray], num_clients: int):
+def _check_values(arrays: Mapping[str, np.ndarray], num_clients: int) -> None:
   """Raises `ValueError` unless the arrays, which fit each other, hold values that rounds can have."""
   clients = arrays['clients']
   checks.ids('clients', clients, num_clients)

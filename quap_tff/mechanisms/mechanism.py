@@ -38,7 +38,7 @@ from quap_tff.mechanisms.facts import Facts
 from quap_tff.mechanisms.parts import layers as layers_lib
 from quap_tff.mechanisms.parts import participation as participations
 
-Struct = collections.OrderedDict[str, 'tf.Tensor']
+Struct = Mapping[str, 'tf.Tensor']
 # The tensors of an update by their position in it: all of them, or those that go one way.
 Parts = dict[int, 'tf.Tensor']
 # The server's state, the same containers in each round: each mechanism's own `NamedTuple`.

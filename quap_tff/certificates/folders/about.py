@@ -70,7 +70,7 @@ class About:
   date: str = dataclasses.field(default_factory=lambda: datetime.date.today().isoformat())
   stretches: tuple[Any, ...] = ()
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     for name in (*_TEXTS, *_MAY_BE_EMPTY):
       value = getattr(self, name)
       if isinstance(value, str):

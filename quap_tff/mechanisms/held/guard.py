@@ -43,7 +43,7 @@ from quap_tff.mechanisms.noise import held_noise
 # In place of the number of a client's last round: it takes nothing back.
 NEW_CHAIN = -1
 # What a client sends of its own, see `ClientGuard.answer`.
-Answer = collections.OrderedDict[str, Union[np.ndarray, np.generic]]
+Answer = collections.OrderedDict[str, Union[np.ndarray, np.int64, np.float32]]
 _NOBODY = np.zeros(0, np.int64)
 
 

@@ -21,8 +21,8 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from quap_tff.common import array_types
-
+# A tensor, or a structure of them as TFF has it.
+_Structure = Any
 # Of each tensor of a value the sum, and an int32 scalar: how often it left its range.
 _Sum = tuple[Sequence[tf.Tensor], Sequence[tf.Tensor]]
 # TFF's limit: of the 63 bits of an int64, one at least is for the sum of two values.
@@ -68,7 +68,7 @@ def _modular_sum(parameter: tff.StructType) -> tff.Computation:
     summed = _sum(argument[0], value_type.member)
 
     @tff.tensorflow.computation(summed.type_signature.member, modulus_type)
-    def reduced(summed: _Sum, modulus: array_types.Structure) -> array_types.Structure:
+    def reduced(summed: _Sum, modulus: _Structure) -> _Structure:
       total, wraps = summed
       # A power of two has no bit in common with the number below it, and no other positive number is so.
       wrong = [tf.where(tf.equal(tf.bitwise.bitwise_and(m, m - 1), 0), 0, w) for w, m in zip(wraps, _tensors(modulus))]
@@ -85,7 +85,7 @@ def _sum_up_to(parameter: tff.StructType, largest_of: Callable[[tf.Tensor], tf.T
   value_type, limit_type = parameter
 
   @tff.tensorflow.computation(value_type.member, limit_type)
-  def checked(value: array_types.Structure, limit: array_types.Structure) -> array_types.Structure:
+  def checked(value: _Structure, limit: _Structure) -> _Structure:
     checks = [
       tf.debugging.assert_less_equal(
         tf.reduce_max(tf.cast(one, tf.int64)),
@@ -97,7 +97,7 @@ def _sum_up_to(parameter: tff.StructType, largest_of: Callable[[tf.Tensor], tf.T
     with tf.control_dependencies(checks):
       return _packed(value_type.member, [tf.identity(one) for one in _tensors(value)])
 
-  def total(summed: _Sum) -> array_types.Structure:
+  def total(summed: _Sum) -> _Structure:
     with tf.control_dependencies(_no_wraps(summed[1], value_type.member, 'smaller values')):
       return _packed(value_type.member, [tf.identity(one) for one in summed[0]])
 
@@ -123,7 +123,7 @@ _BODIES: dict[str, Callable[[tff.StructType], tff.Computation]] = {
 
 
 def _sum(
-  values: tff.Value, member: tff.Type, report: Callable[[_Sum], array_types.Structure] = lambda summed: summed
+  values: tff.Value, member: tff.Type, report: Callable[[_Sum], _Structure] = lambda summed: summed
 ) -> tff.Value:
   """The sum of clients' values in their own dtypes, and how often it left their range.
 
@@ -138,7 +138,7 @@ def _sum(
   sum_type = zero.type_signature.result
 
   @tff.tensorflow.computation(sum_type, member)
-  def add(summed: _Sum, value: array_types.Structure) -> _Sum:
+  def add(summed: _Sum, value: _Structure) -> _Sum:
     return _added(summed, _tensors(value), summed[1])
 
   @tff.tensorflow.computation(sum_type, sum_type)
