@@ -353,7 +353,7 @@ def unused_flags(method: methods.Method) -> frozenset[str]:
   return frozenset(theirs) - method.flag_names()
 
 
-def _check_data(run):
+def _check_data(run: Run) -> None:
   dataset, model, features = run.data.dataset, run.local.model, run.data.features
   name = run.flags['dataset'].partition(':')[0]
   if model != 'auto' and dataset.is_sequences != (model in models.OF_SEQUENCES):
@@ -376,7 +376,7 @@ def _check_data(run):
     )
 
 
-def _check_mechanism(run):
+def _check_mechanism(run: Run) -> None:
   written, uses = run.flags, run.method.flag_names()
   if 'epsilon' in uses:
     checks.number('epsilon', written['epsilon'], at_least=1e-6)
@@ -402,7 +402,7 @@ def _check_mechanism(run):
     )
 
 
-def _check_secret_cohorts(run):
+def _check_secret_cohorts(run: Run) -> None:
   """Refuses secret cohorts where something that is public says who comes, or where the account has no use for them."""
   written, method, refused = run.flags, run.method, f'--cohort_seed={parts.SECRET}'
   if method.gives_certificate:
