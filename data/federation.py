@@ -32,7 +32,7 @@ class Examples:
   x: np.ndarray
   y: np.ndarray
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     for name, dtypes in (('x', (np.float32, np.int32)), ('y', (np.int32,))):
       value = getattr(self, name)
       if not isinstance(value, np.ndarray) or value.dtype not in dtypes:
@@ -108,7 +108,7 @@ class OnDemand(_Numbered[Examples]):
   def checked(self, check: Callable[[int, Examples], None]) -> 'OnDemand':
     """The same clients, each checked as it is read."""
 
-    def read(index):
+    def read(index: int) -> Examples:
       examples = self._make(index)
       check(index, examples)
       return examples
@@ -156,7 +156,7 @@ class Federation:
   test_set: str = 'Examples that no client holds.'
   test_is_of_clients: bool = False
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     numbered = isinstance(self.client_ids, NumberedIds)
     if not numbered:
       object.__setattr__(self, 'client_ids', tuple(self.client_ids))
@@ -185,10 +185,10 @@ class Federation:
     if self.auxiliary is not None:
       self._check("the server's auxiliary set", self.auxiliary)
 
-  def _check_client(self, index: int, examples: Examples):
+  def _check_client(self, index: int, examples: Examples) -> None:
     self._check(f'client {self.client_ids[index]!r} (index {index})', examples)
 
-  def _check(self, whose: str, examples: Examples):
+  def _check(self, whose: str, examples: Examples) -> None:
     if not len(examples):
       raise ValueError(f'{self.name}: {whose} has no examples; each client and the test set need at least one.')
     if examples.x.shape[1:] != self.input_shape:

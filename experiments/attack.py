@@ -18,6 +18,7 @@ failure, 130 when interrupted.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 import dataclasses
 import json
 import os
@@ -74,14 +75,15 @@ _MEMBERSHIP_MODELS = flags.DEFINE_integer(
 )
 
 
-def _define_flags():
+def _define_flags() -> None:
   """A flag for each field of `InversionSettings`, with the field's default, and its description as help."""
   helps = flag_fields.helps(inversion_study.InversionSettings)
   for field in dataclasses.fields(inversion_study.InversionSettings):
     define = {tuple: flags.DEFINE_list, int: flags.DEFINE_integer, float: flags.DEFINE_float}.get(
       type(field.default), flags.DEFINE_string
     )
-    default = list(map(str, field.default)) if define is flags.DEFINE_list else field.default
+    default: Any = field.default
+    default = list(map(str, default)) if define is flags.DEFINE_list else default
     define(field.name, default, helps[field.name], flag_values=_FLAGS)
 
 
@@ -127,14 +129,14 @@ PARTS: dict[str, Part] = {
 }
 
 
-def _check_data():
+def _check_data() -> None:
   """Checks that the dataset's file is there, before TensorFlow is loaded. Datasets without a file need no check."""
   if _FLAGS.data_dir is not None and _FLAGS.dataset in _FILES:
     name = f'{_FLAGS.dataset}.npz'
     reading.check_is_file(os.path.join(_FLAGS.data_dir, name), f'expected {name} in --data_dir')
 
 
-def _write(folder, results, summary):
+def _write(folder: str, results: Mapping[str, result_lib.Result], summary: Mapping[str, Any]) -> None:
   os.makedirs(folder, exist_ok=True)
   sections, pictures = [], {}
   for name, result in results.items():
@@ -159,10 +161,10 @@ def _write(folder, results, summary):
   files.write_json(os.path.join(folder, _JSON), summary)
 
 
-def _shown(row):
+def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
   """A row in print: three digits, and four of an upper bound (an ε, or the most that an attack can reach)."""
 
-  def shown(key, value):
+  def shown(key: str, value: Any) -> Any:
     if value is None:
       return '-'  # So that a column without any value is not left out.
     if not isinstance(value, float):
@@ -172,11 +174,11 @@ def _shown(row):
   return {key: shown(key, value) for key, value in row.items()}
 
 
-def _run(settings):
+def _run(settings: Mapping[str, Any]) -> dict[str, Any]:
   begin = time.monotonic()
   say = lambda text: print(text, file=sys.stderr, flush=True)
   results = {name: PARTS[name].run(own, say) for name, own in settings.items()}
-  summary = {name: results[name].rows if name in results else [] for name in _JSON_PARTS}
+  summary: dict[str, Any] = {name: results[name].rows if name in results else [] for name in _JSON_PARTS}
   summary['seconds'] = round(time.monotonic() - begin, 1)
   if _OUTPUT_DIR.value is not None:
     with interrupts.held_back():

@@ -168,7 +168,7 @@ def main(argv: list[str]) -> int:
   return command_line.FAILED if measured['refuted'] and measured['claim'] in ('certified', 'formal') else 0
 
 
-def _check_own():
+def _check_own() -> None:
   for flag in (_CANARIES, _UNSEEN, _REPEATS):
     checks.integer(f'--{flag.name}', flag.value, at_least=1)
   checks.number('--confidence', _CONFIDENCE.value, at_least=0.5, below=1)
@@ -177,7 +177,7 @@ def _check_own():
     raise ValueError(f'--draws must be 0, for no game, or at least {_FEWEST_DRAWS}, found {_DRAWS.value}.')
 
 
-def _measure(run) -> dict[str, Any]:
+def _measure(run: run_lib.Run) -> dict[str, Any]:
   begin = time.monotonic()
   lazy.load('experiments.running.setup')
   lazy.load('quap_tff.runtime.activation')  # With it, TFF leaves without a complaint, whatever happens.
@@ -211,7 +211,7 @@ def _measure(run) -> dict[str, Any]:
   return {**measured, 'refuted': record.refutes(measured)}
 
 
-def _certificate(path) -> dict[str, Any]:
+def _certificate(path: str) -> dict[str, Any]:
   """The certificate of a finished run's folder, which must be valid. An earlier audit and its page may be damaged."""
   try:
     certificate = verifying.read_certificate(path)
@@ -224,7 +224,7 @@ def _certificate(path) -> dict[str, Any]:
   raise ValueError(f'{path} has no valid certificate: python -m experiments.verify {shlex.quote(path)} says why.')
 
 
-def _private_key(path) -> Optional[Any]:
+def _private_key(path: str) -> Optional[Any]:
   """The key that signs the audit of a folder; None if its certificate is not signed."""
   key_file = _SIGNING_KEY.value
   if not os.path.lexists(os.path.join(path, certificates.SIGNATURE)):
@@ -254,7 +254,7 @@ def _run_of(path: str, given: Mapping[str, Any]) -> run_lib.Run:
   return run_lib.Run.from_flags({**run.flags, **given})
 
 
-def _say(text: str):
+def _say(text: str) -> None:
   if sys.stderr.isatty():
     print(f'\r\x1b[K{text}', end='', file=sys.stderr, flush=True)
   elif 'round' not in text or text.rpartition(' ')[2].partition('/')[0] == text.rpartition('/')[2]:

@@ -110,7 +110,7 @@ class Predictor:
       found.append(tf.nn.softmax(self.model.predict(part, batch_size=512, verbose=0)).numpy())
     return np.concatenate(found)
 
-  def _scaled(self, images):
+  def _scaled(self, images: np.ndarray) -> np.ndarray:
     """The images as float32[n, *image_shape] in [0, 1], as in training."""
     shapes = [self.image_shape] + ([self.image_shape[:-1]] if self.image_shape[-1] == 1 else [])
     if images.shape[1:] in shapes:
@@ -238,14 +238,14 @@ def _not_empty(images: np.ndarray) -> np.ndarray:
   return images
 
 
-def _read_picture(path, channels):
+def _read_picture(path: str, channels: int) -> np.ndarray:
   with pil.open(path) as picture:
     if picture.mode not in ('1', 'L', 'P', 'RGB'):
       raise ValueError(f'its pixels are {picture.mode}; save it with 8 bits a pixel, grey or RGB, not transparent')
     return np.divide(picture.convert(_MODES[channels]), np.float32(255), dtype=np.float32)
 
 
-def _other_features(features, spec, public_data) -> str:
+def _other_features(features: maps.Features, spec: str, public_data: str) -> str:
   if isinstance(features, maps.Pretrained) and features.card()['sha256'] not in public_data:
     return (
       f'The extractor in {features.path} is not the one that this run was trained with. Give the folder of the right '
@@ -257,7 +257,7 @@ def _other_features(features, spec, public_data) -> str:
   )
 
 
-def _warnings(path) -> tuple[str, ...]:
+def _warnings(path: str) -> tuple[str, ...]:
   summary = run_folder.read_summary(path)
   if summary is None:
     return (f'{path} holds no {run_folder.SUMMARY}: the run is still going on, or was cut off.',)
@@ -269,7 +269,7 @@ def _warnings(path) -> tuple[str, ...]:
   return ()
 
 
-def _write(probabilities, path):
+def _write(probabilities: np.ndarray, path: Optional[str]) -> None:
   labels = probabilities.argmax(axis=1).astype(np.int32)
   if path is not None and path.endswith('.npz'):
     files.write(path, files.npz({'labels': labels, 'probabilities': probabilities}))

@@ -14,6 +14,7 @@ Exit status: 0, 1 for a wrong flag or a failure, 130 when interrupted.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 import functools
 import hashlib
 import itertools
@@ -21,7 +22,7 @@ import json
 import os
 import sys
 import time
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 from absl import flags
 import numpy as np
@@ -117,7 +118,7 @@ def pretrain(
   dataset = dataset.map(lambda x, y: (_distorted(_scaled(x)), y)).prefetch(2)
   begin, step_numbers = time.monotonic(), itertools.count(1)
 
-  def report(_, logs):
+  def report(_: int, logs: Mapping[str, float]) -> None:
     step = next(step_numbers)
     if step % -(-steps // _REPORTS) == 0 or step == steps:
       left = (time.monotonic() - begin) / step * (steps - step)
@@ -131,11 +132,11 @@ def pretrain(
   return extractor, float(np.mean(predicted == images.y[test]))
 
 
-def _network(side, num_features):
+def _network(side: int, num_features: int) -> tf.keras.Sequential:
   layers = tf.keras.layers
   network = tf.keras.Sequential([layers.InputLayer((side, side, 1))], name='network')
 
-  def add(layer):
+  def add(layer: tf.keras.layers.Layer) -> None:
     network.add(layer)
     network.add(layers.BatchNormalization())
     network.add(layers.ReLU())
@@ -150,22 +151,22 @@ def _network(side, num_features):
   return network
 
 
-def _cosines(num_classes):
+def _cosines(num_classes: int) -> tf.keras.layers.Layer:
   """The layer 16·cos(h, w_k) for each class k, which has the weights w_k."""
 
   class Cosines(tf.keras.layers.Dense):
-    def call(self, inputs):
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
       features, weights = tf.math.l2_normalize(inputs, axis=1), tf.math.l2_normalize(self.kernel, axis=0)
       return _COSINE_SCALE * tf.matmul(features, weights)
 
   return Cosines(num_classes, use_bias=False, kernel_initializer='random_normal')
 
 
-def _scaled(x):
+def _scaled(x: tf.Tensor) -> tf.Tensor:
   return tf.cast(x, tf.float32)[..., None] / 255.0
 
 
-def _distorted(x):
+def _distorted(x: tf.Tensor) -> tf.Tensor:
   """Imitates another hand: each image is turned, slanted, stretched, and moved by up to two pixels."""
   n, side = tf.shape(x)[0], x.shape[1]
   angle, slant = tf.random.normal([n], 0, 0.15), tf.random.normal([n], 0, 0.15)
@@ -187,7 +188,7 @@ def _distorted(x):
   )
 
 
-def _whitening(hidden, power):
+def _whitening(hidden: np.ndarray, power: float) -> tf.keras.layers.Layer:
   """The layer Λ^-p·Vᵀ(h - h̄)."""
   mean = hidden.mean(axis=0, dtype=np.float64)
   eigenvalues, eigenvectors = np.linalg.eigh(np.cov(hidden - mean, rowvar=False))
@@ -211,14 +212,14 @@ def write(output: str, extractor: tf.keras.Model, card: dict[str, Any]) -> dict[
   return card
 
 
-def _check_output(output):
+def _check_output(output: Optional[str]) -> None:
   if not output:
     raise ValueError('--output is missing: give a folder to write, which must be new or empty.')
   if os.path.lexists(output) and not (os.path.isdir(output) and not os.listdir(output)):
     raise ValueError(f'--output={output} already exists: give a new or empty folder.')
 
 
-def _check_together():
+def _check_together() -> None:
   """Refuses flags of training with --import_model, and flags of importing without it."""
   imports = _IMPORT_MODEL.value is not None
   for name in _OF_TRAINING if imports else _OF_IMPORTING:
@@ -231,7 +232,7 @@ def _check_together():
     raise ValueError('--layer is missing: name the layer of the model whose output is the features.')
 
 
-def _train():
+def _train() -> tuple[tf.keras.Model, dict[str, Any]]:
   source = registry.parse_spec('public data', _PUBLIC_DATA.value, public_images.SOURCES)
   num_features = checks.integer('num_features', _FEATURES.value, at_least=2)
   epochs = None if _EPOCHS.value is None else checks.integer('epochs', _EPOCHS.value, at_least=1)

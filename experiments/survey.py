@@ -9,6 +9,7 @@ clients. The last line of standard output is one JSON object with `epsilon`, `es
 status: 0, or 1 for wrong input.
 """
 
+from collections.abc import Sequence
 import functools
 import json
 
@@ -85,7 +86,7 @@ def main(argv: list[str]) -> int:
   return 0
 
 
-def _answers_about_labels():
+def _answers_about_labels() -> tuple[np.ndarray, list[str]]:
   federation = data.load(
     _DATASET.value,
     data_dir=_DATA_DIR.value,
@@ -98,7 +99,7 @@ def _answers_about_labels():
   return np.array(found), [f'label {label}' for label in range(classes)]
 
 
-def _answers_about_participation():
+def _answers_about_participation() -> tuple[np.ndarray, list[str]]:
   num_clients = 100 if _NUM_CLIENTS.value is None else _NUM_CLIENTS.value
   if _FLAGS['cohort_size'].present and _COHORT_SIZE.value > num_clients:
     raise ValueError(
@@ -112,7 +113,7 @@ def _answers_about_participation():
   return answers, [f'{20 * fifth}-{20 * fifth + 20}% of rounds' for fifth in range(_FIFTHS)]
 
 
-def _ask(mechanism, answers, names):
+def _ask(mechanism: randomized_response.Mechanism, answers: np.ndarray, names: Sequence[str]) -> None:
   """Randomises the answers, estimates their shares, and prints both."""
   clients, reports = len(answers), _REPORTS.value
   received = mechanism.reports(np.random.default_rng(_ANSWER_SEED.value), answers, len(names), reports)

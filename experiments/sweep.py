@@ -140,7 +140,9 @@ def _summarize(runs: Sequence[plan.Run], failed: dict[str, str], interrupted: bo
   return command_line.FAILED if failed else 0
 
 
-def _print_json(runs, done: Sequence[str], failed: dict[str, str], interrupted: bool, seconds: float):
+def _print_json(
+  runs: Sequence[plan.Run], done: Sequence[str], failed: dict[str, str], interrupted: bool, seconds: float
+) -> None:
   result = {
     'runs': len(runs),
     'done': list(done),
@@ -153,7 +155,7 @@ def _print_json(runs, done: Sequence[str], failed: dict[str, str], interrupted: 
   print(json.dumps(result, allow_nan=False), flush=True)
 
 
-def _say(text: str):
+def _say(text: str) -> None:
   print(text, file=sys.stderr, flush=True)
 
 

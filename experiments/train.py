@@ -15,12 +15,12 @@ it:
     python -m experiments.train --help --algorithm=certified:weights=online --participation=markov
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import gc
 import os
 import sys
-from typing import Any, Callable
+from typing import Any, Callable, Optional, TYPE_CHECKING
 
 from experiments.command import command_line
 from experiments.command import flags as experiment_flags
@@ -31,6 +31,12 @@ from quap_tff.accounting import protection as protections
 from quap_tff.common import lazy
 from quap_tff.common.lazy import tf
 from quap_tff.training import models
+
+if TYPE_CHECKING:
+  from experiments.command.run import Run
+  from experiments.folders.directory import RunDirectory
+  from experiments.running.results import Outcome
+  from experiments.running.setup import Experiment
 
 # These load TensorFlow, so they wait until the flags are found right.
 evidence = lazy.module('experiments.running.evidence')
@@ -85,7 +91,7 @@ def main(argv: list[str], callbacks: Sequence[Callable[[int, Any, Any], None]] =
     gc.enable()
 
 
-def _train(run, callbacks) -> int:
+def _train(run: 'Run', callbacks: Sequence[Callable[[int, Any, Any], None]]) -> int:
   publication = run.publication
   with contextlib.ExitStack() as stack:
     progress.say(publication.progress, f'Reading {run.flags["dataset"]} …')
@@ -119,7 +125,7 @@ def _train(run, callbacks) -> int:
   return command_line.INTERRUPTED if result.interrupted else 0
 
 
-def _opening(experiment, directory):
+def _opening(experiment: 'Experiment', directory: Optional['RunDirectory']) -> Iterator[str]:
   """What is said before the first round."""
   run, federation = experiment.run, experiment.federation
   if directory is not None and not directory.is_new:
@@ -163,13 +169,13 @@ def _opening(experiment, directory):
     )
 
 
-def _emulates_bfloat16(run) -> bool:
+def _emulates_bfloat16(run: 'Run') -> bool:
   config = run.runtime.config
   on_gpu = config.kind == 'in_process' and config.device != 'cpu' and tf.config.list_physical_devices('GPU')
   return run.local.compute_dtype == 'bfloat16' and not on_gpu and models.emulates_bfloat16()
 
 
-def _print_summary(outcome, summary):
+def _print_summary(outcome: 'Outcome', summary: Mapping[str, Any]) -> None:
   result, experiment = outcome.result, outcome.experiment
   covered, _ = _sentences(outcome.report.protection)
   other_epsilon = final_summary.other_epsilon(experiment.run, experiment.plan, summary)
@@ -182,7 +188,7 @@ def _print_summary(outcome, summary):
   print(final_summary.line(summary), flush=True)
 
 
-def _sentences(protection):
+def _sentences(protection: protections.Protection) -> tuple[list[str], list[str]]:
   """Sentences on the noise: its coverage, for the end of a run, and the others, for the beginning."""
   lines = protection.text.splitlines()
   covered, others = lines[:1], [line for line in lines[1:] if line != protection.statement]
@@ -204,7 +210,7 @@ def _was_finished(summary: Any, path: str) -> int:
   return 0
 
 
-def _show_reading(done, total):
+def _show_reading(done: int, total: int) -> None:
   print(f'\rreading data {done}/{total}', end='\n' if done == total else '', file=sys.stderr, flush=True)
 
 

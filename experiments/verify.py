@@ -115,7 +115,7 @@ def main(argv: list[str]) -> int:
     return 2
 
 
-def _answer(path) -> int:
+def _answer(path: str) -> int:
   try:
     answer = verifying.answer
   except ImportError as error:  # A package is missing that every answer needs.

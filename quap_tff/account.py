@@ -19,6 +19,8 @@ wrong. Exit status: 0; 1 if a client of a log is over the bound; 2 for wrong inp
 reads standard output. TensorFlow is not needed.
 """
 
+from __future__ import annotations
+
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
 import contextlib
@@ -26,7 +28,7 @@ import functools
 import json
 import sys
 import types
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TYPE_CHECKING
 
 import numpy as np
 
@@ -42,7 +44,10 @@ from quap_tff.common import registry
 from quap_tff.common.numbers import rounding
 from quap_tff.mechanisms.noise import correlation as correlations
 
-noise_choices = lazy.module('quap_tff.plans.accounts.noise_choices')
+if TYPE_CHECKING:
+  from quap_tff.plans.accounts import noise_choices
+else:
+  noise_choices = lazy.module('quap_tff.plans.accounts.noise_choices')
 
 # The most releases for which every coefficient is computed.
 _MOST_RELEASES = 100_000
@@ -137,7 +142,7 @@ def main(argv: Sequence[str]) -> int:
   return console.FAILED
 
 
-def _of_log(arguments) -> int:
+def _of_log(arguments: argparse.Namespace) -> int:
   correlation = _correlation(arguments)
   if arguments.delta is None or arguments.noise_multiplier is None and arguments.epsilon is None:
     raise ValueError(
@@ -193,7 +198,7 @@ def _of_log(arguments) -> int:
   return 1 if found.over else 0
 
 
-def _noise_for_log(arguments, correlation) -> int:
+def _noise_for_log(arguments: argparse.Namespace, correlation: correlations.Correlation) -> int:
   """The noise for the cohorts of a log, by every mechanism."""
   for name in ('rounds', 'sampling_rate', 'output_dir'):
     if getattr(arguments, name) is not None:
@@ -273,7 +278,7 @@ def _noise_for(
   return 0
 
 
-def _choices_table(found) -> log_report.Table:
+def _choices_table(found: Sequence[noise_choices.Choice]) -> log_report.Table:
   rows = [
     (
       correlations.spec_of(one.correlation),
@@ -295,7 +300,9 @@ def _choices_table(found) -> log_report.Table:
   )
 
 
-def _ends_table(cohorts, num_clients, epsilon, delta, correlation) -> log_report.Table:
+def _ends_table(
+  cohorts: Sequence[np.ndarray], num_clients: int, epsilon: float, delta: float, correlation: correlations.Correlation
+) -> log_report.Table:
   rows = [
     (rounding.up(one.noise_multiplier, 5), f'{one.ended:,}', *(str(r) if r else '' for r in one[2:]))
     for one in noise_choices.ends(cohorts, num_clients, epsilon, delta, correlation)
@@ -314,7 +321,7 @@ def _blamed(what: str, done: str) -> Iterator[None]:
     raise ValueError(f'{what} cannot be {done}{place}: {error.strerror or error}.') from None
 
 
-def _of_plan(arguments) -> int:
+def _of_plan(arguments: argparse.Namespace) -> int:
   if arguments.output_dir is not None:
     raise ValueError('--output_dir is for the account of a log. Name the log, or leave it out.')
   arguments.rounds = 1 if arguments.rounds is None else arguments.rounds
@@ -342,7 +349,7 @@ def _of_plan(arguments) -> int:
   return 0
 
 
-def _correlation(arguments) -> correlations.Correlation:
+def _correlation(arguments: argparse.Namespace) -> correlations.Correlation:
   correlation = registry.parse_spec('noise correlation', arguments.correlation, correlations.FAMILIES)
   if not correlation.is_settled:
     raise ValueError('--correlation: give its numbers here, as in ar1:decay=0.9. Only a training run chooses them.')
@@ -357,7 +364,7 @@ def _correlation(arguments) -> correlations.Correlation:
   return correlation
 
 
-def _moved(arguments, correlation) -> float:
+def _moved(arguments: argparse.Namespace, correlation: correlations.Correlation) -> float:
   """‖C·x‖ for a client that is in every n-th round."""
   checks.integer('rounds', arguments.rounds, at_least=1)
   releases = (arguments.rounds - 1) * arguments.every + 1 + arguments.rounds_after
@@ -365,7 +372,7 @@ def _moved(arguments, correlation) -> float:
   return correlation.worst_case(arguments.rounds, arguments.every, releases)
 
 
-def _print_table(arguments, solution: accountants.Solution, figures: dict[str, Any]) -> None:
+def _print_table(arguments: argparse.Namespace, solution: accountants.Solution, figures: dict[str, Any]) -> None:
   rounds = '1 round' if arguments.rounds == 1 else f'{arguments.rounds:,} rounds'
   # The noise that a budget needs is a lower limit: rounded down, it would not be enough.
   noise, delta = rounding.up(solution.noise_multiplier, 7), rounding.up(solution.delta, 6)
@@ -391,7 +398,7 @@ def _print_table(arguments, solution: accountants.Solution, figures: dict[str, A
   print()
 
 
-def _summary(arguments, solution: accountants.Solution, figures: dict[str, Any]) -> dict[str, Any]:
+def _summary(arguments: argparse.Namespace, solution: accountants.Solution, figures: dict[str, Any]) -> dict[str, Any]:
   return {
     'noise_multiplier': solution.noise_multiplier,
     'delta': solution.delta,

@@ -3,10 +3,11 @@
 A new choice is a class in a file of this folder, or of that one, and a line in `PARTICIPATION_MODELS`.
 """
 
-from typing import Any, Optional
+from typing import Optional
 
 from data.cohorts import replayed
 from quap_tff import cohorts
+from quap_tff.cohorts import base
 from quap_tff.cohorts import ParticipationChoice
 from quap_tff.cohorts import ParticipationModel
 from quap_tff.cohorts import Population
@@ -27,7 +28,7 @@ def make(
   num_clients: int,
   cohort_size: Optional[int],
   seed: int,
-  dropout: Optional[Any] = None,
+  dropout: Optional[base.Dropout] = None,
   cohort_seed: Optional[int] = None,
 ) -> ParticipationModel:
   """The participation model that `spec` names, over clients 0 to `num_clients` - 1.
@@ -38,8 +39,7 @@ def make(
     cohort_size: M; `None` is enough for models of random size (`bernoulli`, `beta_bernoulli`, `extreme_imbalance`,
       `full`, `markov`, `energy`).
     seed: Non-negative; cohorts are a pure function of it and the round number.
-    dropout: Which clients drop out, a `data.cohorts.dropouts.DropoutModel`, for models that learn from that. None if
-      none does.
+    dropout: Which clients drop out, for models that learn from that. None if none does.
     cohort_seed: A secret seed, non-negative, that cohorts follow from in place of `seed`; weights and rates do not.
 
   Raises:

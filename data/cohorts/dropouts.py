@@ -104,7 +104,7 @@ class Markov(DropoutChoice):
   recover: float = checks.number_field('markov dropout recover', 0.3, above=0, at_most=1)
 
   def over(self, num_clients: int, seed: int) -> DropoutModel:
-    def step(round_num, failing):
+    def step(round_num: int, failing: Optional[np.ndarray]) -> np.ndarray:
       coins = rng_lib.generator(seed, 'dropout', round_num).random(num_clients)
       return stateful.switched(coins, failing, self.fail, self.recover)
 
@@ -171,7 +171,7 @@ class WithServerRounds(base.ParticipationModel):
     )
     self._drawn, self._q, self.has_dropout = drawn, q, drawn.has_dropout
 
-  def _is_of_clients(self, round_num):
+  def _is_of_clients(self, round_num: int) -> bool:
     return rng_lib.generator(self.population.seed, 'server_rounds', round_num).random() < self._q
 
   def absent(self, round_num: int) -> np.ndarray:

@@ -46,7 +46,7 @@ class Log(base.ParticipationChoice):
   path: str = ''
   sha256: str = ''
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     super().__post_init__()
     if not self.path:
       raise ValueError('A log of participation needs its file: log:path=FILE.')
@@ -110,7 +110,7 @@ class Log(base.ParticipationChoice):
     self._check_count(population.num_clients)
     return Replayed(self._content.rounds, self.provenance).over(population)
 
-  def _check_count(self, num_clients):
+  def _check_count(self, num_clients: int) -> None:
     logged = len(self._content.names)
     if logged > num_clients:
       raise ValueError(
@@ -150,7 +150,7 @@ class Replayed(base.ParticipationChoice):
         '`expected` of the method.'
       )
 
-    def draw(round_num):
+    def draw(round_num: int) -> np.ndarray:
       if round_num > len(self.rounds):
         raise ValueError(f'The log has {len(self.rounds)} rounds, and round {round_num} is asked for.')
       return self.rounds[round_num - 1]

@@ -137,10 +137,12 @@ class Pool:
   white: float
   num_classes: int
 
-  def _examples(self, x, y):
+  def _examples(self, x: np.ndarray, y: np.ndarray) -> federation.Examples:
     return federation.Examples(np.divide(x, np.float32(self.white), dtype=np.float32), y.astype(np.int32))
 
-  def _federation(self, request, rows, client_ids, helpers, **facts) -> federation.Federation:
+  def _federation(
+    self, request: Request, rows: Sequence[np.ndarray], client_ids: Sequence[str], helpers: np.ndarray, **facts: Any
+  ) -> federation.Federation:
     # Only the rows of one client at a time are converted, so that the pool is never copied as float32.
     train = lambda own: self._examples(self.train_x[own], self.train_y[own])
     clients = []

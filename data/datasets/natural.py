@@ -9,7 +9,7 @@ or words, one token for all others, and the marks of a text's start and end, as 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import functools
 import hashlib
@@ -132,7 +132,7 @@ class Femnist(_TffDataset):
     total = sum(map(len, (division.clients, division.helpers, *(ids for _, ids in tested))))
     done = itertools.count(1)
 
-    def read(split, ids):
+    def read(split: int, ids: Sequence[str]) -> Iterator[dict[str, np.ndarray]]:
       for client_id in ids:
         yield splits[split].read([client_id])
         request.progress(next(done), total)
@@ -187,7 +187,7 @@ class Cifar100(_TffDataset):
     features = {'image': tf.io.FixedLenFeature([32, 32, 3], tf.int64), 'label': tf.io.FixedLenFeature([], tf.int64)}
     splits = {name: tff_files.Split(path, name, features) for name in self.splits}
 
-    def examples(split, client_ids):
+    def examples(split: str, client_ids: Sequence[str]) -> federation.Examples:
       raw = splits[split].read(client_ids)
       image = raw['image']
       # Such as in another file, or in another version of this one.
@@ -298,7 +298,9 @@ class StackOverflowWords(_TffDataset):
       ),
     )
 
-  def _test_sentences(self, path, features, client_ids, seed) -> list[bytes]:
+  def _test_sentences(
+    self, path: str, features: Mapping[str, Any], client_ids: Sequence[str], seed: int
+  ) -> list[bytes]:
     split, found = tff_files.Split(path, 'heldout', features, self.test_sentences), list[bytes]()
     for i in base.client_order(len(client_ids), seed):
       found.extend(split.read([client_ids[i]])['tokens'][: self.test_sentences - len(found)])

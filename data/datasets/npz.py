@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 import dataclasses
 import math
 import os
@@ -61,7 +62,7 @@ class Npz(base.Dataset):
   test_of_clients: bool = False
   classes: int = checks.integer_field('npz classes', 0, at_least=0)
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     super().__post_init__()
     if not self.path:
       raise ValueError('A dataset of your own needs its file: npz:path=FILE.')
@@ -126,7 +127,7 @@ class Npz(base.Dataset):
       return pool.dealt(request, **facts)
     return pool.owned(request, owners, 'client', 0.0 if 'x_test' in arrays else self.test_share, **facts)
 
-  def _check_names(self, path, arrays):
+  def _check_names(self, path: str, arrays: Mapping[str, np.ndarray]) -> None:
     with np.load(path, allow_pickle=False) as kept:
       unknown = sorted(set(kept.files) - set(arrays))
     if unknown:
@@ -134,7 +135,7 @@ class Npz(base.Dataset):
     if ('x_test' in arrays) != ('y_test' in arrays):
       raise reading.wrong(path, 'x_test and y_test, or neither', 'one of them')
 
-  def _check_left(self, path, clients):
+  def _check_left(self, path: str, clients: int) -> None:
     held = math.ceil(self.test_share * clients)
     if clients - held < 2:
       raise reading.wrong(
@@ -144,7 +145,7 @@ class Npz(base.Dataset):
         'test_share',
       )
 
-  def _num_classes(self, path, y, test_y) -> int:
+  def _num_classes(self, path: str, y: np.ndarray, test_y: np.ndarray) -> int:
     known = np.unique(y)
     found = 1 + int(max(known[-1], test_y.max(initial=0)))
     if not self.classes and len(known) < found:

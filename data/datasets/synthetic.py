@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-from typing import Optional
+from typing import Optional, Union
 
 import numpy as np
 
@@ -76,7 +76,7 @@ class Things(base.PooledDataset):
     return _a_seventh_tests(x, y, self)
 
 
-def _a_seventh_tests(x, y, drawn) -> base.Pool:
+def _a_seventh_tests(x: np.ndarray, y: np.ndarray, drawn: Union[Glyphs, Things]) -> base.Pool:
   """A pool of drawings; they come in rounds over the labels, so that each label has the same share of both parts."""
   test = drawn.classes * (drawn.copies // 7)
   return base.Pool(x[test:], y[test:], x[:test], y[:test], white=drawn.white, num_classes=drawn.classes)
@@ -116,7 +116,7 @@ class Synthetic(base.Dataset):
     num_clients = self.default_num_clients if request.num_clients is None else request.num_clients
     teacher = rng_lib.generator(request.seed, 'synthetic_teacher').standard_normal([self.features, self.classes])
 
-    def drawn(rng, count, num_clients):
+    def drawn(rng: np.random.Generator, count: int, num_clients: int) -> federation.Examples:
       means = self.spread * rng.standard_normal([num_clients, self.features])
       x = rng.standard_normal([count, self.features]) + means
       x /= np.linalg.norm(x, axis=1, keepdims=True)
@@ -124,7 +124,7 @@ class Synthetic(base.Dataset):
       y = np.where(rng.random(count) < self.noise, rng.integers(0, self.classes, count), y)
       return federation.Examples(x.astype(np.float32), y.astype(np.int32))
 
-    def read(index):
+    def read(index: int) -> federation.Examples:
       return drawn(rng_lib.generator(request.seed, 'synthetic_client', index), self.examples, 1)
 
     # People of their own, whatever the number of clients.

@@ -51,7 +51,7 @@ def find(filename: str, data_dir: Optional[str], load_data: Callable[..., Any], 
   return path
 
 
-def _cached(filename, load_data, splits) -> str:
+def _cached(filename: str, load_data: Callable[..., Any], splits: Sequence[str]) -> str:
   cache_dir = os.path.join(os.path.expanduser('~'), '.tff')
   path = os.path.join(cache_dir, filename)
   advice = f'Put {filename} into a folder and give that folder as --data_dir, or put it into {cache_dir}.'

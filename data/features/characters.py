@@ -7,6 +7,7 @@ data.
 from __future__ import annotations
 
 import abc
+from collections.abc import Sequence
 import dataclasses
 
 import numpy as np
@@ -50,7 +51,7 @@ def draw(alphabet: Alphabet, copies: int, side: int, rng: np.random.Generator) -
   return images, labels
 
 
-def _slanted(n, angle, slant, stretch, rng):
+def _slanted(n: int, angle: float, slant: float, stretch: float, rng: np.random.Generator) -> np.ndarray:
   """Matrices float32[n, 2, 2], to the right of points, that turn, slant and stretch by these normal deviations."""
   turns, slants = rng.normal(0, angle, n), rng.normal(0, slant, n)
   width, height = np.exp(rng.normal(0, stretch, (2, n)))
@@ -59,7 +60,7 @@ def _slanted(n, angle, slant, stretch, rng):
   return affine.reshape(n, 2, 2).astype(np.float32)
 
 
-def _box(points, there):
+def _box(points: np.ndarray, there: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """The lowest and the highest coordinates [n, 2] of the points [n, p, 2] that are there, and the longer side [n]."""
   lowest, highest = np.where(there, points, np.inf).min(axis=1), np.where(there, points, -np.inf).max(axis=1)
   return lowest, highest, np.maximum((highest - lowest).max(axis=1), 0.3)  # A dot stays a dot.
@@ -86,7 +87,7 @@ class Glyphs(Alphabet):
     ink = np.clip((half_width + 0.7 * unit - np.sqrt(squared)) / (1.2 * unit), 0, 1)
     return np.rint(ink * 255).astype(np.uint8).reshape(-1, side, side)
 
-  def _written(self, labels, side, rng):
+  def _written(self, labels: np.ndarray, side: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Points on the strokes, float32[n, p, 2] in pixels, and which of them there are, bool[n, p]."""
     n = len(labels)
     control = self.strokes[labels] + rng.normal(0, 0.13, (n, _GLYPH_STROKES, 4, 2)).astype(np.float32)
@@ -136,7 +137,7 @@ class Characters(Alphabet):
     points, present = self._written(labels, side, rng)
     return _inked(points, present, side, rng)
 
-  def _written(self, labels, side, rng):
+  def _written(self, labels: np.ndarray, side: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Points on the strokes, float32[n, 4, 32, 2] in pixels, and which strokes there are, bool[n, 4]."""
     n, present = len(labels), self.present[labels]
     points = self.strokes[labels] + _waves(n, (0.07, 0.07, 0.05, 0.02), rng)
@@ -156,14 +157,14 @@ class Characters(Alphabet):
     return flat.reshape(points.shape).astype(np.float32), present
 
 
-def _waves(n, deviations, rng):
+def _waves(n: int, deviations: Sequence[float], rng: np.random.Generator) -> np.ndarray:
   """Slow random curves along each stroke: float32[n, 4, 32, 2], Σ_j c_j·cos(πjt) with deviations for each j."""
   basis = np.cos(np.pi * _T * np.arange(len(deviations), dtype=np.float32))
   coefficients = rng.normal(size=(n, _STROKES, len(deviations), 2)) * np.array(deviations)[:, None]
   return basis @ coefficients.astype(np.float32)
 
 
-def _inked(points, present, side, rng):
+def _inked(points: np.ndarray, present: np.ndarray, side: int, rng: np.random.Generator) -> np.ndarray:
   n, unit = len(points), side / 28
   pen = 0.95 * unit * np.exp(rng.normal(0, 0.25, (n, 1, 1)) + _waves(n, (0.08, 0.1), rng)[..., 0])
   pen = np.clip(pen, 0.5 * unit, 2 * unit).astype(np.float32)
@@ -198,14 +199,14 @@ def random_characters(size: int, rng: np.random.Generator) -> Characters:
   return Characters(strokes, present)
 
 
-def _place(rng):
+def _place(rng: np.random.Generator) -> np.ndarray:
   """A place on the lines that letters keep to, or anywhere."""
   if rng.random() < 0.7:
     return np.array([rng.choice([-0.6, 0, 0.6]), rng.choice([-1, -0.5, 0, 0.5, 1])]) + rng.normal(0, 0.06, 2)
   return rng.uniform(-1, 1, 2) * (0.8, 1)
 
 
-def _stroke(earlier, rng):
+def _stroke(earlier: np.ndarray, rng: np.random.Generator) -> np.ndarray:
   """Points float32[32, 2] of one more stroke."""
   begin, end = _place(rng), _place(rng)
   while np.hypot(*(end - begin)) < 0.4:
@@ -319,7 +320,7 @@ def latin() -> Characters:
   return Characters(strokes, present)
 
 
-def _points(stroke):
+def _points(stroke: str) -> np.ndarray:
   """Points float[32, 2] at equal distances along a stroke, x in [-0.75, 0.75] and y in [-1, 1]."""
   path = np.array([[int(digit) for digit in place] for place in stroke[1:].split()], np.float64)
   if stroke[0] == '~':
@@ -329,7 +330,7 @@ def _points(stroke):
   return (np.stack([np.interp(at, length, path[:, axis]) for axis in (0, 1)], axis=1) - 4) / 4 * (0.75, 1)
 
 
-def _catmull_rom(places):
+def _catmull_rom(places: np.ndarray) -> np.ndarray:
   """The curve through `places` whose tangent at each is half the way from the place before to the place after."""
   closed = (places[0] == places[-1]).all()
   before, after = (places[-2], places[1]) if closed else (2 * places[0] - places[1], 2 * places[-1] - places[-2])

@@ -100,7 +100,7 @@ def statistics(
   x = of_shape(input_shape)
   seen = hashlib.sha256(x.tobytes()).hexdigest()
 
-  def compute():
+  def compute() -> dict[str, np.ndarray]:
     extract = make()
     return _computed(np.concatenate([extract(x[i : i + _BATCH]) for i in range(0, len(x), _BATCH)]), size, centred)
 
@@ -109,7 +109,7 @@ def statistics(
   return Statistics(input_shape, found.get('mean'), found.get('directions'))
 
 
-def _computed(rows, size, centred):
+def _computed(rows: np.ndarray, size: Optional[int], centred: bool) -> dict[str, np.ndarray]:
   rows = rows.astype(np.float64)
   mean = rows.mean(axis=0)
   found = {'mean': mean} if centred else {}

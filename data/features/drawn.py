@@ -17,9 +17,10 @@ the image itself, and on its means over 2x2 pixels. Each scale has k filters of 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
-from typing import Optional
+from typing import Any, Optional
 
 import numpy as np
 
@@ -86,7 +87,7 @@ class Drawn(maps.Learned):
   seed: int = checks.integer_field('drawn seed', 0, at_least=0)
   centred: bool = False
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     super().__post_init__()
     if self.size >= self.kinds:
       raise ValueError(
@@ -169,7 +170,7 @@ def extractor(learned: dict[str, np.ndarray], image_size: tuple[int, int]) -> dr
   return lambda x: respond(x) @ learned['directions'] - offset
 
 
-def _coarser(images, scale):
+def _coarser(images: np.ndarray, scale: int) -> np.ndarray:
   """Means over squares of scale x scale pixels, float32; rows and columns that are left over are cut off."""
   n, height, width, colours = images.shape
   height, width = height // scale, width // scale
@@ -177,10 +178,11 @@ def _coarser(images, scale):
   return squares.mean(axis=(2, 4), dtype=np.float32)
 
 
-def _filters(scenes, scale, k, rng):
+def _filters(scenes: np.ndarray, scale: int, k: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
   """Steps 1 and 2: patches of the scenes, whitened, k of them chosen; whitening is folded into the filters."""
   places = (rng.integers(0, side - PATCH + 1, _PATCHES) for side in scenes.shape[1:3])
-  windows = np.lib.stride_tricks.sliding_window_view(scenes, (PATCH, PATCH), axis=(1, 2))
+  axes: Any = (1, 2)  # NumPy's types know no axis that is a tuple.
+  windows = np.lib.stride_tricks.sliding_window_view(scenes, (PATCH, PATCH), axis=axes)
   # [n, 3, 6, 6] -> [n, 6, 6, 3]
   patches = np.moveaxis(windows[(rng.integers(0, len(scenes), _PATCHES), *places)], 1, -1).reshape(_PATCHES, -1)
   patches = patches / np.float32(255)
@@ -195,18 +197,18 @@ def _filters(scenes, scale, k, rng):
   return {f'{name}_{scale}': array.astype(np.float32) for name, array in kept.items()}
 
 
-def _responses(learned, image_size) -> drawings.Extractor:
+def _responses(learned: Mapping[str, np.ndarray], image_size: Sequence[int]) -> drawings.Extractor:
   """Steps 1 to 5: images float32[b, height, width, 3] -> float32[b, 36·k], the numbers of one scale after the other."""
 
   @tf.function(input_signature=[tf.TensorSpec([None, *image_size, 3], tf.float32)])
-  def respond(x):
+  def respond(x: tf.Tensor) -> tf.Tensor:
     numbers = lambda images: tf.concat([_pooled(images, learned, scale) for scale in SCALES], axis=-1)
     return (numbers(x) + numbers(x[:, :, ::-1])) / 2
 
   return lambda x: respond(x).numpy()
 
 
-def _pooled(x, learned, scale):
+def _pooled(x: tf.Tensor, learned: Mapping[str, np.ndarray], scale: int) -> tf.Tensor:
   """Steps 1 to 4 at one scale."""
   filters, sums, offsets = (learned[f'{name}_{scale}'] for name in ('filters', 'sums', 'offsets'))
   x = tf.nn.avg_pool2d(x, scale, scale, 'VALID')
@@ -224,7 +226,9 @@ def _pooled(x, learned, scale):
   return tf.reshape(tf.sqrt(means), [tf.shape(x)[0], _NUMBERS_A_SCALE * filters.shape[-1]])
 
 
-def _discriminants(responses, kinds, size, rng):
+def _discriminants(
+  responses: np.ndarray, kinds: np.ndarray, size: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
   """Step 6: the mean, float32[m], and the directions, float32[m, size], of responses float32[n, m]."""
   mean = responses.mean(axis=0)
   # In place: at the default sizes this is 1.4 GB.
@@ -251,7 +255,7 @@ def _discriminants(responses, kinds, size, rng):
   return mean, (directions / deviation[:, None]).astype(np.float32)
 
 
-def _principal(x, count, rng):
+def _principal(x: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
   """An orthonormal basis of nearly the `count` first principal directions of x, [n, m], by subspace iteration."""
   width = min(count + _SPARE, *x.shape)
   basis = rng.normal(size=(x.shape[1], width)).astype(np.float32)

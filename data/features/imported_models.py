@@ -84,7 +84,7 @@ def imported(
   }
 
 
-def _parsed_shape(text):
+def _parsed_shape(text: str) -> tuple[int, ...]:
   if not re.fullmatch(r'[1-9][0-9]{0,4}(x[1-9][0-9]{0,4}){2}', text, re.ASCII):
     raise ValueError(
       f"--image_shape must be height, width and channels of the run's images, such as 28x28x1, found {text!r}."
@@ -92,7 +92,7 @@ def _parsed_shape(text):
   return tuple(int(part) for part in text.split('x'))
 
 
-def _loaded(path):
+def _loaded(path: str) -> tf.keras.Model:
   if not os.path.isfile(path):
     raise reading.DataFileError(f'--import_model: {path} not found. Give a file of a Keras model, .keras or .h5.')
   try:
@@ -105,7 +105,7 @@ def _loaded(path):
     ) from error
 
 
-def _input_shape(model, path):
+def _input_shape(model: tf.keras.Model, path: str) -> tuple[int, ...]:
   """(height, width, channels) of the model's only input."""
   inputs, outputs = getattr(model, 'inputs', None) or [], getattr(model, 'outputs', None) or []
   shapes = [tuple(one.shape) for one in inputs]
@@ -120,7 +120,7 @@ def _input_shape(model, path):
   return shapes[0][1:]
 
 
-def _cut(model, name):
+def _cut(model: tf.keras.Model, name: str) -> tf.keras.Model:
   """The model from its input to the output of the layer, float32[n, d]."""
   names = [one.name for one in model.layers]
   if name not in names:
@@ -142,7 +142,9 @@ def _cut(model, name):
   return tf.keras.Model(model.inputs, output, name='network')
 
 
-def _assembled(cut, shape, takes, preprocessing):
+def _assembled(
+  cut: tf.keras.Model, shape: tuple[int, ...], takes: tuple[int, ...], preprocessing: str
+) -> tf.keras.Model:
   channels, wanted = shape[2], takes[2]
   if channels != wanted and (channels, wanted) != (1, _RGB):
     raise ValueError(

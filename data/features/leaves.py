@@ -56,7 +56,7 @@ def random_leaves(numbers: np.ndarray, rng: np.random.Generator) -> Leaves:
   return Leaves(values, np.arange(shape[1]) < numbers[:, None])
 
 
-def _colours(brightness, rng):
+def _colours(brightness: np.ndarray, rng: np.random.Generator) -> np.ndarray:
   return np.clip(brightness[..., None] + rng.normal(0, 0.12, (*brightness.shape, 3)), 0, 1)
 
 
@@ -75,7 +75,7 @@ def draw(leaves: Leaves, ground: np.ndarray, size: tuple[int, int], rng: np.rand
   images = np.empty((len(ground), *size, 3), np.uint8)
   for start in range(0, len(images), _BATCH):
     rows = slice(start, start + _BATCH)
-    canvas = np.empty(images[rows].shape, np.float32)
+    canvas: np.ndarray = np.empty(images[rows].shape, np.float32)
     canvas[:] = ground[rows, None, None]
     for values, present in zip(leaves.values[rows].swapaxes(0, 1), leaves.present[rows].T):
       _put_down(values[present], np.flatnonzero(present), canvas)
@@ -84,7 +84,7 @@ def draw(leaves: Leaves, ground: np.ndarray, size: tuple[int, int], rng: np.rand
   return images
 
 
-def _put_down(values, where, canvas):
+def _put_down(values: np.ndarray, where: np.ndarray, canvas: np.ndarray) -> None:
   """Paints one leaf, a row of `values`, on each of the images `where` of the canvas."""
   unit = np.float32(_SIDE / min(canvas.shape[1:3]))
   column = lambda i: values[:, i, None, None]
@@ -101,7 +101,7 @@ def _put_down(values, where, canvas):
   canvas[where[image], row, place] = values[image, _COLOUR] + texture[:, None]
 
 
-def _blurred(images):
+def _blurred(images: np.ndarray) -> np.ndarray:
   """The mean over 3x3 pixels; images go on beyond their borders as they end there."""
   padded = np.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)), mode='edge')
   rows = padded[:, :-2] + padded[:, 1:-1] + padded[:, 2:]

@@ -126,7 +126,7 @@ class Scattering(Features):
       J=self.scales, shape=input_shape[:2], L=self.angles, max_order=self.order
     )
 
-    def normalised(x):
+    def normalised(x: np.ndarray) -> np.ndarray:
       return unit_rows(_group_norm(transform(np.moveaxis(x, -1, 1))))
 
     if not self.centred:
@@ -185,7 +185,7 @@ class Pretrained(Learned):
   size: Optional[int] = checks.integer_field('pretrained size', None, at_least=1)
   centred: bool = False
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     super().__post_init__()
     if not self.path:
       raise ValueError('Pretrained features need the folder that experiments.pretrain wrote: pretrained:path=FOLDER.')
@@ -250,12 +250,12 @@ class Pretrained(Learned):
     model = self._model()
 
     @tf.function(input_signature=[tf.TensorSpec(model.input_shape, tf.float32)])
-    def extract(x):
+    def extract(x: tf.Tensor) -> tf.Tensor:
       return model(x, training=False)
 
     return lambda x: unit_rows(extract(x).numpy())
 
-  def _model(self):
+  def _model(self) -> tf.keras.Model:
     return _loaded(self.path, self.card()['sha256'])
 
 

@@ -83,12 +83,17 @@ def _digests(x: np.ndarray) -> np.ndarray:
   return np.array([hashlib.blake2b(example, digest_size=16).digest() for example in np.ascontiguousarray(x)], 'S16')
 
 
-def _all_rows(extract, parts, chosen, progress):
+def _all_rows(
+  extract: Callable[[np.ndarray], np.ndarray],
+  parts: Sequence[np.ndarray],
+  chosen: np.ndarray,
+  progress: Callable[[int, int], None],
+) -> np.ndarray:
   """The features of the examples `chosen`, indices into all parts together, in this order."""
   offsets = np.cumsum([0] + [len(part) for part in parts])
   owners = np.searchsorted(offsets, chosen, side='right') - 1
 
-  def batch(start):
+  def batch(start: int) -> np.ndarray:
     rows = [parts[o][c - offsets[o]] for o, c in zip(owners[start : start + _BATCH], chosen[start : start + _BATCH])]
     padded = np.zeros((_BATCH,) + rows[0].shape, np.float32)
     padded[: len(rows)] = rows
@@ -98,7 +103,7 @@ def _all_rows(extract, parts, chosen, progress):
   table = np.empty((len(chosen), begin.shape[1]), np.float32)
   table[:_BATCH] = begin
 
-  def fill(start):
+  def fill(start: int) -> None:
     table[start : start + _BATCH] = batch(start)
 
   # NumPy, SciPy's transforms and TensorFlow let go of the interpreter while they compute.
@@ -143,7 +148,7 @@ def _read(path: str) -> Optional[np.ndarray]:
   return None
 
 
-def _write(path: str, array: np.ndarray):
+def _write(path: str, array: np.ndarray) -> None:
   """Writes the array and its seal. The file is there whole or not at all, whichever processes write it."""
   folder = os.path.dirname(path)
   os.makedirs(folder, exist_ok=True)

@@ -1,10 +1,10 @@
 """Gradient inversion of every method: settings, the study itself, and its rows."""
 
 import collections
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import functools
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional, TYPE_CHECKING
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from quap_tff.common import lazy
 from quap_tff.common import registry
 from quap_tff.common.lazy import tf
 from quap_tff.training import models as models_lib
+
+if TYPE_CHECKING:
+  from quap_tff.auditing.inversion.attack import Problem
 
 closed_form = lazy.module('quap_tff.auditing.inversion.closed_form')
 images_lib = lazy.module('quap_tff.auditing.inversion.images')
@@ -75,17 +78,18 @@ class InversionSettings(checks.Checked):
   matching_images: int = checks.integer_field('matching_images', 4, at_least=0)
   seed: int = checks.integer_field('seed', 42, at_least=0)
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     super().__post_init__()
     presets = setting_lib.presets_of(self.dataset)
     if not self.models:
       object.__setattr__(self, 'models', (presets.model, setting_lib.DENSE_MODEL))
-    for kind, names, known in (
+    named: tuple[tuple[str, Sequence[str], Iterable[str]], ...] = (
       ('model', self.models, models_lib.MODELS),
       ('attacked method', self.methods, setting_lib.METHODS),
       ('observer', self.observers, OBSERVERS),
       ('attack', self.attacks, ATTACKS),
-    ):
+    )
+    for kind, names, known in named:
       if not names:
         raise ValueError(f'Give at least one {kind}; choices: {", ".join(known)}.')
       for name in names:
@@ -200,7 +204,7 @@ class _Case:
           true, recovered, labels = found
           yield Attempt(self._row(names, facts, true, recovered, labels), true, recovered)
 
-  def _solved(self, kind, observer, problem):
+  def _solved(self, kind: str, observer: str, problem: 'Problem') -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(true images, recovered images, the share of each target's labels that were found)."""
     found = self.attacks[kind](problem, self.settings.seed)
     shape, targets = self.x.shape[3:], len(self.x)
@@ -219,7 +223,14 @@ class _Case:
     recovered = np.clip(recovered, 0, 1).reshape([targets, n, *shape])
     return true[:, :n], recovered, images_lib.label_accuracy(labels, found.labels)
 
-  def _row(self, names, facts, true, recovered, labels):
+  def _row(
+    self,
+    names: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    true: np.ndarray,
+    recovered: np.ndarray,
+    labels: np.ndarray,
+  ) -> dict[str, Any]:
     psnr, ssim = _measures(true, recovered)
     blind_psnr, blind_ssim = _measures(true, np.broadcast_to(self.blind, true.shape).astype(np.float32))
     row = {
@@ -247,7 +258,7 @@ class _Case:
     }
 
 
-def _line(row):
+def _line(row: Mapping[str, Any]) -> str:
   return (
     f'{row["model"]} {row["method"]} {row["observer"]} batch {row["batch"]} steps {row["steps"]} {row["attack"]}: PSNR '
     f'{row["psnr_mean"]:.1f} dB, SSIM {row["ssim_mean"]:.2f}, labels {row["label_accuracy"]:.0%}'
@@ -267,13 +278,13 @@ def interval(values: np.ndarray, low: float, high: float) -> tuple[float, Option
   return mean, max(mean - reach, low), min(mean + reach, high)
 
 
-def _measures(true, recovered):
+def _measures(true: np.ndarray, recovered: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   """(PSNR, SSIM), float64[T, n]."""
   flat = [v.reshape([-1, *v.shape[2:]]) for v in (true, recovered)]
   return images_lib.psnr(*flat).reshape(true.shape[:2]), images_lib.ssim(*flat).reshape(true.shape[:2])
 
 
-def _picture(row):
+def _picture(row: Mapping[str, Any]) -> str:
   return f'inversion_{row["model"]}_{row["method"]}.png'
 
 
@@ -291,7 +302,7 @@ def _pictures(attempts: Sequence[Attempt]) -> dict[str, bytes]:
   }
 
 
-def _draw(figure, chosen):
+def _draw(figure: 'plots.Figure', chosen: Sequence[Attempt]) -> None:
   for axes, attempt in zip(np.atleast_1d(figure.subplots(len(chosen), 1)), chosen):
     row = attempt.row
     flat = [v.reshape([-1, *v.shape[2:]])[:_MOST_IMAGES] for v in (attempt.true, attempt.recovered)]

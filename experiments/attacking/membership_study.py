@@ -102,7 +102,7 @@ class MembershipSettings(checks.Checked):
   resamples: int = checks.integer_field('resamples', 200, at_least=20)
   seed: int = 42
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     super().__post_init__()
     if self.examples_per_client is not None:
       checks.integer('examples_per_client', self.examples_per_client, at_least=2)
@@ -196,7 +196,13 @@ def attacked_experiments(
       yield variant, shadow_models.experiment_of(variant, settings.flags)
 
 
-def _attacked(settings, pool, world, outputs, account) -> tuple[list[dict[str, Any]], dict[str, roc.Curve]]:
+def _attacked(
+  settings: MembershipSettings,
+  pool: shadow_models.Pool,
+  world: shadow_models.Worlds,
+  outputs: shadow_models.Outputs,
+  account: shadow_models.Account,
+) -> tuple[list[dict[str, Any]], dict[str, roc.Curve]]:
   """The rows of all attacks and groups, and the curves over all clients by attack."""
   rows, curves = [], {}
   labels = pool.y[world.rows]
@@ -275,14 +281,16 @@ def _pictures(rows: Sequence[Mapping[str, Any]], curves: Mapping[tuple[str, str,
   return found
 
 
-def _roc_figure(level, curves, rows):
+def _roc_figure(
+  level: str, curves: Mapping[tuple[str, str], roc.Curve], rows: Sequence[Mapping[str, Any]]
+) -> plots.Draw:
   specs, attacks = _in_order(method for method, _ in curves), _in_order(attack for _, attack in curves)
   attack = _strongest(attacks)
   trials = next(row for row in rows if row['level'] == level and row['group'] == 'all')
   # One non-member that is called a member, and one member that is found: nothing smaller can be measured.
   lowest = 0.5 / max(trials['members'], trials['non_members'])
 
-  def draw(figure):
+  def draw(figure: plots.Figure) -> None:
     left, right = figure.subplots(1, 2)
     for index, method in enumerate(specs):
       _curve(left, curves[method, attack], lowest, _COLOURS[index % len(_COLOURS)], _DASHES[index % 4], _short(method))
@@ -304,19 +312,19 @@ def _roc_figure(level, curves, rows):
   return draw
 
 
-def _curve(axes, curve, lowest, colour, dash, label):
+def _curve(axes: plots.Axes, curve: roc.Curve, lowest: float, colour: str, dash: Any, label: str) -> None:
   rates = (np.maximum(rate, lowest) for rate in curve)
   axes.plot(*rates, color=colour, linestyle=dash, label=label, drawstyle='steps-post')
 
 
-def _groups_figure(rows):
+def _groups_figure(rows: Sequence[Mapping[str, Any]]) -> tuple[plots.Draw, tuple[float, float]]:
   """The AUC of each method by participation group, a panel for each level, with intervals and bounds."""
   levels = _in_order(row['level'] for row in rows)
   specs = _in_order(row['method'] for row in rows)
   attack = _strongest(_in_order(row['attack'] for row in rows))
   by_key = {(row['method'], row['level'], row['attack'], row['group']): row for row in reversed(rows)}
 
-  def draw(figure):
+  def draw(figure: plots.Figure) -> None:
     for axes, level in zip(figure.subplots(1, len(levels), squeeze=False)[0], levels):
       for place, method in enumerate(specs):
         for index, group in enumerate(shadow_models.GROUPS):
@@ -338,10 +346,12 @@ def _groups_figure(rows):
   return draw, (max(8, 1.05 * len(specs)) * len(levels), 4.6)
 
 
-def _point(axes, row, x, index, label):
+def _point(axes: plots.Axes, row: Mapping[str, Any], x: float, index: int, label: Optional[str]) -> None:
   colour, area = _GROUP_COLOURS[index], row['auc']
   reach = [[area - row['auc_low']], [row['auc_high'] - area]]
-  style = dict(color=colour, marker=_MARKERS[index], linestyle='none', markersize=5, linewidth=1.2, capsize=2)
+  style: dict[str, Any] = dict(
+    color=colour, marker=_MARKERS[index], linestyle='none', markersize=5, linewidth=1.2, capsize=2
+  )
   axes.errorbar([x], [area], yerr=reach, label=label, **style)
   if row['auc_bound'] is not None:
     axes.plot([x - 0.09, x + 0.09], [row['auc_bound']] * 2, color=colour, linewidth=1.2)

@@ -118,7 +118,7 @@ def draw_worlds(level: str, pool: Pool, models: int, seed: int) -> Worlds:
   return Worlds(level, attends, uses, rows, np.arange(len(rows)), pool.owners[rows], members)
 
 
-def _coins(rng, models, units):
+def _coins(rng: np.random.Generator, models: int, units: int) -> np.ndarray:
   """bool[models, units], fair coins, of which each unit shows both sides at least `_MODELS_A_SIDE` times."""
   coins = rng.random((models, units)) < 0.5
   while (again := np.abs(2 * coins.sum(axis=0) - models) > models - 2 * _MODELS_A_SIDE).any():

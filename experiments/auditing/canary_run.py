@@ -172,7 +172,7 @@ def claim_of(plan: plans.Plan, ledger: accounting.RunLedger, planned: Sequence[n
   return Claim(None, plan.delta, 'none')
 
 
-def _canary_clients(plan, schedule, count) -> tuple[int, ...]:
+def _canary_clients(plan: plans.Plan, schedule: Sequence[np.ndarray], count: int) -> tuple[int, ...]:
   """The clients that are planned to spend most; who takes part when is public."""
   if plan.mechanism.facts.is_certified:
     spent = accounting.total_mu(plan.planned_ledger(schedule)).updates
@@ -187,7 +187,7 @@ def _canary_clients(plan, schedule, count) -> tuple[int, ...]:
   return tuple(sorted(np.argsort(-spent, kind='stable')[:count].tolist()))
 
 
-def _tensors(plan, part) -> Optional[tuple[int, ...]]:
+def _tensors(plan: plans.Plan, part: str) -> Optional[tuple[int, ...]]:
   if part == 'all':
     return None
   noised = tuple(layers_lib.critical_indices(plan.model.layers, plan.mechanism.facts.noised_layers))
@@ -197,20 +197,24 @@ def _tensors(plan, part) -> Optional[tuple[int, ...]]:
   return tensors
 
 
-def _clipped(plan) -> Optional[tuple[int, ...]]:
+def _clipped(plan: plans.Plan) -> Optional[tuple[int, ...]]:
   """The tensors whose joint norm is clipped; None for all."""
   selection = plan.mechanism.facts.clipped_layers
   return None if selection == layers_lib.ALL else tuple(layers_lib.critical_indices(plan.model.layers, selection))
 
 
-def _norm(plan, part) -> float:
+def _norm(plan: plans.Plan, part: str) -> float:
   clip = plan.config.clip
   bounded = not clip.releases_exact_norms and np.isfinite(clip.initial_norm)
   return canary_lib.NORM if bounded and part != 'unnoised' else _ORDINARY_NORM
 
 
 def _scores(
-  plan, ledger, rounds: Sequence[canary_lib.Round], canaries, part
+  plan: plans.Plan,
+  ledger: accounting.RunLedger,
+  rounds: Sequence[canary_lib.Round],
+  canaries: canary_lib.Canaries,
+  part: str,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """The scores of one run: of the canaries that were there, of unseen directions; and what μ the former should have."""
   rows: list[tuple[np.ndarray, np.ndarray, Optional[float]]] = []
@@ -248,7 +252,9 @@ def _scores(
   return own.scores(inserted), canary_lib.matched_filter(templates, covariance).scores(unseen), own.mu
 
 
-def _units(plan, found, cohort) -> tuple[float, Optional[float], Optional[float]]:
+def _units(
+  plan: plans.Plan, found: canary_lib.Round, cohort: np.ndarray
+) -> tuple[float, Optional[float], Optional[float]]:
   """(C_t, what the sum was divided by, noise multiplier) of a round; None for what is not known or not there."""
   facts, row = plan.mechanism.facts, plan.mechanism.measured(found.output.measurements, plan.model)
   clip, multiplier = float(row['clipping_norm']), float(row['noise_multiplier'])

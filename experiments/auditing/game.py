@@ -51,14 +51,14 @@ def of_plan(plan: plans.Plan, schedule: Sequence[np.ndarray], draws: int, seed: 
   return make(plan, schedule, draws, seed) if make is not None else None
 
 
-def _of_certified(plan, schedule, draws, seed) -> Game:
+def _of_certified(plan: plans.Plan, schedule: Sequence[np.ndarray], draws: int, seed: Optional[int]) -> Game:
   # A private quantile's noised counts are a second mechanism, which this game leaves alone.
   mu = accounting.total_mu(plan.planned_ledger(schedule)).updates
   simulate: Any = distinguisher.held if plan.holds_noise else distinguisher.certified
   return Game(float(mu.max()), simulate(plan.config, schedule, int(mu.argmax()), seed))
 
 
-def _of_stock(plan, schedule, draws, seed) -> Optional[Game]:
+def _of_stock(plan: plans.Plan, schedule: Sequence[np.ndarray], draws: int, seed: Optional[int]) -> Optional[Game]:
   stock = plan.mechanism.aggregator_of(plan.model)
   if stock.clip is None:
     return None  # Adaptive clipping releases counts, too.
@@ -70,7 +70,7 @@ def _of_stock(plan, schedule, draws, seed) -> Optional[Game]:
   return Game(float(mu.max()), simulate)
 
 
-def _of_quap(plan, schedule, draws, seed) -> Game:
+def _of_quap(plan: plans.Plan, schedule: Sequence[np.ndarray], draws: int, seed: Optional[int]) -> Game:
   # The game is for a fixed clipping norm; a norm that follows the clients' norms gives away even more.
   config = dataclasses.replace(plan.config, clip=clip_rules.Fixed(1.0), max_agg_norm=None)
   mu = _formal_mu(plan, plan.planned_ledger(schedule))
@@ -82,7 +82,7 @@ def _of_quap(plan, schedule, draws, seed) -> Game:
 _GAMES = {'certified': _of_certified, 'stock': _of_stock, 'quap': _of_quap}
 
 
-def _formal_mu(plan, ledger) -> np.ndarray:
+def _formal_mu(plan: plans.Plan, ledger: accounting.RunLedger) -> np.ndarray:
   """The privacy loss of each client from the noised layers alone, as μ, float64[N]."""
   epsilon = accounting.epsilon_by_client(ledger, plan.delta)
   return np.array([tradeoff.mu_at_most(float(e), plan.delta) if 0 < e < np.inf else 0.0 for e in epsilon])

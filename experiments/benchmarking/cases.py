@@ -189,7 +189,7 @@ def random_clients(clients: int, examples: int) -> list[Any]:
   return [collections.OrderedDict(zip('xy', _random_examples(i, examples))) for i in range(clients)]
 
 
-def _random_examples(seed, examples, shape=_INPUT_SHAPE):
+def _random_examples(seed: int, examples: int, shape: Sequence[int] = _INPUT_SHAPE) -> tuple[np.ndarray, np.ndarray]:
   rng = np.random.default_rng(seed)
   return rng.random((examples, *shape), np.float32), rng.integers(0, _CLASSES, examples, np.int32)
 
@@ -199,15 +199,15 @@ def whole(data: Sequence[Any]) -> list[Any]:
   return [_client(i, client['x'], client['y']) for i, client in enumerate(data)]
 
 
-def _client(index, x, y):
+def _client(index: int, x: np.ndarray, y: np.ndarray) -> 'collections.OrderedDict[str, Any]':
   return collections.OrderedDict(client_id=[np.int64(index)], examples=[collections.OrderedDict(x=x, y=y)])
 
 
-def _batched(data, batch_size):
+def _batched(data: Sequence[Any], batch_size: int) -> 'list[tf.data.Dataset]':
   return [tf.data.Dataset.from_tensor_slices(client).shuffle(len(client['y'])).batch(batch_size) for client in data]
 
 
-def _stock_process(clients):
+def _stock_process(clients: int) -> 'tff.learning.templates.LearningProcess':
   return tff.learning.algorithms.build_unweighted_fed_avg(
     models.build_model_fn(_MODEL, _INPUT_SHAPE, _CLASSES),
     client_optimizer_fn=tff.learning.optimizers.build_sgdm(_LEARNING_RATE),
@@ -233,7 +233,7 @@ def quap_process(
   )
 
 
-def _ceiling_round(data, batch_size, device, compute_dtype):
+def _ceiling_round(data: Sequence[Any], batch_size: int, device: str, compute_dtype: str) -> Callable[[], list[None]]:
   """All clients' steps in bare TensorFlow: shuffle, gather, gradient, update; a model and a thread for each core."""
   config = runtime.RuntimeConfig(device=device)
   devices = runtime.prepare(config)
@@ -242,7 +242,7 @@ def _ceiling_round(data, batch_size, device, compute_dtype):
   pool = concurrent.futures.ThreadPoolExecutor(threads)
   start = [np.asarray(v) for v in workers[0].variables]
 
-  def run_worker(index):
+  def run_worker(index: int) -> None:
     for client in data[index::threads]:
       workers[index].train(start, client['x'], client['y'])
 
@@ -262,11 +262,11 @@ class _BareWorker:
     self.variables = model.trainable_variables
 
     @tf.function(input_signature=[tf.TensorSpec((None, *_INPUT_SHAPE)), tf.TensorSpec((None,), tf.int32)])
-    def run_steps(x, y):
+    def run_steps(x: 'tf.Tensor', y: 'tf.Tensor') -> None:
       count = tf.shape(y)[0]
       order = tf.random.shuffle(tf.range(count))
 
-      def step(begin):
+      def step(begin: 'tf.Tensor') -> 'tf.Tensor':
         rows = order[begin : tf.minimum(begin + batch_size, count)]
         with tf.GradientTape() as tape:
           logits = model(tf.gather(x, rows), training=True)

@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 import time
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional, TypeVar
 
 from quap_tff.common import lazy
 from quap_tff.runtime import worker_processes
@@ -44,7 +44,7 @@ class Figure(NamedTuple):
   value: float
   spread: Optional[float]
 
-  def __str__(self):
+  def __str__(self) -> str:
     return f'{self.value:.4g}' + ('' if self.spread is None else f' ±{self.spread:.2g}')
 
 
@@ -60,6 +60,9 @@ def figure(repetitions: Iterable[float]) -> Figure:
 def ratio(numerators: Iterable[float], denominators: Iterable[float]) -> Figure:
   """The figure over the rounds' ratios."""
   return figure(n / d for n, d in zip(numerators, denominators))
+
+
+_Child = TypeVar('_Child', bound='Child')
 
 
 class Child:
@@ -88,10 +91,10 @@ class Child:
     self._lines: Any = self._process.stdout or self._process.stderr
     self.peak_mib = 0.0
 
-  def __enter__(self):
+  def __enter__(self: _Child) -> _Child:
     return self
 
-  def __exit__(self, kind, *_):
+  def __exit__(self, kind: Optional[type[BaseException]], *_: Any) -> None:
     if kind is not None:
       self._process.kill()
     with self._process:  # Closes the pipes, which ends a measurement, and waits.
@@ -117,7 +120,7 @@ class Child:
     leader = psutil.Process(self._process.pid)
     return sum(member.memory_info().rss for member in [leader, *leader.children(recursive=True)]) / 2**20
 
-  def _sample(self):
+  def _sample(self) -> None:
     with contextlib.suppress(psutil.NoSuchProcess):
       self.peak_mib = max(self.peak_mib, self.memory_mib())
 

@@ -44,7 +44,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class _FlagValues(flags.FlagValues):
   """Flag values whose numbers are written in plain digits, see `checks.parsed_number`."""
 
-  def __setitem__(self, name, flag):
+  def __setitem__(self, name: str, flag: flags.Flag) -> None:
     if isinstance(flag.parser, (flags.IntegerParser, flags.FloatParser)):
       convert = flag.parser.convert
       flag.parser = copy.copy(flag.parser)  # absl shares parsers among all flags of a process.
@@ -191,7 +191,7 @@ def _indented(row: str) -> list[str]:
   return filled(row, indent, indent)
 
 
-def _flag_help(flag) -> list[str]:
+def _flag_help(flag: flags.Flag) -> list[str]:
   name = f'--[no]{flag.name}' if flag.boolean else f'--{flag.name}'
   name = f'-{flag.short_name}, {name}' if flag.short_name else name
   notes = []
@@ -269,7 +269,7 @@ def run(main: Callable[[list[str]], int]) -> None:
   _end(status)
 
 
-def _on_signals(handler):
+def _on_signals(handler: Any) -> None:
   for signum in experiments.SIGNALS:
     signal.signal(signum, handler)
 
@@ -294,7 +294,7 @@ def use_own_temporary_folder() -> None:
   atexit.register(shutil.rmtree, folder, ignore_errors=True)
 
 
-def _remove_abandoned(parent: str):
+def _remove_abandoned(parent: str) -> None:
   for name in os.listdir(parent):
     if not name.startswith(_TEMPORARY):
       continue
@@ -329,11 +329,11 @@ def status_of(main: Callable[[list[str]], int], argv: list[str]) -> int:
     return FAILED
 
 
-def _say_interrupted():
+def _say_interrupted() -> None:
   print('\nInterrupted.', file=sys.stderr)
 
 
-def _end(status: int):
+def _end(status: int) -> None:
   """Ends the process. Output that nobody can receive any more is dropped."""
   contexts: Any = sys.modules.get(_TFF_CONTEXTS)
   if hasattr(contexts, 'set_no_default_context'):

@@ -32,14 +32,14 @@ _MECHANISM = (parts.Mechanism, *methods.PARTS)
 class _NumberOrText(flags.ArgumentParser):
   """Reads 3 as a number, and leaves everything else, such as 1..5, to `parts.Epochs`."""
 
-  def parse(self, argument):
+  def parse(self, argument: Any) -> Any:
     try:
       return checks.parsed_number(str(argument), int)
     except ValueError:
       return argument
 
 
-def _define(name: str, found: flag_fields.Flag, kind: Any, text: str):
+def _define(name: str, found: flag_fields.Flag, kind: Any, text: str) -> None:
   own = dict(flag_values=VALUES)
   bounds = dict(lower_bound=found.lower, upper_bound=found.upper)
   default = None if found.differs else found.default
@@ -126,7 +126,7 @@ def without_effect(run: run_lib.Run, given: Sequence[str]) -> dict[str, str]:
   return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
-def _no_effect(run, name) -> Optional[str]:
+def _no_effect(run: run_lib.Run, name: str) -> Optional[str]:
   """Why a flag that was given has no effect, or None."""
   written, rounds = run.flags, run.schedule.rounds
   if name in run_lib.unused_flags(run.method):

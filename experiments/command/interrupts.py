@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import contextlib
 import gc
 import signal
-from typing import Any
+import types
+from typing import Any, Optional
 import weakref
 
 import experiments
@@ -71,7 +72,7 @@ def caught() -> None:
   _on_its_way = False
 
 
-def _handle(signum, frame):
+def _handle(signum: int, frame: Optional[types.FrameType]) -> None:
   del signum
   global _came
   first, _came = not _came, True
@@ -80,7 +81,7 @@ def _handle(signum, frame):
     _interrupt(frame)
 
 
-def _interrupt(frame):
+def _interrupt(frame: Optional[types.FrameType]) -> None:
   if _held:
     return
   if _is_lost_in(frame):
@@ -89,7 +90,7 @@ def _interrupt(frame):
   _raise()
 
 
-def _raise():
+def _raise() -> None:
   global _on_its_way
   _on_its_way = True
   raise KeyboardInterrupt

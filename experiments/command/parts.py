@@ -105,7 +105,7 @@ class Cohorts:
   cohort_size: Optional[int] = flag()
   cohort_seed: Optional[str] = flag(words=(SECRET,), parse=_cohort_seed)
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     if self.cohort_size is not None:
       checks.integer('cohort_size', self.cohort_size, at_least=1)
 
@@ -134,7 +134,7 @@ class Schedule:
   eval_every: int = flag(1, lower=1, is_control=True)
   seed: int = flag(42)
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     checks.integer('rounds', self.rounds, at_least=1, at_most=_MOST_ROUNDS)
     if self.stop_after is not None:
       checks.integer('stop_after', self.stop_after, at_least=1, at_most=self.rounds)
@@ -202,7 +202,7 @@ class Publication:
   allow_code_change: bool = flag(False, is_control=True)
   progress: str = flag('auto', one_of=('auto', 'bar', 'lines', 'none'), is_control=True)
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     checks.number('shrinkage', self.shrinkage, above=0, at_most=1)
 
 

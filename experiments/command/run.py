@@ -258,7 +258,12 @@ class Run:
       attackers=tuple(attackers),
     )
 
-  def setting(self, num_clients: int, participation: Any = None, **options: Any) -> methods.Setting:
+  def setting(
+    self,
+    num_clients: int,
+    participation: Optional[ParticipationModel] = None,
+    options: Optional[methods.PlanOptions] = None,
+  ) -> methods.Setting:
     """The facts about the run that its method uses. `options` are those of the plan."""
     return methods.Setting(
       num_clients=num_clients,
@@ -271,7 +276,7 @@ class Run:
       client_optimizer=self.local.client_optimizer,
       mean_epochs=self.local.local_epochs.mean,
       asks_client_metrics=bool(self.publication.client_metrics),
-      options=options,
+      options=options or {},
       reseeded=lambda seed: self.participation(num_clients, seed),
     )
 
@@ -289,11 +294,13 @@ class Run:
     setting = self.setting(
       num_clients,
       self.participation(num_clients),
-      client_metrics=self.logs_client_metrics,
-      test_is_of_clients=test_is_of_clients,
-      model=model,
-      sparsity=self.method.sparsity,
-      sparsity_seed=self.schedule.seed,
+      methods.PlanOptions(
+        client_metrics=self.logs_client_metrics,
+        test_is_of_clients=test_is_of_clients,
+        model=model,
+        sparsity=self.method.sparsity,
+        sparsity_seed=self.schedule.seed,
+      ),
     )
     self.method.check_cohorts(setting)
     plan = self.method.plan(setting)
@@ -343,7 +350,7 @@ def unused_flags(method: methods.Method) -> frozenset[str]:
   return frozenset(theirs) - method.flag_names()
 
 
-def _check_data(run):
+def _check_data(run: Run) -> None:
   dataset, model, features = run.data.dataset, run.local.model, run.data.features
   name = run.flags['dataset'].partition(':')[0]
   if model != 'auto' and dataset.is_sequences != (model in models.OF_SEQUENCES):
@@ -366,7 +373,7 @@ def _check_data(run):
     )
 
 
-def _check_mechanism(run):
+def _check_mechanism(run: Run) -> None:
   written, uses = run.flags, run.method.flag_names()
   if 'epsilon' in uses:
     checks.number('epsilon', written['epsilon'], at_least=1e-6)
@@ -392,7 +399,7 @@ def _check_mechanism(run):
     )
 
 
-def _check_secret_cohorts(run):
+def _check_secret_cohorts(run: Run) -> None:
   """Refuses secret cohorts where something that is public says who comes, or where the account has no use for them."""
   written, method, refused = run.flags, run.method, f'--cohort_seed={parts.SECRET}'
   if method.gives_certificate:

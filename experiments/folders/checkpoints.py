@@ -98,11 +98,11 @@ def unpacked(
   return found
 
 
-def _is_packed(array, num_clients) -> bool:
+def _is_packed(array: np.ndarray, num_clients: int) -> bool:
   return num_clients > run_ledger.LARGE_POPULATION and array.shape == (num_clients,)
 
 
-def _unpacked(name, positions, values, array):
+def _unpacked(name: str, positions: np.ndarray, values: np.ndarray, array: np.ndarray) -> np.ndarray:
   are_lists = positions.ndim == values.ndim == 1 and len(positions) == len(values)
   if not are_lists or (positions.dtype, values.dtype) != (np.int32, array.dtype):
     raise ValueError(f'positions and values of {_shown(array)} were expected for {name}, and others found')
@@ -113,5 +113,5 @@ def _unpacked(name, positions, values, array):
   return whole
 
 
-def _shown(array):
+def _shown(array: np.ndarray) -> str:
   return f'{array.dtype}{list(array.shape)}'

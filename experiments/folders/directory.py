@@ -140,7 +140,7 @@ class RunDirectory:
     """SHA-256 of a secret salt and the digest: shows whether data are the same, and reveals nothing else."""
     return hashlib.sha256(b'data of a run' + self.secret('data_salt') + data_digest).hexdigest()
 
-  def _check_resolved(self, resolved):
+  def _check_resolved(self, resolved: Mapping[str, Any]) -> None:
     try:
       kept = files.read_json(self.file(run_folder.RUN))['resolved']
       same_data = kept['data_commitment'] == resolved['data_commitment']
@@ -161,7 +161,7 @@ class RunDirectory:
         f'output_dir {self.path} belongs to another run: {", ".join(sorted(others))} differ. Give another folder.'
       )
 
-  def _remove_unfinished(self):
+  def _remove_unfinished(self) -> None:
     """Removes unfinished files, which have names of their own, that a killed run left."""
     for folder in (self.path, self.file(run_folder.CHECKPOINTS)):
       for name in os.listdir(folder):
@@ -273,5 +273,5 @@ class RunDirectory:
     self._lock.release()
 
 
-def _named_leaves(state) -> dict[str, np.ndarray]:
+def _named_leaves(state: Any) -> dict[str, np.ndarray]:
   return {f'state/{i}': np.asarray(leaf) for i, leaf in enumerate(tf.nest.flatten(state))}

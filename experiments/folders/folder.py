@@ -101,7 +101,7 @@ def check(path: str, identity: Mapping[str, Any], needs_same_code: bool = False)
   return Found(True, None)
 
 
-def _check_can_go_on(path, run, last_round, needs_same_code):
+def _check_can_go_on(path: str, run: Mapping[str, Any], last_round: int, needs_same_code: bool) -> None:
   read_secret(path)
   try:
     kept = train_runs.stretches(run, last_round)
@@ -132,7 +132,7 @@ def read_secret(path: str) -> bytes:
     ) from None
 
 
-def _check_can_be_made(path):
+def _check_can_be_made(path: str) -> None:
   """Makes and removes an empty folder, so that an error comes before the data are read."""
   try:
     with contextlib.suppress(FileNotFoundError):
@@ -150,7 +150,7 @@ def _check_can_be_made(path):
     raise RunDirectoryError(f'output_dir {path} cannot be made in {parent}: {reason}. Give another folder.') from error
 
 
-def _check_kinds(path, names):
+def _check_kinds(path: str, names: set[str]) -> None:
   for name in sorted(names & {*_FILES, *_FOLDERS}):
     if os.path.isdir(os.path.join(path, name)) != (name in _FOLDERS):
       kind, found = ('folder', 'file') if name in _FOLDERS else ('file', 'folder')

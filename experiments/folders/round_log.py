@@ -5,7 +5,7 @@ earlier processes anew: those that a killed run left behind its checkpoint, or i
 also written anew when a row has a new column, such as that of the first test.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 import csv
 import io
 import itertools
@@ -62,7 +62,7 @@ class RoundLog:
     with open(self._path, 'a', newline='', encoding='utf-8') as f:
       f.write(_text([[row.get(name, '') for name in self._columns]]))
 
-  def _begin(self, round_num) -> list[str]:
+  def _begin(self, round_num: int) -> list[str]:
     columns, rows = self._read(round_num - 1)
     files.write(self._path, _text([columns, *rows]))
     if self._keeps_times:
@@ -76,7 +76,7 @@ class RoundLog:
         self._add_event(int(row[0]), {name: float(text or 'nan') for name, text in zip(columns[1:], row[1:])})
     return columns
 
-  def _add_event(self, round_num, row):
+  def _add_event(self, round_num: int, row: Mapping[str, float]) -> None:
     if self._events is not None:
       summary = tf.compat.v1.Summary()
       for name, value in row.items():
@@ -84,12 +84,13 @@ class RoundLog:
           summary.value.add(tag=name, simple_value=value)
       self._add(tf.compat.v1.Event(step=round_num, summary=summary))
 
-  def _add(self, event):
+  def _add(self, event: 'tf.compat.v1.Event') -> None:
+    assert self._events is not None
     event.wall_time = time.time()
     self._events.write(event.SerializeToString())
     self._events.flush()
 
-  def _read(self, last_round) -> tuple[list[str], list[list[str]]]:
+  def _read(self, last_round: int) -> tuple[list[str], list[list[str]]]:
     """The names of the columns and the rows of the rounds up to `last_round`, as text."""
     if last_round == 0 or (last_round == 1 and not os.path.exists(self._path)):
       return [_ROUND], []
@@ -107,14 +108,14 @@ class RoundLog:
     except (OSError, ValueError, IndexError, csv.Error):
       raise self._damaged(last_round) from None
 
-  def _damaged(self, round_num):
+  def _damaged(self, round_num: int) -> run_folder.RunDirectoryError:
     return run_folder.RunDirectoryError(
       f'{self._path} is damaged: it must hold one row for each of the first {round_num} rounds, as numbers. Put it '
       'back, or give another folder to start anew.'
     )
 
 
-def _text(rows) -> str:
+def _text(rows: Iterable[Sequence[Any]]) -> str:
   text = io.StringIO()
   csv.writer(text).writerows(rows)
   return text.getvalue()

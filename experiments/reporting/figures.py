@@ -113,15 +113,19 @@ def curves(axes: Axes, shown: Sequence[Series], ylabel: str) -> None:
   plots.whole_rounds(axes)
 
 
+def _less_total(series: Series) -> float:
+  return -pages.known(series.total).mean
+
+
 def by_round(shown: Sequence[Series], ylabel: str, total_label: str, log: bool = False) -> Drawing:
   """Curves by round. At their right is a row for each, with its total and name, the largest on top."""
 
-  def draw(figure):
+  def draw(figure: plots.Figure) -> None:
     axes, *panel = figure.subplots(1, 2, width_ratios=(2, 1)) if len(shown) > 1 else [figure.subplots()]
     curves(axes, shown, ylabel)
     (plots.plain_log if log else plots.within_percent)(axes.yaxis)
     if panel:
-      ranked, look = sorted(shown, key=lambda series: -series.total.mean), looks(shown)
+      ranked, look = sorted(shown, key=_less_total), looks(shown)
       _rows(panel[0], [(series.total, look[series.label]) for series in ranked], total_label, log)
       panel[0].set_yticks(range(len(shown)), [_wrapped(f'{one.total} {one.label}', 54) for one in ranked])
       panel[0].yaxis.tick_right()
@@ -174,7 +178,7 @@ def panels(shown: Mapping[str, Sequence[Point]], xlabel: str) -> Drawing:
   lines, most = -(-totals.shape[1] // columns), max(1 + name.count('\n') for name in names)
   height = 0.9 + len(names) * (0.13 + 0.14 * most)
 
-  def draw(figure):
+  def draw(figure: plots.Figure) -> None:
     grid = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
     for axes in grid.flat[totals.shape[1] :]:
       axes.set_axis_off()
@@ -193,7 +197,7 @@ def panels(shown: Mapping[str, Sequence[Point]], xlabel: str) -> Drawing:
   return draw, (3.4 + 2.6 * max(columns, 2), lines * height)
 
 
-def _rows(axes, shown, xlabel, log=False):
+def _rows(axes: Axes, shown: Sequence[tuple[Any, Mapping[str, Any]]], xlabel: str, log: bool = False) -> None:
   """A row for each total with its style, the first one on top: a mark, and a bar for the deviation over seeds."""
   for place, (total, style) in enumerate(shown):
     if isinstance(total, pages.Quantity):
@@ -216,7 +220,7 @@ def in_panels(shown: Mapping[str, Sequence[Point]], xlabel: str, ylabel: str) ->
   columns = min(2, len(shown))
   lines_, legend_rows = -(-len(shown) // columns), -(-len(look) // 2)
 
-  def draw(figure):
+  def draw(figure: plots.Figure) -> None:
     grid = figure.subplots(lines_, columns, sharex=True, sharey=True, squeeze=False)
     for axes in grid.flat[len(shown) :]:
       axes.set_axis_off()
@@ -228,7 +232,8 @@ def in_panels(shown: Mapping[str, Sequence[Point]], xlabel: str, ylabel: str) ->
           _line(axes, own, aside, capsize=2, elinewidth=1, **style)
       axes.set_title(title, loc='left')
       axes.tick_params(labelbottom=True)
-    plots.log_of_error(grid[0, 0].yaxis, [p.total.mean + s * (p.total.deviation or 0) for p in every for s in (-1, 1)])
+    totals = [pages.known(point.total) for point in every]
+    plots.log_of_error(grid[0, 0].yaxis, [t.mean + s * (t.deviation or 0) for t in totals for s in (-1, 1)])
     plots.plain_log(grid[0, 0].xaxis)
     ticks = sorted({round(point.at) for point in every if round(point.at) > 0})
     if len(ticks) > 1:
@@ -248,7 +253,7 @@ def lines(points: Sequence[Point], xlabel: str, ylabel: str, log: bool = False) 
   """Quantities over a number. A line joins the quantities of a label. Bars are the deviation over seeds."""
   labels, ticks = dict.fromkeys(point.label for point in points), sorted({point.at for point in points})
 
-  def draw(figure):
+  def draw(figure: plots.Figure) -> None:
     axes, look = figure.subplots(), looks(points)
     for label in labels:
       _line(axes, [point for point in points if point.label == label], capsize=3, **look[label])
@@ -262,8 +267,8 @@ def lines(points: Sequence[Point], xlabel: str, ylabel: str, log: bool = False) 
   return draw, (9, max(4.0, 0.36 * len(labels) + 1))
 
 
-def _line(axes, points, aside=1.0, **style):
+def _line(axes: Axes, points: Iterable[Point], aside: float = 1.0, **style: Any) -> None:
   """A line through the means of points from left to right, with bars for the deviations over seeds."""
   own = sorted(points, key=lambda point: point.at)
-  means, bars = zip(*((point.total.mean, point.total.deviation or 0) for point in own))
+  means, bars = zip(*((total.mean, total.deviation or 0) for total in (pages.known(point.total) for point in own)))
   axes.errorbar([aside * point.at for point in own], means, bars, **style)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import os
 import re
 import textwrap
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional, TypeVar, Union
 
 import jinja2
 import markupsafe
@@ -26,6 +26,9 @@ _SAID_ONCE = set('dataset participation ε setting measured cores GPUs pairs see
 _LONG_CELL, _LONG_WORD = 40, 25
 
 
+_T = TypeVar('_T')
+
+
 class Quantity(NamedTuple):
   """A figure and its spread over seeds.
 
@@ -43,7 +46,7 @@ class Quantity(NamedTuple):
   digits: int = 2
   is_bound: bool = False
 
-  def __str__(self):
+  def __str__(self) -> str:
     # Norms can become huge, and then decimals say nothing.
     is_huge = abs(self.mean) >= 1e4
     style = '.3g' if is_huge else f'.{self.digits}f'
@@ -51,6 +54,12 @@ class Quantity(NamedTuple):
     if self.is_bound:
       mean = rounding.up(self.mean, 3) if is_huge else rounding.up_fixed(self.mean, self.digits)
     return mean + ('' if self.deviation is None else f' ± {self.deviation:{style}}')
+
+
+def known(value: Optional[_T]) -> _T:
+  """A value that there is, because what has none was left out before."""
+  assert value is not None
+  return value
 
 
 class Table(NamedTuple):
@@ -95,14 +104,14 @@ class Figure(NamedTuple):
   name: Its file is figures/name.png; several of one name are numbered.
   title: The text above it.
   caption: How to read it.
-  draw: Draws it into an empty figure.
+  draw: Draws it into an empty figure; None if there is a picture of it already.
   size: Width and height in inches, without the title.
   """
 
   name: str
   title: str
   caption: str
-  draw: plots.Draw
+  draw: Optional[plots.Draw]
   size: tuple[float, float] = (9, 4.2)
 
   @property
@@ -111,8 +120,8 @@ class Figure(NamedTuple):
     width, height = self.size
     lines = textwrap.wrap(self.title, int(9.8 * width))
 
-    def draw(figure):
-      self.draw(figure)
+    def draw(figure: 'plots.Figure') -> None:
+      known(self.draw)(figure)
       figure.suptitle('\n'.join(lines), fontsize=11, fontweight='bold', x=0.01, ha='left')
 
     return draw, (width, height + 0.2 * len(lines))
@@ -146,7 +155,7 @@ def numbered(sections: Sequence[Section]) -> list[Section]:
   totals = collections.Counter(map(key, named))
   seen: collections.Counter[Any] = collections.Counter()
 
-  def renamed(block):
+  def renamed(block: Block) -> Block:
     if isinstance(block, str) or totals[key(block)] == 1:
       return block
     seen[key(block)] += 1
@@ -200,7 +209,7 @@ def page(sections: Sequence[Section], images: Mapping[str, bytes]) -> str:
   return _rendered('page.html', sections, images=encoded, frame_css=markupsafe.Markup(wide.CSS))
 
 
-def _rendered(template, sections, **values) -> str:
+def _rendered(template: str, sections: Sequence[Section], **values: Any) -> str:
   environment = jinja2.Environment(
     loader=jinja2.FileSystemLoader(os.path.join(os.path.dirname(__file__), 'templates')),
     autoescape=jinja2.select_autoescape(['html']),

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
 import os
-from typing import Any, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 import pandas as pd
@@ -22,8 +22,8 @@ from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.training import optimizers
 
 # The flags that every run must have, with the types of their values. Then those that only some methods read.
-_NEEDED = {'dataset': str, 'participation': str, 'partition': str, 'rounds': int, 'seed': int}
-_IF_READ = dict.fromkeys(('epsilon', 'delta', 'alpha', 'beta'), (int, float))
+_NEEDED: dict[str, Any] = {'dataset': str, 'participation': str, 'partition': str, 'rounds': int, 'seed': int}
+_IF_READ: dict[str, Any] = dict.fromkeys(('epsilon', 'delta', 'alpha', 'beta'), (int, float))
 # The first words of the columns of clients.csv that are 0 for clients that took no part.
 _SPENT = ('rounds', 'nominal_', 'formal_')
 
@@ -202,7 +202,7 @@ def load(path: str) -> tuple[Optional[Run], list[LeftOut]]:
   """Reads a run folder. Returns the run, or None if it is unusable, and a list of damaged and missing files."""
   left_out = []
 
-  def read(name, reader, otherwise, expected):
+  def read(name: str, reader: Callable[[str], Any], otherwise: Any, expected: bool) -> Any:
     file = os.path.join(path, name)
     if not os.path.exists(file):
       left_out.extend([LeftOut(file, 'is missing; the report does without it')] if expected else [])
@@ -239,21 +239,21 @@ def load(path: str) -> tuple[Optional[Run], list[LeftOut]]:
   return result, left_out
 
 
-def _gives_certificate(identity) -> bool:
+def _gives_certificate(identity: Mapping[str, Any]) -> bool:
   try:
     return methods.parse(identity['algorithm']).gives_certificate
   except (KeyError, ValueError):
     return False  # This version does not know the method.
 
 
-def _read_object(path) -> dict[str, Any]:
+def _read_object(path: str) -> dict[str, Any]:
   value = files.read_json(path)
   if not isinstance(value, dict):
     raise ValueError('not a JSON object')
   return value
 
 
-def _read_run(path):
+def _read_run(path: str) -> dict[str, Any]:
   run = _read_object(path)
   identity = run.get('identity')
   if not isinstance(identity, dict):
@@ -266,14 +266,14 @@ def _read_run(path):
   return {'identity': identity, **{name: run[name] if isinstance(run.get(name), dict) else {} for name in parts}}
 
 
-def _read_metrics(path):
+def _read_metrics(path: str) -> pd.DataFrame:
   metrics = pd.DataFrame(plots.read_metrics(path))
   if 'round' not in metrics or not np.all(np.diff(metrics['round']) > 0):
     raise ValueError('it has no rows, no column named round, or rounds that do not ascend')
   return metrics.set_index('round', drop=False)
 
 
-def _read_clients(path, ledger):
+def _read_clients(path: str, ledger: Optional[run_ledger.RunLedger]) -> pd.DataFrame:
   clients = pd.DataFrame(plots.read_metrics(path))
   if ledger is None:
     return clients

@@ -159,7 +159,7 @@ def collect(runs: Iterable[runs_lib.Run]) -> tuple[list[Group], list[runs_lib.Le
   return groups, left_out
 
 
-def _setting(run, flags) -> dict[str, Any]:
+def _setting(run: runs_lib.Run, flags: Iterable[str]) -> dict[str, Any]:
   """The `flags` that the run's method reads. An older version may not have had all of them."""
   try:
     unread = run_lib.unused_flags(methods.parse(run.algorithm))

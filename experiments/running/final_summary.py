@@ -249,7 +249,7 @@ def guarantee(summary: Mapping[str, Any]) -> str:
   return said
 
 
-def _reading(summary) -> list[str]:
+def _reading(summary: Mapping[str, Any]) -> list[str]:
   """The cost of the rounds of a run that ended early, or whose cohorts were not planned."""
   reading = (summary['formal'] or {}).get('reading')
   if reading is None:
@@ -269,20 +269,20 @@ def _headline(formal: Mapping[str, Any]) -> list[dict[str, Any]]:
   return [figure for figure in formal['figures'] if figure['accountant'] == 'gaussian_exact']
 
 
-def _is_amplified(figure) -> bool:
+def _is_amplified(figure: Mapping[str, Any]) -> bool:
   return figure['amplification'] != 'none'
 
 
-def _relation(figure) -> str:
+def _relation(figure: Mapping[str, Any]) -> str:
   return _SHORT_NEIGHBOURS.get(figure['neighbours'], figure['neighbours'])
 
 
-def _bound(figure) -> str:
+def _bound(figure: Mapping[str, Any]) -> str:
   secret = '; cohorts secret' if _is_amplified(figure) else ''
   return f'ε ≤ {rounding.up(figure["epsilon_max"])} ({_relation(figure)}{secret})'
 
 
-def _nominal(summary) -> list[str]:
+def _nominal(summary: Mapping[str, Any]) -> list[str]:
   if summary['nominal_epsilon_max'] is None:
     return []
   return [
@@ -292,7 +292,7 @@ def _nominal(summary) -> list[str]:
   ]
 
 
-def _what_is_kept(summary) -> list[str]:
+def _what_is_kept(summary: Mapping[str, Any]) -> list[str]:
   folder = summary['output_dir']
   if summary['interrupted']:
     return [f'The same command continues it: {folder}' if folder else 'Without --output_dir nothing is kept.']

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 import csv
 import io
-from typing import Callable, TYPE_CHECKING, Union
+from typing import Any, Callable, TYPE_CHECKING, Union
 
 import numpy as np
 
@@ -70,7 +70,7 @@ def png(draw: Draw, size: tuple[float, float]) -> bytes:
   return buffer.getvalue()
 
 
-def _made(draw, size):
+def _made(draw: Draw, size: tuple[float, float]) -> Figure:
   figure = mpl_figure.Figure(figsize=size, layout='constrained')
   backend_agg.FigureCanvasAgg(figure)
   draw(figure)
@@ -163,7 +163,7 @@ def run_figure(metrics: Mapping[str, np.ndarray], title: str) -> tuple[Draw, tup
   panels = panels_of(metrics)
   rows, columns = (len(panels) + 1) // 2, min(2, len(panels))
 
-  def draw(figure):
+  def draw(figure: Figure) -> None:
     for place, panel in enumerate(panels, 1):
       axes = figure.add_subplot(rows, columns, place)
       panel(axes, metrics)
@@ -173,7 +173,7 @@ def run_figure(metrics: Mapping[str, np.ndarray], title: str) -> tuple[Draw, tup
   return draw, (5 * columns, 3.5 * rows)
 
 
-def _accuracy(axes, metrics):
+def _accuracy(axes: Axes, metrics: Mapping[str, np.ndarray]) -> None:
   # The column is missing if a run was interrupted before its first test.
   test_accuracy = metrics.get('test_accuracy', np.full(len(metrics['round']), np.nan))
   _line(axes, metrics['round'], 100 * test_accuracy, label='test')
@@ -184,20 +184,20 @@ def _accuracy(axes, metrics):
   _head(axes, 'Accuracy')
 
 
-def _epsilon(axes, metrics):
+def _epsilon(axes: Axes, metrics: Mapping[str, np.ndarray]) -> None:
   _line(axes, metrics['round'], metrics['epsilon'])
   widen(axes.yaxis, 0.05)
   axes.set(ylabel='nominal ε')
   _head(axes, 'Budget of the round')
 
 
-def _spent(axes, metrics):
+def _spent(axes: Axes, metrics: Mapping[str, np.ndarray]) -> None:
   _line(axes, metrics['round'], metrics[SPENT])
   axes.set(ylabel='ε, largest of any client', ylim=(0, None))
   _head(axes, 'Spent so far')
 
 
-def _clip(axes, metrics):
+def _clip(axes: Axes, metrics: Mapping[str, np.ndarray]) -> None:
   if 'norm_p10' in metrics:
     axes.fill_between(
       metrics['round'], metrics['norm_p10'], metrics['norm_p90'], color='lightgrey', label='10-90% of updates'
@@ -208,14 +208,14 @@ def _clip(axes, metrics):
   _head(axes, 'Norms')
 
 
-def _ratio(axes, metrics):
+def _ratio(axes: Axes, metrics: Mapping[str, np.ndarray]) -> None:
   _line(axes, metrics['round'], np.where(metrics['noise_to_signal'] > 0, metrics['noise_to_signal'], np.nan))
   plain_log(axes.yaxis)
   axes.set(ylabel='noise norm / signal norm')
   _head(axes, 'Noise')
 
 
-def _line(axes, rounds, values, **style):
+def _line(axes: Axes, rounds: np.ndarray, values: np.ndarray, **style: Any) -> None:
   """A line through the finite values. A single value gets a mark, since no line would show it."""
   known = np.isfinite(values)
   if known.any():
@@ -223,7 +223,7 @@ def _line(axes, rounds, values, **style):
     axes.plot(rounds[known], values[known], **{'color': 'black', 'marker': marker, **style})
 
 
-def _head(axes, title):
+def _head(axes: Axes, title: str) -> None:
   """A panel's title at the left, and its legend at the right, above the data."""
   axes.set_title(title, loc='left')
   if axes.get_legend_handles_labels()[0]:

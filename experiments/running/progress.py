@@ -103,7 +103,7 @@ class _Shown(Progress):
       return None
     return tqdm.tqdm.format_interval((now - self._first_ended) / timed * (self._last - round_num))
 
-  def _take(self, round_num: int, row: Mapping[str, Any]):
+  def _take(self, round_num: int, row: Mapping[str, Any]) -> None:
     """Keeps the test of a round, and shows the legend with the first one."""
     if 'test_accuracy' in row:
       self._accuracy, self._tested_round = row['test_accuracy'], round_num
@@ -132,13 +132,13 @@ class _Shown(Progress):
 class Bar(_Shown):
   """A tqdm bar on one row of the terminal: of a narrow one, the last of the round's figures are left out."""
 
-  def __init__(self, first_round, last_round, epsilon=None):
+  def __init__(self, first_round: int, last_round: int, epsilon: Optional[Epsilon] = None) -> None:
     super().__init__(first_round, last_round, epsilon)
     self._bar = tqdm.tqdm(
       total=last_round, initial=first_round - 1, file=sys.stderr, dynamic_ncols=True, bar_format=_BAR, desc='?'
     )
 
-  def update(self, round_num, row) -> None:
+  def update(self, round_num: int, row: Mapping[str, Any]) -> None:
     self._take(round_num, row)
     figures = [f'{symbol}={text}' for symbol, text in self._figures(round_num, row).items()]
     self._bar.set_postfix_str(self._fitting(figures), refresh=False)
@@ -152,7 +152,7 @@ class Bar(_Shown):
       figures = figures[:-1]
     return ' '.join(figures)
 
-  def note(self, text) -> None:
+  def note(self, text: str) -> None:
     self._bar.write(text, file=sys.stderr)
 
   def close(self) -> None:
@@ -164,7 +164,7 @@ class Lines(_Shown):
 
   _last_line = 0.0
 
-  def update(self, round_num, row) -> None:
+  def update(self, round_num: int, row: Mapping[str, Any]) -> None:
     now = time.monotonic()
     self._take(round_num, row)
     left = self._left(round_num)
@@ -176,5 +176,5 @@ class Lines(_Shown):
     parts = [f'round {round_num}/{self._last}', figures, *([f'{left} left'] if left else [])]
     print('  '.join(parts), file=sys.stderr, flush=True)
 
-  def note(self, text) -> None:
+  def note(self, text: str) -> None:
     print(text, file=sys.stderr, flush=True)

@@ -8,7 +8,7 @@ import math
 import os
 import shlex
 import sys
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import numpy as np
 import tensorflow as tf
@@ -103,7 +103,7 @@ class Outcome:
       )
     return summary
 
-  def _write(self, directory):
+  def _write(self, directory: run_directory.RunDirectory) -> None:
     """Writes the summary after the files that it speaks of, and the certificate last."""
     experiment, result = self.experiment, self.result
     run, federation = experiment.run, experiment.federation
@@ -153,13 +153,13 @@ class Outcome:
       verifying.issue(directory.path, run.publication.signing_key, evidence.check)
       print(f'Certified: python -m experiments.verify {shlex.quote(directory.path)} checks it.', file=sys.stderr)
 
-  def _write_clients(self, path, model):
+  def _write_clients(self, path: str, model: tf.keras.Model) -> None:
     """One row for each client that the ledger lists. Without client metrics, nothing in it follows from their data."""
     ledger, clients, report = self.result.ledger, self.experiment.federation.clients, self.report
     logs_clients, formal, listed = self.experiment.plan.client_metrics, report.formal, ledger.listed
     # No cell where a round without noise leaves a client without a finite ε.
     cells = lambda values: ['' if math.isinf(epsilon) else epsilon for epsilon in values[listed]]
-    columns = {'client': listed}
+    columns: dict[str, Any] = {'client': listed}
     if logs_clients:
       columns['examples'] = [len(clients[client]) for client in listed]
     columns['rounds'] = ledger.rounds[listed]
@@ -185,7 +185,9 @@ def spent_by_round(ledger: accounting.RunLedger, delta: float) -> np.ndarray:
   return found
 
 
-def client_accuracies(experiment: setup.Experiment, model: tf.keras.Model, listed: Sequence[int]) -> np.ndarray:
+def client_accuracies(
+  experiment: setup.Experiment, model: tf.keras.Model, listed: Union[Sequence[int], np.ndarray]
+) -> np.ndarray:
   """The model's accuracy on the test set re-weighted to each client's own mix of labels.
 
   Args:

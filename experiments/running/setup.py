@@ -5,6 +5,7 @@ Nothing is written here. TensorFlow's devices and threads are not touched either
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 import dataclasses
 import functools
 import hashlib
@@ -21,6 +22,7 @@ from quap_tff import runtime
 from quap_tff.mechanisms.parts import layers as layers_lib
 from quap_tff.mechanisms.parts import postprocessing
 from quap_tff.training import evaluation
+from quap_tff.training import malicious
 from quap_tff.training import models
 
 if TYPE_CHECKING:
@@ -35,7 +37,11 @@ _MODEL_OF_DATASET = {
   'stackoverflow_words': 'words_lstm',
   'synthetic': 'linear_features',
 }
-_MODEL_OF_SHAPE = {(8, 8, 1): 'digits_cnn', (28, 28, 1): 'mnist_cnn', (32, 32, 3): 'cifar10_cnn'}
+_MODEL_OF_SHAPE: dict[tuple[int, ...], str] = {
+  (8, 8, 1): 'digits_cnn',
+  (28, 28, 1): 'mnist_cnn',
+  (32, 32, 3): 'cifar10_cnn',
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,20 +162,21 @@ def from_run(run: run_lib.Run, progress: Optional[Callable[[int, int], None]] = 
   )
 
 
-def _attacked(federation, attack, attackers):
+def _attacked(federation: data.Federation, attack: malicious.Attack, attackers: Sequence[int]) -> data.Federation:
   """The federation with the labels that malicious clients train on. Clients on demand stay on demand."""
   malicious_clients = frozenset(attackers)
   if not malicious_clients:
     return federation
 
-  def seen(client, examples):
+  def seen(client: int, examples: data.Examples) -> data.Examples:
     if client not in malicious_clients:
       return examples
     labels = attack.changed_labels(examples.y, federation.num_classes)
     return examples if labels is examples.y else dataclasses.replace(examples, y=labels)
 
   clients = federation.clients
-  if federation.is_on_demand:
+  attacked: Sequence[data.Examples]
+  if isinstance(clients, data.OnDemand):
     digest = hashlib.sha256(clients.digest + repr((attack, sorted(malicious_clients))).encode()).digest()
     attacked = data.OnDemand(len(clients), lambda client: seen(client, clients[client]), digest)
   else:
@@ -177,7 +184,7 @@ def _attacked(federation, attack, attackers):
   return dataclasses.replace(federation, clients=attacked)
 
 
-def _auto_model(federation):
+def _auto_model(federation: data.Federation) -> str:
   if federation.features != 'none':
     return 'linear_features'
   if federation.name in _MODEL_OF_DATASET:

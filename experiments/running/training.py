@@ -8,7 +8,7 @@ import json
 import secrets
 import sys
 import time
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional, Union
 
 import numpy as np
 import tensorflow as tf
@@ -72,7 +72,10 @@ class Result(NamedTuple):
 
 
 def client_data(
-  experiment: setup.Experiment, client: int, absent: Sequence[int] = (), answers: Optional[Mapping[int, Any]] = None
+  experiment: setup.Experiment,
+  client: int,
+  absent: Union[Sequence[int], np.ndarray] = (),
+  answers: Optional[Mapping[int, Any]] = None,
 ) -> 'collections.OrderedDict[str, list[Any]]':
   """One client's data as the learning process takes it.
 
@@ -92,7 +95,7 @@ def client_data(
 
 
 def as_client_data(
-  client: int, examples: data.Examples, absent: Optional[Sequence[int]] = None, answer: Any = None
+  client: int, examples: data.Examples, absent: Union[Sequence[int], np.ndarray, None] = None, answer: Any = None
 ) -> 'collections.OrderedDict[str, list[Any]]':
   """A client's id and these examples, all as one element; who is absent, and the guard's answer, if it is needed."""
   # TFF takes lists of elements where it takes datasets. Making a dataset costs more than a small client's arithmetic.
@@ -167,7 +170,7 @@ def train(
   )
 
 
-def _say_interrupted(done, directory):
+def _say_interrupted(done: int, directory: Optional[run_directory.RunDirectory]) -> None:
   """Answers at once, whatever progress is shown: what is kept takes a while to write."""
   when = f'after round {done}' if done else 'before a round was run'
   where = 'without --output_dir nothing is kept'
@@ -188,24 +191,31 @@ class _Rounds:
     began: When the row of the next round began to be made, on the monotonic clock.
   """
 
-  def __init__(self, experiment, process, directory):
+  def __init__(
+    self,
+    experiment: setup.Experiment,
+    process: tff.learning.templates.LearningProcess,
+    directory: Optional[run_directory.RunDirectory],
+  ) -> None:
     self._experiment, self._process, self._directory = experiment, process, directory
     self._schedule = experiment.run.schedule
     evaluate, test = experiment.build_evaluation(), experiment.federation.test
     self._tested = lambda weights: evaluate(weights, test.x, test.y)
-    self.done, self.row, self.ledger, self.began = 0, {}, experiment.plan.new_ledger(), 0.0
+    self.done, self.ledger, self.began = 0, experiment.plan.new_ledger(), 0.0
+    self.row: dict[str, Any] = {}
     self.non_finite = np.zeros(len(NonFinite._fields), np.int64)
     self.state = process.initialize()
     self._average = experiment.averaging.initial(process.get_model_weights(self.state).trainable)
-    self._test, self._tested_round = None, None
-    self._guarded = None
+    self._test: Mapping[str, float] = {}
+    self._tested_round: Optional[int] = None
+    self._guarded: Optional[guarded_clients.GuardedClients] = None
     if experiment.plan.holds_noise:
       self._guarded = guarded_clients.GuardedClients(experiment.plan, _secret_of_keys(experiment, directory))
     if directory is not None:
-      self._restore()
+      self._restore(directory)
 
-  def _restore(self):
-    kept = self._directory.restore(self.state, self._records())
+  def _restore(self, directory: run_directory.RunDirectory) -> None:
+    kept = directory.restore(self.state, self._records())
     if kept is None:
       # The seed of the noise is in the state: a run cut off before its next checkpoint draws the same noise again.
       self.save()
@@ -218,20 +228,20 @@ class _Rounds:
       self.row = json.loads(np.asarray(records['row/json'], np.uint8).tobytes())
       self.non_finite = np.asarray(records['row/non_finite'], np.int64)
     except ValueError as error:
-      path = self._directory.path
+      path = directory.path
       raise run_folder.RunDirectoryError(f'The checkpoint in {path} does not fit: {error}') from error
     if self._guarded is not None:
       self._guarded.resume(self.ledger)
-    self._directory.keep_rows(self.done, self.row)
+    directory.keep_rows(self.done, self.row)
 
-  def _records(self):
+  def _records(self) -> dict[str, Any]:
     # The round's row, too: of a run that was cut off between checkpoint and log it would be lost.
     row = np.frombuffer(json.dumps(self.row).encode(), np.uint8)
     rows = {'json': row, 'non_finite': self.non_finite}
     groups = {'ledger': self.ledger.state_dict(), 'average': self._average, 'row': rows}
     return {f'{group}/{name}': value for group, values in groups.items() for name, value in values.items()}
 
-  def save(self):
+  def save(self) -> None:
     """Writes a checkpoint, if anything is kept."""
     if self._directory is not None:
       self._directory.save(self.done, self.state, self._records())
@@ -240,7 +250,7 @@ class _Rounds:
     """The published weights after the rounds done."""
     return self._of_average(self._process.get_model_weights(self.state), self._average)
 
-  def _of_average(self, weights, average):
+  def _of_average(self, weights: tff.learning.models.ModelWeights, average: Any) -> tff.learning.models.ModelWeights:
     """The weights that are published after a round: `weights` are those of the round, and `average` its average."""
     trainable = self._experiment.averaging.value(average, weights.trainable)
     shrinkage = self._experiment.run.publication.shrinkage
@@ -248,7 +258,7 @@ class _Rounds:
       trainable = postprocessing.shrunk(trainable, shrinkage)
     return tff.learning.models.ModelWeights(trainable=trainable, non_trainable=weights.non_trainable)
 
-  def current_test(self) -> dict[str, float]:
+  def current_test(self) -> Mapping[str, float]:
     """The test of the published weights."""
     if self._tested_round != self.done:
       self._test, self._tested_round = self._tested(self.published()), self.done
@@ -263,7 +273,7 @@ class _Rounds:
       return True
     return self.done >= self._experiment.run.last_round
 
-  def run_next(self, display: progress_lib.Progress):
+  def run_next(self, display: progress_lib.Progress) -> None:
     """Runs a round, and keeps and shows it."""
     experiment, plan, round_num = self._experiment, self._experiment.plan, self.done + 1
     cohort, absent = experiment.cohorts.cohort(round_num), experiment.cohorts.absent(round_num)
@@ -285,7 +295,7 @@ class _Rounds:
         self.non_finite = np.where(self.non_finite, self.non_finite, [0, 0, round_num]) + [updates, 1, 0]
       if self._guarded is not None:
         self.row['spent_max'] = self._guarded.spent_max
-      if is_tested:
+      if test is not None:
         self._test, self._tested_round = test, round_num
         self.row.update(test_accuracy=test['accuracy'], test_loss=test['loss'])
       if plan.has_nominal:
@@ -301,7 +311,7 @@ class _Rounds:
         display.note(f'round {round_num}: nobody took part; {effect}.')
       display.update(round_num, self.row)
 
-  def _keep(self):
+  def _keep(self) -> None:
     if self._directory is None:
       return
     if self._experiment.plan.mechanism.facts.is_saved_before_release:
@@ -311,7 +321,7 @@ class _Rounds:
       self.save()
 
 
-def _secret_of_keys(experiment, directory) -> bytes:
+def _secret_of_keys(experiment: setup.Experiment, directory: Optional[run_directory.RunDirectory]) -> bytes:
   """The secret from which a simulation makes its clients' keys, kept for a run that is continued."""
   seed = experiment.plan.config.noise_seed
   if seed is not None:

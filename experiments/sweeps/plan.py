@@ -203,7 +203,7 @@ def runs_of(output_dir: str, base: Sequence[str], grids: Sequence[Sequence[str]]
   return result
 
 
-def _run(output_dir, base, combination):
+def _run(output_dir: str, base: Sequence[str], combination: Any) -> tuple[Run, dict[str, Any], dict[str, str]]:
   """The run, the values of all flags except its folder, and the given flags that have no effect on it, and why.
 
   The flags without effect are left out of its command line: in a sweep over several methods, each gets what it uses.

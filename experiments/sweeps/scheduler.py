@@ -1,10 +1,10 @@
 """Runs the runs of a sweep, several at a time, and reports how far each has come."""
 
 import collections
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 import os
 import time
-from typing import Callable, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional
 
 import pandas as pd
 
@@ -55,7 +55,7 @@ def standing(run: plan.Run) -> Standing:
   )
 
 
-def _last_round(path) -> int:
+def _last_round(path: str) -> int:
   try:
     rounds = pd.read_csv(path)['round'].astype(int)
     return int(rounds.iloc[-1]) if len(rounds) and rounds.min() > 0 else 0
@@ -63,7 +63,7 @@ def _last_round(path) -> int:
     return 0
 
 
-def _summary(folder):
+def _summary(folder: str) -> Optional[dict[str, Any]]:
   kinds = {'interrupted': bool, 'rounds': int, 'test_accuracy': float}
   try:
     summary = files.read_json(os.path.join(folder, run_folder.SUMMARY))
@@ -131,7 +131,7 @@ def run_all(
   by_name = {run.name: run for run in runs}
   interrupted = False
 
-  def report(event: str):
+  def report(event: str) -> None:
     for name in active:
       standings[name] = standing(by_name[name])
     unfailed = [run for run in runs if run.name not in failed]
@@ -179,7 +179,7 @@ def run_all(
   return failed, interrupted
 
 
-def _overview(runs, standings, parallel):
+def _overview(runs: Sequence[plan.Run], standings: Mapping[str, Standing], parallel: int) -> str:
   finished = sum(at.finished for at in standings.values())
   begun = sum(at.rounds > 0 and not at.finished for at in standings.values())
   new = len(runs) - finished - begun
@@ -189,7 +189,13 @@ def _overview(runs, standings, parallel):
   )
 
 
-def _time_left(runs, standings, parallel, outside_rounds, active):
+def _time_left(
+  runs: Sequence[plan.Run],
+  standings: Mapping[str, Standing],
+  parallel: int,
+  outside_rounds: Sequence[float],
+  active: Container[str],
+) -> str:
   """How long the rest will take: with start-ups, as soon as a whole run has shown how long these are."""
   each = sum(outside_rounds) / len(outside_rounds) if outside_rounds else 0.0
   seconds = seconds_left(runs, standings, parallel, each, active)
@@ -201,11 +207,11 @@ def _time_left(runs, standings, parallel, outside_rounds, active):
   return f'{left} left, {"about" if outside_rounds else "at least"} {tqdm.tqdm.format_interval(seconds)}'
 
 
-def _at_work(active, by_name):
+def _at_work(active: Iterable[str], by_name: Mapping[str, plan.Run]) -> str:
   at = {name: standing(by_name[name]).rounds for name in active}
   return 'active: ' + ', '.join(f'{name} (round {at[name]}/{by_name[name].last_round})' for name in active)
 
 
-def _result(at):
+def _result(at: Standing) -> str:
   accuracy = f', test accuracy {at.test_accuracy:.2%}' if at.test_accuracy is not None else ''
   return f'{at.rounds} rounds{accuracy}'

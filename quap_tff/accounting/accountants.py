@@ -56,10 +56,10 @@ class Figure:
   neighbours: str
   unit: str = UNIT
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     theorems.checked(self.epsilon)
 
-  def __str__(self):
+  def __str__(self) -> str:
     return (
       f'ε = {rounding.up(self.epsilon)} at δ = {rounding.up(self.delta)} ({self.accountant}: {self.method}; '
       f'neighbours: {self.neighbours}; unit: {self.unit}; {self.amplification})'
@@ -203,7 +203,7 @@ def noise_factor(history: histories_lib.History, epsilon: float, delta: float, n
     raise ValueError('A round without noise has no finite ε, whatever its noise is multiplied by.')
 
   @functools.cache
-  def excess(log_factor):
+  def excess(log_factor: float) -> float:
     """ln of the ratio of ε at that factor to the ε asked for, which falls as the factor grows."""
     found = accountant.epsilon(history.scaled(math.exp(log_factor)), delta)
     with np.errstate(divide='ignore', invalid='ignore'):
@@ -379,7 +379,7 @@ def least(excess: Callable[[float], float], low: float, high: float, tolerance: 
   """
 
   @functools.cache
-  def bounded(x):
+  def bounded(x: float) -> float:
     """`excess`, but finite, because a line is drawn through it, and not 0, which is enough."""
     found = min(excess(x), 1e6)
     return found if found > 0 else max(min(found, -1e-300), -1e6)

@@ -10,7 +10,7 @@ once. Sizes of single rounds are taken given how often each client came. How muc
 clients in the log, over the probability that each of them comes at least once.
 """
 
-from typing import Callable, NamedTuple
+from typing import Callable, NamedTuple, Union
 
 import numpy as np
 
@@ -97,19 +97,19 @@ def _tests(seen: _Seen, rate: float) -> list[tuple[float, str]]:
   largest, smallest = int(sizes.max()), int(sizes.min())
   deviation = np.sqrt(rate * (1 - rate))
 
-  def present(log_mgf):
+  def present(log_mgf: np.ndarray) -> np.ndarray:
     """Of a client that came, given that of a client and a statistic that is 0 for one that never came."""
     gap = log_absent - log_mgf
     with np.errstate(divide='ignore'):  # Too small a gap is lost in the rounding.
       return np.where(gap < -1e-6, log_mgf + np.log1p(-np.exp(np.minimum(gap, 0.0))) - log_present, np.inf)
 
-  def of_total(t):
+  def of_total(t: np.ndarray) -> np.ndarray:
     return n * present(rounds * np.logaddexp(np.log1p(-rate), np.log(rate) + t))
 
-  def of_repeats(t):
+  def of_repeats(t: np.ndarray) -> np.ndarray:
     return n * present(np.array([_log_mgf_of_repeats(rate, rounds, one) for one in t]))
 
-  def of_size(t):
+  def of_size(t: np.ndarray) -> np.ndarray:
     shares, clients = np.unique(counts / rounds, return_counts=True)
     with np.errstate(divide='ignore'):  # Of a client that is in every round.
       return np.logaddexp(np.log1p(-shares), np.log(shares) + t[:, np.newaxis]) @ clients
@@ -148,7 +148,9 @@ def _tests(seen: _Seen, rate: float) -> list[tuple[float, str]]:
   ]
 
 
-def _chernoff(log_mgf: Callable[[np.ndarray], np.ndarray], found, deviation: float) -> tuple[float, float]:
+def _chernoff(
+  log_mgf: Callable[[np.ndarray], np.ndarray], found: Union[float, np.ndarray], deviation: float
+) -> tuple[float, float]:
   """Logarithms of bounds on P(X <= x) and P(X >= x), given ln E[exp(t·X)] by t; `found` is x, or one for each side."""
   below, above = np.broadcast_to(found, 2)
   t = _STEPS / deviation

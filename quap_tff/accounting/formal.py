@@ -4,6 +4,7 @@ Sampling amplifies: a client is better hidden if an adversary cannot tell in whi
 known distribution, rounds in which nothing but the noised sum depends on who came, and cohorts that stay secret.
 """
 
+from collections.abc import Mapping
 import dataclasses
 import functools
 import math
@@ -47,7 +48,7 @@ class FormalFigure:
   epsilon_mean: float
   epsilon_median: float
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     theorems.checked((self.epsilon_max, self.epsilon_mean, self.epsilon_median))
 
 
@@ -266,7 +267,9 @@ def _unamplified(
   return {'gaussian_exact': exact, **others}
 
 
-def _amplified(ledger, delta, sampler, notes) -> tuple[str, str, dict[str, np.ndarray]]:
+def _amplified(
+  ledger: run_ledger.RunLedger, delta: float, sampler: samplers.Sampler, notes: list[str]
+) -> tuple[str, str, dict[str, np.ndarray]]:
   """The neighbouring relation, the amplification and its assumption, and float64[N] by accountant."""
   secret = 'assumes that cohorts, their sizes and their seed stay secret'
   if sampler.kind == 'fixed_size':
@@ -319,7 +322,9 @@ def fixed_size_epsilon(ledger: run_ledger.RunLedger, sampler: samplers.Sampler, 
   return min(float(epsilon) * (1 + tradeoff.RELATIVE_MARGIN), float(always_in))
 
 
-def _by_accountant(populations, delta, notes) -> dict[str, np.ndarray]:
+def _by_accountant(
+  populations: Mapping[str, histories_lib.Population], delta: float, notes: list[str]
+) -> dict[str, np.ndarray]:
   found = {}
   for name, (histories, index) in populations.items():
     try:

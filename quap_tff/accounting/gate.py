@@ -38,6 +38,7 @@ from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 
+from quap_tff.common import array_types
 from quap_tff.common import checks
 from quap_tff.common import files
 from quap_tff.common import lazy
@@ -136,7 +137,12 @@ class Gate:
 
   @classmethod
   def calibrated(
-    cls, schedule: Iterable[Any], epsilon: float, delta: float, num_clients: Optional[int] = None, **more: Any
+    cls,
+    schedule: Iterable[array_types.Ids],
+    epsilon: float,
+    delta: float,
+    num_clients: Optional[int] = None,
+    **more: Any,
   ) -> Gate:
     """A gate whose noise is chosen from planned cohorts, and from no client's data.
 
@@ -180,7 +186,7 @@ class Gate:
     """How many of them have released something."""
     return self._spending.num_releases
 
-  def ask(self, cohort: Any, whole: bool = False) -> np.ndarray:
+  def ask(self, cohort: array_types.Ids, whole: bool = False) -> np.ndarray:
     """The weights that these clients may have in the next round; 0 for those that must stay out. It charges nobody.
 
     Args:
@@ -199,7 +205,7 @@ class Gate:
     self._asked[ids] = True
     return (weights >= 1).astype(np.float32) if whole else weights
 
-  def reserve(self, cohort: Any, whole: bool = False) -> Reservation:
+  def reserve(self, cohort: array_types.Ids, whole: bool = False) -> Reservation:
     """A round that begins now and is committed later, in any order. Until then nobody else spends what it may cost.
 
     End each by `commit`, which gives back what it does not charge, or by `give_back`. Reservations are not saved: a
@@ -239,7 +245,11 @@ class Gate:
     self._open.pop(self._place_of(reservation))
 
   def commit(
-    self, cohort: Any, weights: Any = 1.0, released: Optional[bool] = None, reservation: Optional[Reservation] = None
+    self,
+    cohort: array_types.Ids,
+    weights: Union[float, np.ndarray, Sequence[float]] = 1.0,
+    released: Optional[bool] = None,
+    reservation: Optional[Reservation] = None,
   ) -> np.ndarray:
     """Charges the clients that came in a round. Call it before their sum leaves the program.
 
@@ -366,7 +376,7 @@ class Gate:
     own, before = self._spending.mu_squared, self.config.spent_before
     return own if before is None else own + np.asarray(before)
 
-  def planned(self, schedule: Iterable[Any], whole: bool = False) -> np.ndarray:
+  def planned(self, schedule: Iterable[array_types.Ids], whole: bool = False) -> np.ndarray:
     """When each client's budget ends, if these cohorts come next. It charges nobody.
 
     Args:
@@ -428,7 +438,7 @@ class Gate:
     self._noised = last
     return drawn
 
-  def _standard_normal(self, source, shape):
+  def _standard_normal(self, source: Union[np.random.Generator, bytes], shape: tuple[int, ...]) -> np.ndarray:
     if isinstance(source, np.random.Generator):
       return source.standard_normal(shape)
     if not isinstance(source, bytes) or len(source) != _KEY_BYTES:
@@ -507,7 +517,7 @@ class Gate:
     return gate
 
 
-def _rounded_up(ids: np.ndarray, weights: Any) -> np.ndarray:
+def _rounded_up(ids: np.ndarray, weights: Union[float, np.ndarray, Sequence[float]]) -> np.ndarray:
   """float32[M], the weights rounded up; raises `ValueError` unless they are numbers in [0, 1], one for each client."""
   values = np.asarray(weights)
   if values.dtype.kind not in 'fiu' or values.shape not in ((), ids.shape):

@@ -51,7 +51,7 @@ class GaussianMechanism:
   noise_multiplier: float
   sampling_rate: float = 1.0
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     if self.noise_multiplier != math.inf:
       checks.number('noise_multiplier', self.noise_multiplier, at_least=0)
     checks.number('sampling_rate', self.sampling_rate, above=0, at_most=1)

@@ -94,13 +94,13 @@ def report(
   return Report(account, epsilon, bound, tables, over)
 
 
-def _quantiles(epsilon) -> Table:
+def _quantiles(epsilon: np.ndarray) -> Table:
   found = np.quantile(epsilon, QUANTILES, method='higher')
   cells = [(f'{q:.0%} at most', rounding.up(e)) for q, e in zip(QUANTILES, found)]
   return Table('What clients have spent', ('clients', 'ε'), [*cells, ('mean', rounding.up(epsilon.mean()))])
 
 
-def _by_rounds(account, epsilon) -> Table:
+def _by_rounds(account: logs.LogAccount, epsilon: np.ndarray) -> Table:
   distinct = np.unique(account.counts)
   if len(distinct) > _MOST_ROWS:
     distinct = np.unique(np.quantile(account.counts, np.linspace(0, 1, _MOST_ROWS + 1), method='lower'))
@@ -112,20 +112,26 @@ def _by_rounds(account, epsilon) -> Table:
   return Table('By how often they took part', ('rounds', 'clients', 'least ε', 'largest ε'), rows)
 
 
-def _largest(account, epsilon) -> Table:
+def _largest(account: logs.LogAccount, epsilon: np.ndarray) -> Table:
   order = np.argsort(-epsilon, kind='stable')[:_MOST_ROWS]
   rows = [(account.names[i], f'{account.counts[i]:,}', rounding.up(epsilon[i])) for i in order]
   return Table('Those who have spent most', ('client', 'rounds', 'ε'), rows)
 
 
-def _comparison(account, noise_multiplier, delta, correlation, coins) -> Table:
+def _comparison(
+  account: logs.LogAccount,
+  noise_multiplier: float,
+  delta: float,
+  correlation: correlations.Correlation,
+  coins: Optional[coin_tests.Coins],
+) -> Table:
   """What the usual accountants say for the same log, and what each figure assumes. Arguments as for `report`."""
   mu = float(np.sqrt(account.mu_squared.max()))
   rounds, public = account.num_rounds, 'none: who takes part may be known'
   whom = 'the client that spent most'
   rows = [('exact, for each client', rounding.up(float(tradeoff.epsilon_of(mu, delta))), whom, public)]
 
-  def add(history, whom, assumption):
+  def add(history: histories.History, whom: str, assumption: str) -> None:
     rows.extend((name, _figure(name, history, delta), whom, assumption) for name in _USUAL if mu)
 
   add(histories.History.gaussian(1 / mu if mu else 1.0, 1), whom, public)
@@ -164,7 +170,7 @@ def _comparison(account, noise_multiplier, delta, correlation, coins) -> Table:
   return Table('What usual accountants say', header, rows, note)
 
 
-def _figure(name, history, delta) -> str:
+def _figure(name: str, history: histories.History, delta: float) -> str:
   try:
     found = accountants.account(history, delta, [name])[name]
   except ImportError:

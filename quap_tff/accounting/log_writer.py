@@ -5,11 +5,15 @@ the log knows every round that the saved gate knows. Rows of a round that the sa
 the program goes on: nothing was released in that round.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 import os
-from typing import Any, Optional
+from typing import Optional, Union
 
+import numpy as np
+
+from quap_tff.accounting import gate as gates
 from quap_tff.accounting import logs
+from quap_tff.common import array_types
 from quap_tff.mechanisms import mechanism
 
 
@@ -20,7 +24,7 @@ class LogWriter:
     gate: The gate.
   """
 
-  def __init__(self, gate: Any, log: str = 'log.csv', state: str = 'gate.state'):
+  def __init__(self, gate: gates.Gate, log: str = 'log.csv', state: str = 'gate.state'):
     """Starts both files, or goes on with those that are there.
 
     Args:
@@ -55,7 +59,13 @@ class LogWriter:
       gate.save(state)
       self._append([logs.HEADER])
 
-  def commit(self, cohort: Any, weights: Any = 1.0, released: Optional[bool] = None, reservation: Any = None) -> None:
+  def commit(
+    self,
+    cohort: array_types.Ids,
+    weights: Union[float, np.ndarray, Sequence[float]] = 1.0,
+    released: Optional[bool] = None,
+    reservation: Optional[gates.Reservation] = None,
+  ) -> None:
     """Charges the clients that came, by `Gate.commit`, and writes the round. Call it before the sum leaves the program.
 
     Args:
@@ -69,7 +79,9 @@ class LogWriter:
       OSError: If a file cannot be written. Then do not release the sum.
     """
     charged = self.gate.commit(cohort, weights, released, reservation)
-    record = mechanism.RoundRecord(cohort, None, charged, self.gate.config.noise_multiplier, released=released)
+    record = mechanism.RoundRecord(
+      np.asarray(cohort), None, charged, self.gate.config.noise_multiplier, released=released
+    )
     self._append(logs.row_texts(self.gate.rounds, record))
     self.gate.save(self._state)
 

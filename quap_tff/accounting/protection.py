@@ -93,7 +93,7 @@ def describe_protection(
   return Protection(covers, statement, '\n'.join(lines))
 
 
-def _covered(selection, model):
+def _covered(selection: str, model: Optional[layers_lib.ModelShape]) -> tuple[bool, str]:
   """Whether noise covers every layer, and a sentence on what it covers."""
   if model is None:
     covers_all = selection == layers_lib.ALL

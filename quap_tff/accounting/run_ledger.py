@@ -107,7 +107,7 @@ class RunLedger:
     delta: float,
     fingerprint: str,
     correlation: correlations.Correlation = correlations.Independent(),
-    spent_before: Optional[Any] = None,
+    spent_before: Optional[np.ndarray] = None,
   ):
     self._num_clients = int(checks.integer('num_clients', num_clients, at_least=1, at_most=2**31 - 1))
     self._delta = checks.number('delta', delta, above=0, below=1)
@@ -117,7 +117,7 @@ class RunLedger:
     self._before = None if spent_before is None else _checked_before(spent_before, self._num_clients)
     self._take({name: np.zeros(int(name == 'offsets'), dtype) for name, dtype in ARRAYS.items()})
 
-  def _take(self, arrays: Mapping[str, np.ndarray]):
+  def _take(self, arrays: Mapping[str, np.ndarray]) -> None:
     self._arrays = {name: _Growing(arrays[name]) for name in ARRAYS}
     clients = arrays['clients']
     self._rounds = np.bincount(clients, minlength=self._num_clients)
@@ -206,7 +206,7 @@ class RunLedger:
     self._rounds[cohort] += 1
     self._epsilon[cohort] += new['budgets']
 
-  def _check_counts(self, cohort, counts):
+  def _check_counts(self, cohort: np.ndarray, counts: np.ndarray) -> None:
     different = np.flatnonzero(self._rounds[cohort] + 1 != counts)
     if len(different):
       client, counted = cohort[different[0]], counts[different[0]]
@@ -313,7 +313,7 @@ def completed(ledger: RunLedger, planned: RunLedger) -> RunLedger:
   )
 
 
-def of_limits(mu: np.ndarray, delta: float, spent_before: Optional[Any] = None) -> RunLedger:
+def of_limits(mu: np.ndarray, delta: float, spent_before: Optional[np.ndarray] = None) -> RunLedger:
   """A ledger of one round that costs each client all that it may spend: float64[N] μ, 0 for nothing."""
   clients, largest = np.flatnonzero(mu), float(mu.max()) or 1.0
   ledger = RunLedger(len(mu), delta, 'limits', spent_before=spent_before)
@@ -332,7 +332,7 @@ def _ends(offsets: np.ndarray, num_rounds: int) -> dict[str, int]:
   }
 
 
-def _sorted(state):
+def _sorted(state: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """The round, the client and the weight of each entry, by round and client."""
   rounds = np.repeat(np.arange(len(state['offsets']) - 1), np.diff(state['offsets']))
   order = np.lexsort([state['clients'], rounds])
@@ -390,7 +390,7 @@ def _checked_before(spent_before: Any, num_clients: int) -> np.ndarray:
   return found
 
 
-def _check_values(arrays: Mapping[str, np.ndarray], num_clients: int):
+def _check_values(arrays: Mapping[str, np.ndarray], num_clients: int) -> None:
   """Raises `ValueError` unless the arrays, which fit each other, hold values that rounds can have."""
   clients = arrays['clients']
   checks.ids('clients', clients, num_clients)

@@ -116,7 +116,7 @@ class GaussianExact(Accountant):
 
   method = 'exact composition of Gaussians, μ² = Σμ_t² (Dong et al. 2019; Balle and Wang 2018)'
 
-  def _epsilons(self, histories, delta):
+  def _epsilons(self, histories: Sequence[histories_lib.History], delta: float) -> np.ndarray:
     mu, index = np.unique([history.total_mu for history in histories], return_inverse=True)
     return tradeoff.epsilon_of(mu, delta)[index]
 
@@ -126,11 +126,11 @@ class Zcdp(Accountant):
 
   method = 'ρ = Σμ²/2 (Bun and Steinke 2016), to ε as in Canonne et al. 2020, proposition 12'
 
-  def _epsilon(self, history, delta):
+  def _epsilon(self, history: histories_lib.History, delta: float) -> float:
     mu = history.total_mu
     rho, log_inverse = mu * mu / 2, -math.log(delta)
 
-    def bound(log_excess):
+    def bound(log_excess: float) -> float:
       excess = math.exp(log_excess)
       return (1 + excess) * rho + (log_inverse - math.log1p(excess)) / excess - math.log1p(1 / excess)
 
@@ -152,7 +152,7 @@ class Basic(Accountant):
   merges = False
   _share = 1.0  # Of δ: the mechanisms divide it equally.
 
-  def _epsilons(self, histories, delta):
+  def _epsilons(self, histories: Sequence[histories_lib.History], delta: float) -> np.ndarray:
     lengths = [len(history.releases) for history in histories]
     mu = np.array([mechanism.mu for history in histories for mechanism, _ in history.releases], np.float64)
     counts = np.array([n for history in histories for _, n in history.releases], np.float64)
@@ -179,7 +179,7 @@ class Advanced(Basic):
   method = 'Kairouz et al. 2017, theorem 3.5: δ/2 as slack, δ/(2k) for each of k mechanisms; basic if smaller'
   _share = 0.5
 
-  def _compose(self, epsilons, counts, delta):
+  def _compose(self, epsilons: np.ndarray, counts: np.ndarray, delta: float) -> float:
     slack = delta / 2
     squares = math.fsum(counts * epsilons**2)
     # (e^ε - 1)/(e^ε + 1) = tanh(ε/2).
@@ -188,7 +188,7 @@ class Advanced(Basic):
       math.sqrt(-2 * squares * math.log(slack)), math.sqrt(2 * squares * math.log(math.e + math.sqrt(squares) / slack))
     )
 
-  def _epsilons(self, histories, delta):
+  def _epsilons(self, histories: Sequence[histories_lib.History], delta: float) -> np.ndarray:
     return np.minimum(super()._epsilons(histories, delta), Basic()._epsilons(histories, delta))
 
 
@@ -199,7 +199,7 @@ class Rdp(Accountant):
   supports_sampling = True
   population_step = 1e-2
 
-  def _epsilon(self, history, delta):
+  def _epsilon(self, history: histories_lib.History, delta: float) -> float:
     orders = _orders(history.is_sampled)
     if history.is_sampled and unamplified(history, delta) <= _least_epsilon(orders, delta):
       raise NotApplicableError('no ε of its largest order is below the one without sampling')  # Known without a sum.
@@ -222,7 +222,7 @@ class Pld(Accountant):
   # With more noise in every round, the library's floats cannot tell losses apart.
   MAX_NOISE_MULTIPLIER = 3e7
 
-  def _epsilon(self, history, delta):
+  def _epsilon(self, history: histories_lib.History, delta: float) -> float:
     if delta < self.MIN_DELTA:
       raise NotApplicableError(
         f'rounding and cut-off tails of its distributions reach about 1e-12, too close to δ = '
@@ -266,7 +266,7 @@ def _composed(accountant: Any, history: histories_lib.History) -> Any:
 
 # A solve for δ asks for the same history again and again.
 @functools.lru_cache(maxsize=8)
-def _rdp_of(history, orders):
+def _rdp_of(history: histories_lib.History, orders: tuple[float, ...]) -> np.ndarray:
   """Rényi divergence of a history at each order, an upper bound."""
   accountant = rdp.RdpAccountant(list(orders), dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
   sampled = sum(n for mechanism, n in history.releases if mechanism.sampling_rate < 1)
@@ -285,7 +285,7 @@ def divergences(accountant: Any, orders: Sequence[float], sampled_rounds: int) -
 
 
 @functools.lru_cache(maxsize=8)
-def _pld_of(history):
+def _pld_of(history: histories_lib.History) -> Any:
   accountant = pld.PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE, _discretization(history))
   return _composed(accountant, history)
 
@@ -298,7 +298,7 @@ _USUAL_STEP, _COARSEST_STEP = 1e-3, 0.1
 _TAIL = 1e-15
 
 
-def _discretization(history) -> float:
+def _discretization(history: histories_lib.History) -> float:
   """The step of the grid of losses, nats: small against each mechanism's loss, large enough to be computed."""
   spread = min(min(1.0, mechanism.mu) * mechanism.sampling_rate for mechanism, _ in history.releases)
   largest_mu = max(mechanism.mu for mechanism, _ in history.releases)

@@ -26,6 +26,7 @@ from sklearn import covariance as covariances
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from quap_tff.common import array_types
 from quap_tff.common import checks
 from quap_tff.common.numbers import seeds
 from quap_tff.federated import client_ids
@@ -57,7 +58,7 @@ class Canaries:
   norm: float = NORM
   clipped: Optional[tuple[int, ...]] = None
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     for client in self.clients:
       checks.integer('client', client, at_least=0)
     if not self.clients or len(set(self.clients)) != len(self.clients):
@@ -133,7 +134,7 @@ def replaced(canaries: Canaries, found: Directions, update: Sequence[tf.Tensor],
   places = canaries.places(sizes)
   is_own = tf.equal(tf.constant(canaries.clients, tf.int64), client_id)
 
-  def canary():
+  def canary() -> list[tf.Tensor]:
     flat = canaries.norm * one_direction(found, tf.argmax(is_own, output_type=tf.int32))
     parts = dict(zip(places, tf.split(flat, [sizes[i] for i in places])))
     return [
@@ -198,39 +199,41 @@ class CanaryAggregationFactory(tff.aggregators.WeightedAggregationFactory):
     flat = tf.nest.flatten
 
     @tff.tensorflow.computation
-    def initial_seed():
+    def initial_seed() -> tf.Tensor:
       return seeds.initial_seed(None, 'canaries')
 
     seed_type = initial_seed.type_signature.result
 
     @tff.tensorflow.computation(seed_type)
-    def make_directions(seed):
+    def make_directions(seed: tf.Tensor) -> Directions:
       return directions(seed, size, canaries.count)
 
     found_type = make_directions.type_signature.result
 
     @tff.tensorflow.computation(value_type, weight_type, found_type)
-    def replace(value, weight, found):
+    def replace(
+      value: array_types.Structure, weight: array_types.Structure, found: Directions
+    ) -> array_types.Structure:
       sent = replaced(canaries, Directions(*found), flat(value), tf.cast(client_id(weight), tf.int64))
       return tf.nest.pack_sequence_as(specs, sent)
 
     @tff.tensorflow.computation(value_type, weight_type, found_type)
-    def observe(value, weight, found):
+    def observe(value: array_types.Structure, weight: array_types.Structure, found: Directions) -> tf.Tensor:
       return observed(canaries, Directions(*found), flat(value), tf.cast(client_id(weight), tf.int64))
 
     @tff.tensorflow.computation(inner.next.type_signature.result.result.member, found_type)
-    def project(result, found):
+    def project(result: array_types.Structure, found: Directions) -> tf.Tensor:
       return projected(canaries, Directions(*found), flat(result))
 
     @tff.federated_computation
-    def init_fn():
+    def init_fn() -> tff.Value:
       seed = tff.federated_eval(initial_seed, tff.SERVER)
       return tff.federated_zip(collections.OrderedDict(inner=inner.initialize(), directions=seed))
 
     at_clients = (tff.FederatedType(one, tff.CLIENTS) for one in (value_type, weight_type))
 
     @tff.federated_computation(init_fn.type_signature.result, *at_clients)
-    def next_fn(state, value, weight):
+    def next_fn(state: tff.Value, value: tff.Value, weight: tff.Value) -> tff.templates.MeasuredProcessOutput:
       found = tff.federated_map(make_directions, state['directions'])
       clients = (value, weight, tff.federated_broadcast(found))
       output = inner.next(state['inner'], tff.federated_map(replace, clients), weight)

@@ -11,21 +11,23 @@ The attack is the best linear one. Half of the draws of each world show what the
 function and its threshold. The other half is counted.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 import dataclasses
 import functools
 import itertools
 import secrets
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
 from quap_tff.auditing.bounds import lower_bounds
+from quap_tff.common import array_types
 from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms.certified import config as certified_configs
 from quap_tff.mechanisms.held import config as held_configs
 from quap_tff.mechanisms.held import guarded_clients
+from quap_tff.mechanisms.held import rounds as held_rounds
 from quap_tff.mechanisms.parts import layers as layers_lib
 
 # The norm of the target's update before clipping, in clipping norms: far more than it may add.
@@ -37,6 +39,9 @@ _RIDGE = 1e-12
 
 # A function from (whether the target is there, number of draws) to the adversary's view, float64[draws, features].
 Simulate = Callable[[bool, int], np.ndarray]
+# The state of a simulation, and what it is given for a round.
+_State = TypeVar('_State')
+_Round = TypeVar('_Round')
 
 
 class Verdict(NamedTuple):
@@ -71,7 +76,7 @@ def play(simulate: Simulate, draws: int, delta: float, confidence: float = 0.95)
   return Verdict(guesses, lower_bounds.bound(guesses, delta, confidence), estimate)
 
 
-def _best_linear(present, absent):
+def _best_linear(present: np.ndarray, absent: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
   """A function from features to scores: Fisher's discriminant less its best threshold on these draws."""
   middle = absent.mean(axis=0)
   scale = np.maximum(absent.std(axis=0), present.std(axis=0))
@@ -81,7 +86,7 @@ def _best_linear(present, absent):
   difference = (present.mean(axis=0) - middle) / scale
   direction = np.linalg.solve(covariance + _RIDGE * np.eye(len(covariance)), difference) / scale
 
-  def project(features):
+  def project(features: np.ndarray) -> np.ndarray:
     return (features - middle) @ direction
 
   own, other = project(present), project(absent)
@@ -106,13 +111,15 @@ def certified(
   calls, config = _seeds(seed), dataclasses.replace(config, clip_split='joint')
   layers = [layers_lib.Layer('seen', (0,), False)]
 
-  def start(draws):
+  def start(draws: int) -> mechanism.State:
     seeded = dataclasses.replace(config, noise_seed=next(calls))
     return seeded.for_model([tf.TensorSpec([draws], tf.float64)], layers).initial_state()
 
-  def play(state, cohort, present, moves, draws):
+  def play(
+    state: mechanism.State, cohort: array_types.Ids, present: bool, moves: np.ndarray, draws: int
+  ) -> tuple[mechanism.State, Optional[_Release]]:
     clip = float(state.clip)
-    rounds: Any = config.for_model([tf.TensorSpec([draws], tf.float64)], layers)
+    rounds = config.for_model([tf.TensorSpec([draws], tf.float64)], layers)
     announced, ids = rounds.announce(state), tf.constant(cohort, tf.int64)
     reports = dict(client_id=ids, norm=tf.fill([len(cohort)], np.float32(clip)))
     admitted = rounds.admit(state, announced, reports)
@@ -149,22 +156,31 @@ def held(
   """
   calls, config = _seeds(seed), dataclasses.replace(config, clip_split='joint')
   layers = [layers_lib.Layer('seen', (0,), False)]
-  rounds_of = functools.lru_cache(lambda draws: config.for_model([tf.TensorSpec([draws], tf.float64)], layers))
 
   @functools.lru_cache
-  def added(draws):
-    def contribution(update, client, answer):
+  def rounds_of(draws: int) -> held_rounds.HeldRounds:
+    return held_rounds.HeldRounds(config, [tf.TensorSpec([draws], tf.float64)], layers)
+
+  @functools.lru_cache
+  def added(draws: int) -> Callable[..., tf.Tensor]:
+    def contribution(update: tf.Tensor, client: tf.Tensor, answer: array_types.Structure) -> tf.Tensor:
       report = rounds_of(draws).report([update], dict(client_id=client, answer=answer), {})
       return rounds_of(draws).contribution({0: update}, report, {})[0]
 
     return tf.function(contribution)
 
-  def start(draws):
+  def start(draws: int) -> tuple[mechanism.State, guarded_clients.GuardedClients]:
     seed = next(calls)
     secret = secrets.token_bytes(32) if seed is None else b'%d' % seed
     return rounds_of(draws).initial_state(), guarded_clients.GuardedClients(config, secret)
 
-  def play(run, cohort, present, moves, draws):
+  def play(
+    run: tuple[mechanism.State, guarded_clients.GuardedClients],
+    cohort: array_types.Ids,
+    present: bool,
+    moves: np.ndarray,
+    draws: int,
+  ) -> tuple[tuple[mechanism.State, guarded_clients.GuardedClients], Optional[_Release]]:
     (state, guarded), rounds = run, rounds_of(draws)
     clip, zeros = float(state.clip), tf.zeros([draws], tf.float64)
     total, others, known = tf.zeros([draws], tf.int64), np.zeros(draws), tf.zeros([draws], tf.int64)
@@ -207,13 +223,15 @@ def quap(
   calls, config = _seeds(seed), dataclasses.replace(config, critical_layers='seen' if noised else 'other')
   layers = [layers_lib.Layer('seen', (0,), False), layers_lib.Layer('other', (1,), False)]
 
-  def rounds_of(draws):
+  def rounds_of(draws: int) -> mechanism.Rounds:
     return config.for_model([tf.TensorSpec([draws], tf.float64), tf.TensorSpec([1], tf.float64)], layers)
 
-  def start(draws):
+  def start(draws: int) -> mechanism.State:
     return rounds_of(draws).initial_state()._replace(noise=mechanism.initial_noise(next(calls)))
 
-  def play(state, cohort, present, moves, draws):
+  def play(
+    state: mechanism.State, cohort: array_types.Ids, present: bool, moves: np.ndarray, draws: int
+  ) -> tuple[mechanism.State, Optional[_Release]]:
     clip = float(state.clip)
     rounds, ids = rounds_of(draws), tf.constant(cohort, tf.int64)
     announced = rounds.announce(state)
@@ -240,7 +258,9 @@ def query(dp_query: Any, rounds: int, taken: Sequence[int], clip: float, clients
     clients_per_round: How many others there are in a round.
   """
 
-  def play(state, index, present, moves, draws):
+  def play(
+    state: array_types.Structure, index: int, present: bool, moves: np.ndarray, draws: int
+  ) -> tuple[array_types.Structure, Optional[_Release]]:
     parameters = dp_query.derive_sample_params(state)
     size = _EXCESS * clip if present and index in taken else 0.0
     (own,) = dp_query.preprocess_record(parameters, [tf.constant([size], tf.float32)])
@@ -268,7 +288,11 @@ class _Release(NamedTuple):
   unit: float
 
 
-def _simulation(rounds, start, play) -> Simulate:
+def _simulation(
+  rounds: Iterable[_Round],
+  start: Callable[[int], _State],
+  play: Callable[[_State, _Round, bool, np.ndarray, int], tuple[_State, Optional[_Release]]],
+) -> Simulate:
   """All rounds of a mechanism, in which the others follow the releases, each within its bound.
 
   Args:
@@ -278,7 +302,7 @@ def _simulation(rounds, start, play) -> Simulate:
       `moves`, float64[draws] in (-1, 1), times its bound.
   """
 
-  def simulate(present, draws):
+  def simulate(present: bool, draws: int) -> np.ndarray:
     state, seen, moved = start(draws), [], np.zeros(draws)
     for one in rounds:
       state, release = play(state, one, present, np.tanh(moved), draws)

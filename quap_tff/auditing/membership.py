@@ -14,6 +14,7 @@ A *unit* is what may be a member: a client or an example. A unit's confidence is
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 import functools
 from typing import Callable
 
@@ -114,7 +115,7 @@ def lira(
   return stats.norm.logpdf(confidences, *_gaussians('with', shadows, members)) - stats.norm.logpdf(confidences, *out)
 
 
-def _gaussians(side, values, chosen):
+def _gaussians(side: str, values: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   """The mean and the standard deviation of each unit over the shadow models on one side."""
   counts = chosen.sum(axis=0)
   if not counts.all():
@@ -146,7 +147,7 @@ def shadow_scores(
     logits: float[..., n, classes] of the target models, on the same examples.
   """
 
-  def features(values):
+  def features(values: np.ndarray) -> np.ndarray:
     found = np.maximum(special.log_softmax(np.asarray(values, np.float64), axis=-1), _LOWEST_LOG_PROBABILITY)
     return np.concatenate([found, np.ones((*found.shape[:-1], 1))], axis=-1)
 
@@ -159,7 +160,7 @@ def shadow_scores(
   return scores
 
 
-def _logistic_regression(features, is_member):
+def _logistic_regression(features: np.ndarray, is_member: np.ndarray) -> np.ndarray:
   """Coefficients by Newton's method with a small ridge, for the mean log-loss."""
   coefficients = np.zeros(features.shape[-1])
   for _ in range(_NEWTON_STEPS):
@@ -173,19 +174,19 @@ def _logistic_regression(features, is_member):
   return coefficients
 
 
-def _index(labels, shape):
+def _index(labels: np.ndarray, shape: Sequence[int]) -> np.ndarray:
   return np.broadcast_to(np.asarray(labels, np.int64)[:, np.newaxis], (*shape[:-1], 1))
 
 
-def _of_label(values, labels):
+def _of_label(values: np.ndarray, labels: np.ndarray) -> np.ndarray:
   return np.take_along_axis(values, _index(labels, values.shape), axis=-1)[..., 0]
 
 
-def _by_loss(logits, labels, units, members):
+def _by_loss(logits: np.ndarray, labels: np.ndarray, units: np.ndarray, members: np.ndarray) -> np.ndarray:
   return unit_means(-cross_entropy(logits, labels), units, members.shape[1])
 
 
-def _by_classifier(logits, labels, units, members):
+def _by_classifier(logits: np.ndarray, labels: np.ndarray, units: np.ndarray, members: np.ndarray) -> np.ndarray:
   scores = np.empty(members.shape)
   is_odd = np.arange(len(members)) % 2 == 1
   for known, asked in ((is_odd, ~is_odd), (~is_odd, is_odd)):
@@ -194,7 +195,9 @@ def _by_classifier(logits, labels, units, members):
   return scores
 
 
-def _by_lira(logits, labels, units, members, online):
+def _by_lira(
+  logits: np.ndarray, labels: np.ndarray, units: np.ndarray, members: np.ndarray, online: bool
+) -> np.ndarray:
   confidences = unit_means(scaled_confidence(logits, labels), units, members.shape[1])
   scores = np.empty(members.shape)
   for target, others in enumerate(~np.eye(len(members), dtype=bool)):

@@ -159,7 +159,7 @@ def gaussian_bound(mu: float) -> tuple[float, dict[float, float]]:
   return float(special.ndtr(mu / np.sqrt(2))), tpr
 
 
-def _curves(scores, is_member, weights) -> Curve:
+def _curves(scores: np.ndarray, is_member: np.ndarray, weights: np.ndarray) -> Curve:
   """One curve for each row of weights, float64[R, n]: `Curve` of float64[R, k].
 
   This is `sklearn.metrics.roc_curve` with weights, for all resamples at once: one by one, they take 25 times as long.
@@ -168,19 +168,21 @@ def _curves(scores, is_member, weights) -> Curve:
   # The last place of each run of equal scores.
   ends = np.flatnonzero(np.append(scores[order][1:] != scores[order][:-1], True))
 
-  def rates(chosen):
+  def rates(chosen: np.ndarray) -> np.ndarray:
     sums = np.cumsum((weights * chosen)[:, order], axis=1)[:, ends]
     return np.pad(sums / sums[:, -1:], [(0, 0), (1, 0)])
 
   return Curve(rates(~is_member), rates(is_member))
 
 
-def _within(a_curve, fpr):
+def _within(a_curve: Curve, fpr: float) -> np.ndarray:
   # Sums of integers up to 2^53 are exact, their quotient is rounded: 1 of 100 must count as 1%.
   return a_curve.fpr <= fpr * (1 + 1e-12)
 
 
-def _operating(measured, drawn, fpr, members, non_members, confidence):
+def _operating(
+  measured: Curve, drawn: Curve, fpr: float, members: int, non_members: int, confidence: float
+) -> Operating:
   tpr = float(tpr_at(measured, fpr))
   used = float(measured.fpr[_within(measured, fpr)].max())
   low, high = lower_bounds.clopper_pearson(round(tpr * members), members, (1 - confidence) / 2)
@@ -192,26 +194,26 @@ def _operating(measured, drawn, fpr, members, non_members, confidence):
   )
 
 
-def _percentiles(values, measured, confidence):
+def _percentiles(values: np.ndarray, measured: float, confidence: float) -> Interval:
   tail = 50 * (1 - confidence)
   low, high = np.percentile(values, [tail, 100 - tail]) if len(values) else (0.0, 1.0)
   return Interval(float(min(low, measured)), float(max(high, measured)))
 
 
-def _indices(labels, size):
+def _indices(labels: np.ndarray, size: int) -> np.ndarray:
   labels = np.asarray(labels)
   if labels.shape != (size,):
     raise ValueError(f'Clients and runs must have one entry for each of the {size} scores, found {labels.shape}.')
   return np.unique(labels, return_inverse=True)[1]
 
 
-def _counts(rng, index):
+def _counts(rng: np.random.Generator, index: np.ndarray) -> np.ndarray:
   """How often each trial's label is drawn. A single label is always drawn once."""
   size = int(index.max()) + 1
   return np.bincount(rng.integers(size, size=size), minlength=size)[index]
 
 
-def _checked(scores, is_member):
+def _checked(scores: np.ndarray, is_member: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   scores, is_member = np.asarray(scores, np.float64), np.asarray(is_member, bool)
   if scores.ndim != 1 or scores.shape != is_member.shape:
     raise ValueError(f'Expected one score and one membership a trial, found {scores.shape} and {is_member.shape}.')

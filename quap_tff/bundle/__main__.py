@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import sys
+from typing import Any
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')  # TensorFlow's messages would bury the rounds.
 
@@ -47,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
   return 2
 
 
-def _run(arguments):
+def _run(arguments: argparse.Namespace) -> dict[str, Any]:
   say = lambda line: print(line, file=sys.stderr)
   for name in ('rounds', 'threads'):
     if getattr(arguments, name) is not None:

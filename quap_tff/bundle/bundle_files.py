@@ -28,6 +28,7 @@ from quap_tff.certificates.folders import folder as folders
 from quap_tff.certificates.folders import folder_files
 from quap_tff.common import files
 from quap_tff.common.lazy import tf
+from quap_tff.mechanisms import sparsity as sparsities
 from quap_tff.mechanisms.parts import postprocessing
 from quap_tff.plans.accounts import run_account
 
@@ -93,13 +94,12 @@ def texts(
   return found
 
 
-def _of_plan(plan):
+def _of_plan(plan: Optional[run_account.RunAccount]) -> Optional[dict[str, Any]]:
   if plan is None:
     return None
   arguments = {name: getattr(plan, name) for name in _ARGUMENTS}
-  arguments.update(
-    mechanism=plan.mechanism.inner if plan.sparsity.is_sparse else plan.mechanism, schedule=plan.schedule or None
-  )
+  mechanism = plan.mechanism.inner if isinstance(plan.mechanism, sparsities.Sparse) else plan.mechanism
+  arguments.update(mechanism=mechanism, schedule=plan.schedule or None)
   try:
     value = {'arguments': codec.encoded(arguments), 'leaving': codec.encoded(plan.leaving)}
     value['fingerprint'] = plan.fingerprint
@@ -112,7 +112,7 @@ def _of_plan(plan):
   return value
 
 
-def _plan(value) -> run_account.RunAccount:
+def _plan(value: Mapping[str, Any]) -> run_account.RunAccount:
   plan = run_account.RunAccount(**codec.decoded(value['arguments']), leaving=codec.decoded(value['leaving']))
   if plan.fingerprint != value['fingerprint']:
     raise ValueError('its parts give another plan than the one that was exported')

@@ -82,7 +82,7 @@ class Graph:
     graph_def, known = tf.compat.v1.GraphDef.FromString(self._graph_def), self._bindings
     names = [name for name, *_ in (*known['inputs'], *known['entropy'])]
 
-    def function(*inputs):
+    def function(*inputs: tf.Tensor) -> list[tf.Tensor]:
       own = dict(zip(names, inputs))
       for name, dtype, shape in known['variables']:
         own[name] = tf.raw_ops.VarHandleOp(dtype=dtype, shape=shape, shared_name=_ANONYMOUS)

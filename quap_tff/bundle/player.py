@@ -20,6 +20,7 @@ from quap_tff import accounting
 from quap_tff.bundle import bundle_files
 from quap_tff.bundle import graphs
 from quap_tff.bundle import values
+from quap_tff.common import array_types
 from quap_tff.common import checks
 from quap_tff.training import batches
 
@@ -123,7 +124,7 @@ class Bundle:
     """The sum of two sums."""
     return Sums(self._graphs['merge'](total.plain, other.plain), self._secure(total, other))
 
-  def _secure(self, total, other):
+  def _secure(self, total: Sums, other: Sums) -> array_types.Structure:
     return _map(lambda a, b, modulus: (a + b) % modulus, total.secure, other.secure, self.modulus)
 
   def update(self, state: Any, total: Sums) -> tuple[Any, Any]:

@@ -73,7 +73,7 @@ class Statements:
   releases: str
   date: str = dataclasses.field(default_factory=lambda: datetime.date.today().isoformat())
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     values = dataclasses.asdict(self)
     # The texts and the date obey the rules of every other certificate.
     abouts.About(values['program'], values['cohorts'], values['clipping'], values['noise'], date=self.date)
@@ -301,9 +301,9 @@ def _statement(content: _Content, most: float) -> str:
     f'A gate let {np.count_nonzero(account.counts):,} of {config.num_clients:,} clients take part in '
     f'{account.num_rounds:,} rounds of another program, “{stated.program}”. Clipping, sums and noise were that '
     "program's, and are taken from the issuer's statement. If each client's update was clipped to its weight times one "
-    f'norm, and Gaussian noise of {sentences.whole(config.prices.noise_multiplier)} times that norm, {noise}, was '
-    'added to each coordinate of every sum, then the noised sums of these rounds, and everything that is computed from '
-    'them alone, are (ε, δ)-differentially private for each client with ε = '
+    f'norm, and Gaussian noise of {sentences.whole(float(config.prices.noise_multiplier))} times that norm, {noise}, '
+    'was added to each coordinate of every sum, then the noised sums of these rounds, and everything that is computed '
+    'from them alone, are (ε, δ)-differentially private for each client with ε = '
     f'{sentences.whole(config.epsilon)} and δ = {sentences.whole(config.delta)}.{own} Unit: {accounting.UNIT}. '
     f"Neighbours: {accounting.ZERO_OUT}. It is assumed that who takes part does not depend on clients' data. "
     f'Amplification by sampling is not counted. The client that spent most has spent ε ≤ {rounding.up(most, 6)}; this '

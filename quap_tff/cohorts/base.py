@@ -6,7 +6,7 @@ import abc
 from collections.abc import Sequence
 import dataclasses
 import itertools
-from typing import Any, Callable, ClassVar, Optional
+from typing import Callable, ClassVar, Optional, Protocol
 
 import numpy as np
 
@@ -30,6 +30,14 @@ def default_cohort_size(num_clients: int) -> int:
   return max(1, min(_DEFAULT_LIMIT, round(_DEFAULT_SHARE * num_clients)))
 
 
+class Dropout(Protocol):
+  """Which clients would drop out of which round, such as `data.cohorts.dropouts.DropoutModel`."""
+
+  @property
+  def fails(self) -> Callable[[int], np.ndarray]:
+    """From the round number to bool[N]: whether each client would drop out of this round if it were drawn."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Population:
   """The clients that cohorts are drawn from.
@@ -38,17 +46,17 @@ class Population:
     num_clients: N.
     cohort_size: M, at most N. Models with cohorts of random size ignore it; then it may be `None`.
     seed: Non-negative integer.
-    dropout: A `data.cohorts.dropouts.DropoutModel`, for models that learn from who dropped out; None if nobody does.
+    dropout: Who drops out, for models that learn from who dropped out; None if nobody does.
     cohort_seed: The seed of the cohorts, if it is secret. Weights and rates follow from `seed` all the same.
   """
 
   num_clients: int
   cohort_size: Optional[int]
   seed: int
-  dropout: Optional[Any] = None
+  dropout: Optional[Dropout] = None
   cohort_seed: Optional[int] = dataclasses.field(default=None, repr=False)
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     checks.integer('num_clients', self.num_clients, at_least=1)
     checks.integer('seed', self.seed, at_least=0)
     if self.cohort_size is not None:
@@ -176,7 +184,7 @@ def independent(population: Population, rates: np.ndarray) -> ParticipationModel
   rates.setflags(write=False)
   one_rate = total >= LARGE_POPULATION and (rates == rates[0]).all()
 
-  def draw(round_num):
+  def draw(round_num: int) -> np.ndarray:
     rng = population.round_rng(round_num)
     if one_rate:
       # As many coins of one rate show heads as the binomial distribution says, and all sets of that many are as likely.
@@ -210,7 +218,7 @@ def weighted(population: Population, *weights: np.ndarray) -> ParticipationModel
   are_few = population.num_clients >= LARGE_POPULATION and size <= population.num_clients // _FEW
   cumulative = [np.cumsum(one) for one in weights if are_few]
 
-  def draw(round_num):
+  def draw(round_num: int) -> np.ndarray:
     rng, index = population.round_rng(round_num), (round_num - 1) % len(weights)
     if are_few:
       return few_weighted_without_replacement(rng, weights[index], cumulative[index], size)

@@ -60,13 +60,13 @@ class Markov(base.ParticipationChoice):
   leave: float = checks.number_field('markov leave', 0.1, above=0, at_most=1)
 
   def over(self, population: base.Population) -> base.ParticipationModel:
-    def step(round_num, present):
+    def step(round_num: int, present: Optional[np.ndarray]) -> np.ndarray:
       coins = rng_lib.generator(population.seed, 'availability', round_num).random(population.num_clients)
       return switched(coins, present, self.arrive, self.leave)
 
     chain, size = Chain(step), population.cohort_size
 
-    def draw(round_num):
+    def draw(round_num: int) -> np.ndarray:
       present = np.flatnonzero(chain.at(round_num))
       if size is None or len(present) <= size:
         return present
@@ -146,7 +146,7 @@ class Energy(base.ParticipationChoice):
     return able[base.weighted_without_replacement(rng, rates[able], min(population.cohort_size, len(able)))]
 
   def over(self, population: base.Population) -> base.ParticipationModel:
-    def step(round_num, batteries):
+    def step(round_num: int, batteries: Optional[Batteries]) -> Batteries:
       rng = rng_lib.generator(population.seed, 'battery', round_num - 1)
       if batteries is None:
         return self.start(rng, population.num_clients)
@@ -175,20 +175,21 @@ class _Learning(base.ParticipationChoice):
 
   def over(self, population: base.Population) -> base.ParticipationModel:
     population.required_cohort_size()
-    if population.dropout is None:
+    dropout = population.dropout
+    if dropout is None:
       raise ValueError(
         'This participation model learns from clients that drop out, and with --dropout=none nobody does. Give a '
         '--dropout, such as markov, or choose another --participation.'
       )
 
-    def cohort(round_num, state):
+    def cohort(round_num: int, state: Any) -> np.ndarray:
       return np.sort(self.select(state, population, population.round_rng(round_num)))
 
-    def step(round_num, state):
+    def step(round_num: int, state: Any) -> Any:
       if state is None:
         return self.start(population)
       drawn = cohort(round_num - 1, state)
-      return self.learned(state, drawn, population.dropout.fails(round_num - 1)[drawn])
+      return self.learned(state, drawn, dropout.fails(round_num - 1)[drawn])
 
     chain = Chain(step)
     return base.ParticipationModel(population, lambda round_num: cohort(round_num, chain.at(round_num)))

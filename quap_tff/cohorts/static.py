@@ -50,7 +50,7 @@ class Separated(base.ParticipationChoice):
       )
     groups = np.array_split(population.client_rng().permutation(total), apart)
 
-    def draw(round_num):
+    def draw(round_num: int) -> np.ndarray:
       group = groups[round_num % apart]
       return group[population.round_rng(round_num).choice(len(group), size, replace=False, shuffle=False)]
 
@@ -203,7 +203,7 @@ class HybridReference(base.ParticipationChoice):
     size, total = population.required_cohort_size(), population.num_clients
     num_uniform, weights = round(self.gamma * size), population.beta_weights(self.a, self.b)
 
-    def draw(round_num):
+    def draw(round_num: int) -> np.ndarray:
       rng = population.round_rng(round_num)
       uniform = rng.choice(total, num_uniform, replace=False, shuffle=False)
       left = np.setdiff1d(np.arange(total), uniform, assume_unique=True)

@@ -41,7 +41,7 @@ def number(
   return float(value)
 
 
-def _is_finite(value) -> bool:
+def _is_finite(value: numbers.Real) -> bool:
   try:
     return math.isfinite(value)
   except OverflowError:  # An integer above the largest float.

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 import os
 import sys
-from typing import Callable, NoReturn
+from typing import Callable, NoReturn, TextIO
 
 INTERRUPTED, NOT_READ, FAILED = 130, 141, 2
 
@@ -51,7 +51,7 @@ def _status(main: Callable[[Sequence[str]], int]) -> int:
   return status
 
 
-def _drop(stream) -> None:
+def _drop(stream: TextIO) -> None:
   """Output that could not be written goes nowhere. Otherwise Python tries once more when it ends, and complains."""
   try:
     stream.flush()

@@ -173,7 +173,7 @@ def value_of(config: Any, *registries: Mapping[str, Any]) -> Any:
   return list(config) if isinstance(config, tuple) else config
 
 
-def _part_of(value, registries):
+def _part_of(value: Any, registries: Sequence[Mapping[str, Any]]) -> Any:
   known = {choice: name for registry in registries for name, choice in registry.items()}
   if type(value) in known or (isinstance(type(value), abc.ABCMeta) and not hasattr(value, 'choices')):
     return format_spec(known.get(type(value), type(value).__name__), value)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Optional
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from quap_tff.common import array_types
 from quap_tff.runtime.in_process import section_graphs
 from quap_tff.training import evaluation
 from quap_tff.training import model_functions
@@ -71,17 +72,20 @@ def of_evaluation(model: model_functions.Model) -> Optional[Exported]:
   model_fn = model_functions.of(model)
   weights_type = model_functions.initial_weights(model_fn).type_signature.result
   spec = model_fn().input_spec
+  container: Callable[[list], array_types.Structure] = type(spec)
   x_spec, y_spec = (spec['x'], spec['y']) if isinstance(spec, Mapping) else spec
   if tf.nest.is_nested(y_spec) or not y_spec.dtype.is_integer:
     return None
 
   @tff.tensorflow.computation(weights_type, x_spec, y_spec)
-  def evaluate(weights, x, y):
+  def evaluate(
+    weights: array_types.Structure, x: array_types.Structure, y: tf.Tensor
+  ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     made = model_fn()
     variables = tff.learning.models.ModelWeights.from_model(made)
     pairs = zip(tf.nest.flatten(variables), tf.nest.flatten(weights))
     with tf.control_dependencies([variable.assign(value) for variable, value in pairs]):
-      batch = (x, y) if not isinstance(spec, Mapping) else type(spec)([('x', x), ('y', y)])
+      batch = (x, y) if not isinstance(spec, Mapping) else container([('x', x), ('y', y)])
       return evaluation.totals(made.forward_pass(batch, training=False), y)
 
   return _exported(evaluate, 'weights', 'x', 'y')

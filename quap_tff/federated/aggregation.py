@@ -12,13 +12,14 @@ those of `quap_tff.mechanisms.mechanism.Rounds`, and this module only says where
 """
 
 import collections
-from collections.abc import Sequence
-from typing import Any, Callable, NamedTuple, Optional
+from collections.abc import Mapping, Sequence
+from typing import Callable, NamedTuple, Optional
 
 import tensorflow as tf
 import tensorflow_federated as tff
 import tree
 
+from quap_tff.common import array_types
 from quap_tff.federated import client_ids
 from quap_tff.federated import sums
 from quap_tff.mechanisms import mechanism as mechanisms
@@ -33,8 +34,8 @@ class AggregationState(NamedTuple):
     inner_sum: The inner sum's state.
   """
 
-  mechanism: Any
-  inner_sum: Any
+  mechanism: mechanisms.State
+  inner_sum: array_types.Structure
 
 
 class AggregationFactory(tff.aggregators.WeightedAggregationFactory):
@@ -116,19 +117,21 @@ class AggregationFactory(tff.aggregators.WeightedAggregationFactory):
     if rounds.prepares:
 
       @tff.tensorflow.computation(value_type, message_type)
-      def prepare(value, message):
+      def prepare(value: array_types.Structure, message: mechanisms.Struct) -> list[tf.Tensor]:
         return rounds.prepared(tf.nest.flatten(value), message)
 
       update_type = prepare.type_signature.result
 
     @tff.tensorflow.computation(update_type, weight_type, message_type)
-    def report(update, weight, message):
+    def report(
+      update: array_types.Structure, weight: array_types.Structure, message: mechanisms.Struct
+    ) -> mechanisms.Struct:
       return rounds.report(tf.nest.flatten(update), own_of(weight), message)
 
     report_type = report.type_signature.result
 
     @tff.tensorflow.computation(report_type)
-    def told_server(own_report):
+    def told_server(own_report: mechanisms.Struct) -> mechanisms.Struct:
       return collections.OrderedDict((name, own_report[name]) for name in own_report if name not in rounds.kept_fields)
 
     reports_type = sums.collected_type(told_server.type_signature.result)
@@ -145,19 +148,24 @@ class AggregationFactory(tff.aggregators.WeightedAggregationFactory):
     if ready:
 
       @tff.tensorflow.computation(update_type)
-      def waiting_part(update):
+      def waiting_part(update: array_types.Structure) -> list[tf.Tensor]:
         update = tf.nest.flatten(update)
         return [update[i] for i in waiting]
 
       @tff.tensorflow.computation(update_type, report_type)
-      def ready_part(update, own_report):
+      def ready_part(update: array_types.Structure, own_report: mechanisms.Struct) -> list[tf.Tensor]:
         update = tf.nest.flatten(update)
         return list(rounds.early({i: update[i] for i in ready}, own_report).values())
 
       part_type, ready_type = waiting_part.type_signature.result, ready_part.type_signature.result
 
     @tff.tensorflow.computation(part_type, report_type, message_type, clip_type)
-    def contribute(part, own_report, message, clip):
+    def contribute(
+      part: array_types.Structure,
+      own_report: mechanisms.Struct,
+      message: mechanisms.Struct,
+      clip: array_types.Structure,
+    ) -> list[tf.Tensor]:
       parts = dict(zip(waiting, tf.nest.flatten(part)))
       summands = rounds.contribution(parts, own_report, message, clip if rounds.clips_by_this_round else None)
       return [tf.cast(one, rounds.sum_dtype or one.dtype) for one in summands]
@@ -167,19 +175,21 @@ class AggregationFactory(tff.aggregators.WeightedAggregationFactory):
     if rounds.needs_each_update:
 
       @tff.tensorflow.computation(summands_type, report_type)
-      def with_id(summands, own_report):
+      def with_id(summands: Sequence[tf.Tensor], own_report: mechanisms.Struct) -> mechanisms.Struct:
         return collections.OrderedDict(
           client_id=own_report['client_id'], **{str(k): one for k, one in enumerate(summands)}
         )
 
       @tff.tensorflow.computation(sums.collected_type(with_id.type_signature.result), admitted_type)
-      def combine(contributions, admitted):
+      def combine(contributions: mechanisms.Struct, admitted: mechanisms.Round) -> list[tf.Tensor]:
         order = tf.argsort(contributions['client_id'])  # That of the reports.
         each = [tf.gather(contributions[str(k)], order) for k in range(len(summands_type))]
         return rounds.combined(each, admitted.weights)
 
     @tff.tensorflow.computation(state_type, admitted_type, summands_type, ready_type)
-    def release(state, admitted, total, ready_total):
+    def release(
+      state: mechanisms.State, admitted: mechanisms.Round, total: Sequence[tf.Tensor], ready_total: Sequence[tf.Tensor]
+    ) -> tuple[mechanisms.State, array_types.Structure, mechanisms.Struct]:
       total = list(total)
       found = {**dict(zip(waiting, total)), **dict(zip(ready, ready_total))}
       summed = [found[i] for i in every] + total[len(waiting) :]
@@ -187,7 +197,7 @@ class AggregationFactory(tff.aggregators.WeightedAggregationFactory):
       return new_state, tf.nest.pack_sequence_as(specs, result), measurements
 
     @tff.federated_computation
-    def init_fn():
+    def init_fn() -> tff.Value:
       state = tff.federated_eval(initialize_server, tff.SERVER)
       return state if inner is None else tff.federated_zip(AggregationState(state, inner.initialize()))
 
@@ -196,7 +206,7 @@ class AggregationFactory(tff.aggregators.WeightedAggregationFactory):
       tff.FederatedType(value_type, tff.CLIENTS),
       tff.FederatedType(weight_type, tff.CLIENTS),
     )
-    def next_fn(state, value, weight):
+    def next_fn(state: tff.Value, value: tff.Value, weight: tff.Value) -> tff.templates.MeasuredProcessOutput:
       nothing = tff.federated_value([], tff.SERVER)
       own_state = state if inner is None else state.mechanism
       announced = tff.federated_map(announce, own_state)
@@ -236,7 +246,7 @@ class AggregationFactory(tff.aggregators.WeightedAggregationFactory):
 QuapAggregationFactory = CertifiedAggregationFactory = AggregationFactory
 
 
-def tensor_specs(value_type: tff.Type) -> Any:
+def tensor_specs(value_type: tff.Type) -> array_types.StructureSpec:
   """The Python structure of `tf.TensorSpec`s of a value; raises `TypeError` unless they are all of a float dtype."""
   has_tensors = tff.types.contains(value_type, lambda t: isinstance(t, tff.TensorType))
   if not has_tensors or not tff.types.is_structure_of_floats(value_type):
@@ -244,7 +254,7 @@ def tensor_specs(value_type: tff.Type) -> Any:
   return tff.types.type_to_tf_tensor_specs(value_type)
 
 
-def _layers_of(specs, layers):
+def _layers_of(specs: array_types.StructureSpec, layers: Optional[mechanisms.Layers]) -> mechanisms.Layers:
   """The layers of a value, by default from its names or shapes; raises `ValueError` for those of another model."""
   # dm-tree and tf.nest flatten in the same order.
   paths, leaves = zip(*tree.flatten_with_path(specs))
@@ -264,7 +274,9 @@ def _layers_of(specs, layers):
   return [layer._replace(indices=tuple(declared[i] for i in layer.indices)) for layer in found]
 
 
-def _own_reader(weight_type, fields):
+def _own_reader(
+  weight_type: tff.Type, fields: Mapping[str, str]
+) -> Callable[[array_types.Structure], mechanisms.Struct]:
   """A function that reads a client's `client_id` and `fields` out of its weight."""
   read_client_id = client_ids.reader(weight_type)
   names = [name for name, _ in tff.structure.iter_elements(weight_type)] if fields else []
@@ -275,7 +287,7 @@ def _own_reader(weight_type, fields):
         "the mechanism's own plan gives it."
       )
 
-  def own_of(weight):
+  def own_of(weight: array_types.Structure) -> mechanisms.Struct:
     own = collections.OrderedDict(client_id=tf.cast(read_client_id(weight), tf.int64))
     own.update((name, weight[name]) for name in fields)
     return own
@@ -283,7 +295,9 @@ def _own_reader(weight_type, fields):
   return own_of
 
 
-def _created_sum(inner_sum, total_type):
+def _created_sum(
+  inner_sum: tff.aggregators.UnweightedAggregationFactory, total_type: tff.Type
+) -> tff.templates.AggregationProcess:
   process = inner_sum.create(total_type)
   found = process.next.type_signature.result.result.member
   if not total_type.is_assignable_from(found):

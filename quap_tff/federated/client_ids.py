@@ -5,12 +5,13 @@ client work passes it on in the weight of the update. That is how an aggregator 
 """
 
 import collections
-from typing import Any, Callable
+from typing import Callable
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from quap_tff.common import array_types
 from quap_tff.training import client_update
 
 _ADVICE = (
@@ -57,12 +58,12 @@ def with_client_ids(work: tff.learning.templates.ClientWorkProcess) -> tff.learn
   read_id = tff.tensorflow.computation(client_update.read_client_id, own_type.client_id)
 
   @tff.tensorflow.computation(result_type, np.int64)
-  def with_id(result, client_id):
+  def with_id(result: tff.learning.templates.ClientResult, client_id: tf.Tensor) -> tff.learning.templates.ClientResult:
     weight = collections.OrderedDict(client_id=client_id, weight=result.update_weight)
     return tff.learning.templates.ClientResult(update=result.update, update_weight=weight)
 
   @tff.federated_computation(state_type, weights_type, tff.FederatedType(own_type, tff.CLIENTS))
-  def next_fn(state, weights, data):
+  def next_fn(state: tff.Value, weights: tff.Value, data: tff.Value) -> tff.templates.MeasuredProcessOutput:
     output = work.next(state, weights, data.examples)
     result = tff.federated_map(with_id, (output.result, tff.federated_map(read_id, data.client_id)))
     return tff.templates.MeasuredProcessOutput(output.state, result, output.measurements)
@@ -81,7 +82,7 @@ def own_value(ids: tf.Tensor, values: tf.Tensor, client_id: tf.Tensor) -> tf.Ten
   return tf.reduce_sum(tf.where(tf.equal(ids, client_id), values, tf.zeros_like(values)))
 
 
-def reader(weight_type: tff.Type) -> Callable[[Any], Any]:
+def reader(weight_type: tff.Type) -> Callable[[array_types.Structure], tf.Tensor]:
   """A function that reads the client's id out of a weight of the given type.
 
   Raises:

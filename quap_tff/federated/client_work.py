@@ -4,12 +4,13 @@ An id is read before the training, so that an aggregator can ask for the ids fir
 """
 
 import collections
-from typing import Any, Optional
+from typing import cast, Optional
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from quap_tff.common import array_types
 from quap_tff.common.numbers import seeds
 from quap_tff.training import client_update
 from quap_tff.training import extension as extensions
@@ -19,7 +20,7 @@ ClientWorkConfig = client_update.ClientWorkConfig
 
 
 def client_data_type(
-  input_spec: Any, with_absent: bool = False, with_answers: bool = False
+  input_spec: array_types.StructureSpec, with_absent: bool = False, with_answers: bool = False
 ) -> tff.StructWithPythonType:
   """The type of one client's data, `<client_id=int64*, examples=D*>`.
 
@@ -91,6 +92,7 @@ def build_client_work(
   """
   model_functions.check_optimizer('client_optimizer', optimizer)
   is_extended = extension is not None
+  population = cast(int, num_clients)  # An extension needs it; nothing else takes it.
   extension = extensions.Nothing() if extension is None else extension
   config = extension.client_work(config)
   model_fn = model_functions.of(model)
@@ -105,33 +107,35 @@ def build_client_work(
   client_round = client_update.build_client_round(blank_model_fn, optimizer, config, extension)
 
   @tff.tensorflow.computation
-  def initial_state():
+  def initial_state() -> array_types.Structure:
     work = collections.OrderedDict(round=tf.constant(0), seed=seeds.initial_seed(config.seed, 'client_update'))
     if not is_extended:
       return work
     shapes = [v.shape for v in made.trainable_variables]
-    state = collections.OrderedDict(work=work, memory=extension.initial_memory(num_clients, shapes))
+    state = collections.OrderedDict(work=work, memory=extension.initial_memory(population, shapes))
     if extension.has_own_vectors:
-      state['own'] = tf.zeros([num_clients, sum(shape.num_elements() for shape in shapes)], tf.float32)
+      state['own'] = tf.zeros([population, sum(shape.num_elements() for shape in shapes)], tf.float32)
     return state
 
   state_type = initial_state.type_signature.result
 
   @tff.tensorflow.computation(state_type)
-  def next_state(state):
+  def next_state(state: array_types.Structure) -> array_types.Structure:
     work = state['work'] if is_extended else state
     work = collections.OrderedDict(work, round=work['round'] + 1)
     return collections.OrderedDict(state, work=work) if is_extended else work
 
   @tff.tensorflow.computation(state_type)
-  def announce(state):
+  def announce(state: array_types.Structure) -> array_types.Structure:
     if not is_extended:
       return state
     return collections.OrderedDict(work=state['work'], message=extension.message(state['memory']))
 
   read_id = tff.tensorflow.computation(client_update.read_client_id, data_type.client_id)
 
-  def train(given):
+  def train(
+    given: array_types.Structure,
+  ) -> tuple[array_types.Structure, array_types.Structure, array_types.Structure, array_types.Structure]:
     announced, own = given['announced'], given.get('own')
     work, message = (announced['work'], announced['message']) if is_extended else (announced, None)
     return client_round(
@@ -145,7 +149,7 @@ def build_client_work(
     )
 
   @tff.federated_computation
-  def initialize():
+  def initialize() -> tff.Value:
     return tff.federated_eval(initial_state, tff.SERVER)
 
   @tff.federated_computation(
@@ -153,7 +157,9 @@ def build_client_work(
     tff.FederatedType(weights_type, tff.CLIENTS),
     tff.FederatedType(data_type, tff.CLIENTS),
   )
-  def next_fn(state, global_weights, client_data):
+  def next_fn(
+    state: tff.Value, global_weights: tff.Value, client_data: tff.Value
+  ) -> tff.templates.MeasuredProcessOutput:
     ids = tff.federated_map(read_id, client_data['client_id'])
     given = collections.OrderedDict(
       announced=tff.federated_broadcast(tff.federated_map(announce, state)),
@@ -162,17 +168,17 @@ def build_client_work(
       examples=client_data['examples'],
     )
     if extension.has_own_vectors:
-      given['own'] = _own_vectors(num_clients, state, ids)
-    given = tff.federated_zip(given)
-    trained = tff.tensorflow.computation(train, given.type_signature.member)
-    updates, report, kept, metrics = tff.federated_map(trained, given)
+      given['own'] = _own_vectors(population, state, ids)
+    zipped = tff.federated_zip(given)
+    trained = tff.tensorflow.computation(train, zipped.type_signature.member)
+    updates, report, kept, metrics = tff.federated_map(trained, zipped)
     weight = collections.OrderedDict(client_id=ids)
     if is_extended:
       names = tff.structure.name_list(report.type_signature.member)
       _check_reports(extension, report.type_signature.member)
       weight['report'] = collections.OrderedDict((name, report[name]) for name in names)
       if extension.takes_absent:
-        weight['report']['absent'] = _absent_of(num_clients, client_data['absent'])
+        weight['report']['absent'] = _absent_of(population, client_data['absent'])
       if extension.has_own_vectors:
         weight['own'] = kept
     if with_answers:
@@ -185,13 +191,13 @@ def build_client_work(
   return tff.learning.templates.ClientWorkProcess(initialize, next_fn)
 
 
-def _of_examples(metrics):
+def _of_examples(metrics: tff.Value) -> tff.Value:
   """The metrics of a round. Means over no examples, for which models have 0, become NaN if examples are counted."""
   if 'num_examples' not in tff.structure.name_list(metrics.type_signature.member):
     return metrics
 
   @tff.tensorflow.computation(metrics.type_signature.member)
-  def replaced(found):
+  def replaced(found: array_types.Structure) -> array_types.Structure:
     is_none = tf.equal(found['num_examples'], 0)
     return tf.nest.map_structure(
       lambda one: tf.where(is_none, tf.constant(np.nan, one.dtype), one) if one.dtype.is_floating else one, found
@@ -215,13 +221,13 @@ def _check_reports(extension: extensions.Extension, report_type: tff.StructType)
     )
 
 
-def _own_vectors(num_clients, state, ids):
+def _own_vectors(num_clients: int, state: tff.Value, ids: tff.Value) -> tff.Value:
   """Each client's own vector, float32[d]."""
 
   table_of = tff.tensorflow.computation(lambda work: work['own'], state.type_signature.member)
 
   @tff.tensorflow.computation(np.int64)
-  def key_of(client_id):
+  def key_of(client_id: tf.Tensor) -> tf.Tensor:
     # An id out of range is refused by the aggregator; here it only must not fail first.
     return tf.cast(tf.clip_by_value(client_id, 0, num_clients - 1), tf.int32)[tf.newaxis]
 
@@ -231,7 +237,7 @@ def _own_vectors(num_clients, state, ids):
   row_type = row_of.type_signature.result
 
   @tff.tensorflow.computation(tff.SequenceType(row_type))
-  def only(rows):
+  def only(rows: tf.data.Dataset) -> tf.Tensor:
     return rows.reduce(tf.zeros(row_type.shape), lambda _, row: row)
 
   rows = tff.federated_select(
@@ -243,11 +249,11 @@ def _own_vectors(num_clients, state, ids):
   return tff.federated_map(only, rows)
 
 
-def _absent_of(num_clients, absent):
+def _absent_of(num_clients: int, absent: tff.Value) -> tff.Value:
   """int64[N], 1 for the clients in each client's sequence of absent ids."""
 
   @tff.tensorflow.computation(absent.type_signature.member)
-  def indicator(sequence):
+  def indicator(sequence: tf.data.Dataset) -> tf.Tensor:
     ids = client_update.read_examples(sequence.batch(num_clients), tf.TensorSpec([None], tf.int64))
     return tf.scatter_nd(ids[:, tf.newaxis], tf.ones_like(ids), tf.constant([num_clients], tf.int64))
 

@@ -12,21 +12,22 @@ model's metrics), `aggregator` and `finalizer`.
 
 import collections
 import dataclasses
-from typing import Any, Callable, Optional
+from typing import Any, Callable, cast, Optional
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from quap_tff.common import array_types
 from quap_tff.federated import aggregation
 from quap_tff.federated import client_ids
 from quap_tff.federated import client_work as client_works
 from quap_tff.federated import old_versions
 from quap_tff.federated import sums
+from quap_tff.mechanisms import facts
 from quap_tff.mechanisms.certified import config as certified_config
 from quap_tff.mechanisms.parts import layers as layers_lib
 from quap_tff.mechanisms.quap import config as quap_config
-from quap_tff.mechanisms.quap import staleness as stalenesses
 from quap_tff.training import client_update
 from quap_tff.training import extension as extensions
 from quap_tff.training import model_functions
@@ -44,10 +45,10 @@ class _ServerMemory:
 
   extension: extensions.Extension
   model_fn: model_functions.ModelFn
-  num_clients: Optional[int]
-  learning_rate_at: Callable[[Any], tf.Tensor]
+  num_clients: int
+  learning_rate_at: Callable[[tf.Tensor], tf.Tensor]
 
-  def _cohort(self, state, reports):
+  def _cohort(self, state: array_types.Structure, reports: array_types.Structure) -> extensions.Cohort:
     learning_rate = lambda: self.learning_rate_at(state['work']['round'])
     # Clients' own vectors pass by the extension: whatever it makes of a report is a release.
     reported = collections.OrderedDict((name, reports[name]) for name in reports if name not in ('client_id', 'own'))
@@ -57,7 +58,7 @@ class _ServerMemory:
     """Ids, reports and own vectors of all clients, at the server. The mechanism's part of a weight is left out."""
 
     @tff.tensorflow.computation(weights.type_signature.member)
-    def asked_for(weight):
+    def asked_for(weight: array_types.Structure) -> array_types.Structure:
       own = {'own': weight['own']} if self.extension.has_own_vectors else {}
       return collections.OrderedDict(client_id=weight['client_id'], **weight['report'], **own)
 
@@ -72,14 +73,16 @@ class _ServerMemory:
       return updates
 
     @tff.tensorflow.computation(state.type_signature.member, reports.type_signature.member)
-    def weigh(work, collected):
+    def weigh(work: array_types.Structure, collected: array_types.Structure) -> array_types.Structure:
       scales = self.extension.scales(work['memory'], self._cohort(work, collected))
       return collections.OrderedDict(client_ids=collected['client_id'], scales=scales)
 
     message = tff.federated_broadcast(tff.federated_map(weigh, (state, reports)))
 
     @tff.tensorflow.computation(updates.type_signature.member, np.int64, message.type_signature.member)
-    def scale(update, client_id, scales):
+    def scale(
+      update: array_types.Structure, client_id: tf.Tensor, scales: array_types.Structure
+    ) -> array_types.Structure:
       own = client_ids.own_value(scales['client_ids'], scales['scales'], client_id)
       return tf.nest.map_structure(lambda u: u * tf.cast(own, u.dtype), update)
 
@@ -89,7 +92,9 @@ class _ServerMemory:
     """The direction for the server's optimizer, and the client work's state after the round."""
 
     @tff.tensorflow.computation(state.type_signature.member, mean.type_signature.member, reports.type_signature.member)
-    def server_step(work, value, collected):
+    def server_step(
+      work: array_types.Structure, value: array_types.Structure, collected: array_types.Structure
+    ) -> tuple[array_types.Structure, array_types.Structure]:
       cohort = self._cohort(work, collected)
       direction, memory = self.extension.server_step(work['memory'], tf.nest.flatten(value), cohort)
       after = collections.OrderedDict(work, memory=memory)
@@ -111,7 +116,9 @@ class _ServerMemory:
     @tff.tensorflow.computation(
       weights.type_signature.member, state.type_signature.member, reports.type_signature.member
     )
-    def train_server(old, work, collected):
+    def train_server(
+      old: tff.learning.models.ModelWeights, work: array_types.Structure, collected: array_types.Structure
+    ) -> tff.learning.models.ModelWeights:
       examples = tf.nest.map_structure(tf.constant, training.examples)
       client_id, nobody_came = tf.constant(self.num_clients, tf.int64), tf.equal(tf.size(collected['client_id']), 0)
       update, _ = client_update.build_client_update(blank_model_fn(), optimizer, training.config)(
@@ -132,7 +139,7 @@ def compose(
   *,
   extension: Optional[extensions.Extension] = None,
   num_clients: Optional[int] = None,
-  staleness: Optional[stalenesses.Staleness] = None,
+  staleness: Optional[facts.StalenessModel] = None,
   client_metrics: bool = True,
   with_answers: bool = False,
 ) -> tff.learning.templates.LearningProcess:
@@ -187,10 +194,10 @@ def compose(
   if extension is not None:
     own_work = extension.client_work(client_work)
     learning_rate_at = lambda round_num: client_update.learning_rate_at(client_optimizer, own_work, round_num)
-    server = _ServerMemory(extension, model_fn, num_clients, learning_rate_at)
+    server = _ServerMemory(extension, model_fn, cast(int, num_clients), learning_rate_at)
 
   @tff.federated_computation
-  def init_fn():
+  def init_fn() -> tff.Value:
     return tff.federated_zip(
       tff.learning.templates.LearningAlgorithmState(
         tff.federated_eval(initial_weights, tff.SERVER),
@@ -202,7 +209,7 @@ def compose(
     )
 
   @tff.federated_computation(init_fn.type_signature.result, data_type)
-  def next_fn(state, client_data):
+  def next_fn(state: tff.Value, client_data: tff.Value) -> tff.learning.templates.LearningProcessOutput:
     weights = state.global_model_weights
     sent = distributor.next(state.distributor, weights)
     worked = work.next(state.client_work, sent.result, client_data)
@@ -233,24 +240,33 @@ def compose(
   return _process(init_fn, next_fn, work, finalizer)
 
 
-def _process(init_fn, next_fn, work, finalizer):
+def _process(
+  init_fn: tff.Computation,
+  next_fn: tff.Computation,
+  work: tff.learning.templates.ClientWorkProcess,
+  finalizer: tff.learning.templates.FinalizerProcess,
+) -> tff.learning.templates.LearningProcess:
   """The process, with the functions of its state that TFF's own composer gives."""
   state_type = init_fn.type_signature.result.member
 
   get_model_weights = tff.tensorflow.computation(lambda state: state.global_model_weights, state_type)
 
   @tff.tensorflow.computation(state_type, state_type.global_model_weights)
-  def set_model_weights(state, weights):
+  def set_model_weights(
+    state: tff.learning.templates.LearningAlgorithmState, weights: tff.learning.models.ModelWeights
+  ) -> tff.learning.templates.LearningAlgorithmState:
     return state._replace(global_model_weights=weights)
 
   @tff.tensorflow.computation(state_type)
-  def get_hparams(state):
+  def get_hparams(state: tff.learning.templates.LearningAlgorithmState) -> array_types.Structure:
     return collections.OrderedDict(
       client_work=work.get_hparams(state.client_work), finalizer=finalizer.get_hparams(state.finalizer)
     )
 
   @tff.tensorflow.computation(state_type, get_hparams.type_signature.result)
-  def set_hparams(state, hparams):
+  def set_hparams(
+    state: tff.learning.templates.LearningAlgorithmState, hparams: array_types.Structure
+  ) -> tff.learning.templates.LearningAlgorithmState:
     return state._replace(
       client_work=work.set_hparams(state.client_work, hparams['client_work']),
       finalizer=finalizer.set_hparams(state.finalizer, hparams['finalizer']),
@@ -262,7 +278,9 @@ def _process(init_fn, next_fn, work, finalizer):
 
 
 @tf.autograph.experimental.do_not_convert
-def reject_update(optimizer_state: Any, update: Any) -> tuple[tf.Tensor, 'collections.OrderedDict[str, tf.Tensor]']:
+def reject_update(
+  optimizer_state: array_types.Structure, update: array_types.Structure
+) -> tuple[tf.Tensor, 'collections.OrderedDict[str, tf.Tensor]']:
   """Rejects an update that is not finite, or all zero: a round without clients must not move weights by momentum."""
   leaves = tf.nest.flatten(update)
   finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(u)) for u in leaves])

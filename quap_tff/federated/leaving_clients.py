@@ -33,7 +33,7 @@ def leaving_clients(computation: tff.Computation) -> list[tuple[str, tff.Type]]:
     )
   found: list[tuple[str, tff.Type]] = []
 
-  def visit(block):
+  def visit(block: tff.framework.ComputationBuildingBlock) -> tuple[tff.framework.ComputationBuildingBlock, bool]:
     if isinstance(block, tff.framework.Intrinsic) and isinstance(block.type_signature, tff.FunctionType):
       signature = block.type_signature
       if block.uri in _SELECTIONS or tff.types.contains(signature.result, _is_at_server):

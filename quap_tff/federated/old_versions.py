@@ -14,7 +14,8 @@ import collections
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from quap_tff.mechanisms.quap import staleness as stalenesses
+from quap_tff.common import array_types
+from quap_tff.mechanisms import facts
 from quap_tff.training import client_update
 
 
@@ -26,7 +27,7 @@ def build_distributor(initial_weights: tff.Computation, kept: int) -> tff.learni
   weights_type = initial_weights.type_signature.result
 
   @tff.tensorflow.computation
-  def initialize():
+  def initialize() -> array_types.Structure:
     # No version yet: the first call has the initial weights.
     return collections.OrderedDict(
       versions=tf.nest.map_structure(
@@ -38,7 +39,7 @@ def build_distributor(initial_weights: tff.Computation, kept: int) -> tff.learni
   state_type = initialize.type_signature.result
 
   @tff.tensorflow.computation(state_type, weights_type)
-  def push(state, weights):
+  def push(state: array_types.Structure, weights: array_types.Structure) -> array_types.Structure:
     versions, newest = tf.nest.flatten(state['versions']), tf.nest.flatten(weights)
     same = tf.reduce_all([tf.reduce_all(tf.equal(kept_ones[0], one)) for kept_ones, one in zip(versions, newest)])
     is_new = tf.logical_or(tf.equal(state['num_versions'], 0), tf.logical_not(same))
@@ -52,11 +53,11 @@ def build_distributor(initial_weights: tff.Computation, kept: int) -> tff.learni
     )
 
   @tff.federated_computation
-  def init_fn():
+  def init_fn() -> tff.Value:
     return tff.federated_eval(initialize, tff.SERVER)
 
   @tff.federated_computation(init_fn.type_signature.result, tff.FederatedType(weights_type, tff.SERVER))
-  def next_fn(state, weights):
+  def next_fn(state: tff.Value, weights: tff.Value) -> tff.templates.MeasuredProcessOutput:
     new_state = tff.federated_map(push, (state, weights))
     return tff.templates.MeasuredProcessOutput(
       new_state, tff.federated_broadcast(new_state), tff.federated_value((), tff.SERVER)
@@ -68,7 +69,7 @@ def build_distributor(initial_weights: tff.Computation, kept: int) -> tff.learni
 def on_old_versions(
   work: tff.learning.templates.ClientWorkProcess,
   distributor: tff.learning.templates.DistributionProcess,
-  staleness: stalenesses.Staleness,
+  staleness: facts.StalenessModel,
 ) -> tff.learning.templates.ClientWorkProcess:
   """The work, done on each client's own version; the weight of an update also says how stale that is."""
   state_type, _, data_type = work.next.type_signature.parameter
@@ -76,7 +77,9 @@ def on_old_versions(
   result_type = work.next.type_signature.result.result.member
 
   @tff.tensorflow.computation(versions_type, state_type.member, data_type.member)
-  def begin(sent, state, data):
+  def begin(
+    sent: array_types.Structure, state: array_types.Structure, data: array_types.Structure
+  ) -> array_types.Structure:
     client_id = client_update.read_client_id(data['client_id'])
     own = staleness.of(state['round'] + 1, client_id, sent['num_versions'])
     weights = tf.nest.map_structure(lambda versions: tf.gather(versions, own), sent['versions'])
@@ -86,14 +89,16 @@ def on_old_versions(
   weights_of = tff.tensorflow.computation(lambda begun: begun['weights'], begin_type)
 
   @tff.tensorflow.computation(result_type, begin_type)
-  def with_staleness(result, begun):
+  def with_staleness(
+    result: tff.learning.templates.ClientResult, begun: array_types.Structure
+  ) -> tff.learning.templates.ClientResult:
     weight = collections.OrderedDict(client_id=result.update_weight['client_id'], staleness=begun['staleness'])
     return tff.learning.templates.ClientResult(update=result.update, update_weight=weight)
 
   @tff.federated_computation(
     state_type, tff.FederatedType(versions_type, tff.CLIENTS), tff.FederatedType(data_type.member, tff.CLIENTS)
   )
-  def next_fn(state, sent, data):
+  def next_fn(state: tff.Value, sent: tff.Value, data: tff.Value) -> tff.templates.MeasuredProcessOutput:
     begun = tff.federated_map(begin, (sent, tff.federated_broadcast(state), data))
     output = work.next(state, tff.federated_map(weights_of, begun), data)
     result = tff.federated_map(with_staleness, (output.result, begun))

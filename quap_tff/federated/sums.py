@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from quap_tff.common import array_types
 from quap_tff.common import checks
 
 # Up to this population reports are summed.
@@ -40,15 +41,15 @@ def collected(reports: tff.Value) -> tff.Value:
   specs = tff.types.type_to_tf_tensor_specs(reports_type)
 
   @tff.tensorflow.computation
-  def zero():
+  def zero() -> array_types.Structure:
     return tf.nest.map_structure(lambda spec: tf.zeros([0, *spec.shape[1:]], spec.dtype), specs)
 
   @tff.tensorflow.computation(reports_type, reports.type_signature.member)
-  def accumulate(joined, one):
+  def accumulate(joined: array_types.Structure, one: array_types.Structure) -> array_types.Structure:
     return tf.nest.map_structure(lambda a, b: tf.concat([a, b[tf.newaxis]], axis=0), joined, one)
 
   @tff.tensorflow.computation(reports_type, reports_type)
-  def merge(a, b):
+  def merge(a: array_types.Structure, b: array_types.Structure) -> array_types.Structure:
     return tf.nest.map_structure(lambda x, y: tf.concat([x, y], axis=0), a, b)
 
   identity = tff.tensorflow.computation(lambda joined: joined, reports_type)
@@ -60,7 +61,7 @@ def collected_by_id(reports: tff.Value) -> tff.Value:
   joined = collected(reports)
 
   @tff.tensorflow.computation(joined.type_signature.member)
-  def in_order(found):
+  def in_order(found: array_types.Structure) -> array_types.Structure:
     order = tf.argsort(found['client_id'], stable=True)
     return tf.nest.map_structure(lambda values: tf.gather(values, order), found)
 
@@ -85,7 +86,7 @@ def summed_by_id(reports: tff.Value, num_clients: int) -> tff.Value:
     return collected_by_id(reports)
 
   @tff.tensorflow.computation(report_type)
-  def at_own_place(report):
+  def at_own_place(report: array_types.Structure) -> array_types.Structure:
     client_id = report['client_id']
     message = f'Client ids must lie in [0, {num_clients}), the configured population; found'
     in_range = [
@@ -102,7 +103,7 @@ def summed_by_id(reports: tff.Value, num_clients: int) -> tff.Value:
   total = tff.federated_sum(tff.federated_map(at_own_place, reports))
 
   @tff.tensorflow.computation(total.type_signature.member)
-  def of_those_who_came(summed):
+  def of_those_who_came(summed: array_types.Structure) -> array_types.Structure:
     places = tf.repeat(tf.range(num_clients + 1, dtype=tf.int64), summed['client_id'])
     ids = tf.where(places < num_clients, places, -1)
     return collections.OrderedDict(
@@ -157,7 +158,7 @@ def secure_sum(values: tff.Value, bounds: Sequence[int], max_clients: int) -> tf
   moduli = [2 * half + 1 for half in halves]
 
   @tff.tensorflow.computation(values.type_signature.member)
-  def bounded(value):
+  def bounded(value: array_types.Structure) -> list[tf.Tensor]:
     found = tff.structure.flatten(tff.structure.from_container(value))
     in_bounds = [check for i, (one, b) in enumerate(zip(found, bounds)) for check in _bound_checks(i, one, b)]
     with tf.control_dependencies(in_bounds):
@@ -168,7 +169,7 @@ def secure_sum(values: tff.Value, bounds: Sequence[int], max_clients: int) -> tf
   )
 
   @tff.tensorflow.computation(summed.type_signature.member)
-  def recentred(remainders):
+  def recentred(remainders: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     *remainders, count = remainders
     message = f'A secure sum for at most {max_clients} clients was given more. Raise max_clients; number of clients:'
     with tf.control_dependencies([tf.debugging.assert_less_equal(count, np.int64(max_clients), message)]):

@@ -103,6 +103,7 @@ class Node:
     try:
       chain = functools.reduce(lambda before, link: before.then(*link), history, guard.Chain(plan))
       path = functools.partial(os.path.join, self.folder)
+      assert self._secret is not None  # Where clients hold the noise, there is one.
       guards = [guard.ClientGuard(plan, one, self._secret, path(f'guard_{one}')) for one in clients]
       return {one.client_id: one.answer_at(chain) for one in guards}
     except ValueError as error:  # These follow from what was announced alone.

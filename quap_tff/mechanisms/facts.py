@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional, Protocol
 
+from quap_tff.common.lazy import tf
 from quap_tff.mechanisms.noise import correlation as correlations
 from quap_tff.mechanisms.parts import layers as layers_lib
+
+
+class StalenessModel(Protocol):
+  """A distribution of how old the versions are that clients train on: `quap_tff.mechanisms.quap.staleness`."""
+
+  @property
+  def max_staleness(self) -> int: ...
+
+  def of(self, round_num: tf.Tensor, client_id: tf.Tensor, num_versions: tf.Tensor) -> tf.Tensor: ...
 
 
 class Facts(NamedTuple):
@@ -70,7 +80,7 @@ class Facts(NamedTuple):
   noises_empty_rounds: bool = False
   unexported: str = ''
   unaudited: str = ''
-  staleness: Any = None
+  staleness: Optional[StalenessModel] = None
   trust_note: str = ''
   noise_note: str = 'The figures are for ideal Gaussian noise, which float64 numbers approximate.'
   note: str = ''

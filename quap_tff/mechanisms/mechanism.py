@@ -24,10 +24,11 @@ import collections
 from collections.abc import Callable, Mapping, Sequence
 import json
 import math
-from typing import Any, ClassVar, NamedTuple, Optional, TYPE_CHECKING
+from typing import Any, ClassVar, NamedTuple, Optional, Protocol, TYPE_CHECKING, Union
 
 import numpy as np
 
+from quap_tff.common import array_types
 from quap_tff.common import checks
 from quap_tff.common import registry
 from quap_tff.common.lazy import tf
@@ -37,13 +38,22 @@ from quap_tff.mechanisms.facts import Facts
 from quap_tff.mechanisms.parts import layers as layers_lib
 from quap_tff.mechanisms.parts import participation as participations
 
-Struct = collections.OrderedDict[str, Any]
+Struct = Mapping[str, 'tf.Tensor']
 # The tensors of an update by their position in it: all of them, or those that go one way.
-Parts = dict[int, Any]
+Parts = dict[int, 'tf.Tensor']
+# The server's state, the same containers in each round: each mechanism's own `NamedTuple`.
+State = array_types.Structure
+# The measurements of a finished round, by name.
+Measurements = Mapping[str, array_types.Numbers]
+# TFF's things, which this room passes on and does not import: a function that makes a
+# `tff.learning.models.VariableModel`, a `tff.aggregators.WeightedAggregationFactory`, and the server's optimizer.
+ModelFn = Callable[[], Any]
+AggregationFactory = Any
+Optimizer = Any
 # The arguments of `Mechanism.for_model`.
-Specs = Sequence[Any]
+Specs = Sequence['tf.TensorSpec']
 Layers = Sequence[layers_lib.Layer]
-LearningRateFn = Optional[Callable[[Any], Any]]
+LearningRateFn = Optional[Callable[['tf.Tensor'], 'tf.Tensor']]
 
 
 # Measurements that are public for every mechanism, and those that are public where the clipping norm is.
@@ -84,8 +94,18 @@ class Round(NamedTuple):
   clip: tf.Tensor
   noise_multiplier: tf.Tensor
   sigma: tf.Tensor
-  after: Any
+  after: State
   metrics: Struct
+
+
+class HasParticipation(Protocol):
+  """A mechanism that counts participation."""
+
+  @property
+  def num_clients(self) -> int: ...
+
+  @property
+  def participation(self) -> participations.ParticipationConfig: ...
 
 
 class RoundRecord(NamedTuple):
@@ -104,13 +124,13 @@ class RoundRecord(NamedTuple):
     released: Whether the round released anything, if only noise. None: it did if somebody has a weight above 0.
   """
 
-  cohort: Any
-  budgets: Any
-  weights: Any
+  cohort: np.ndarray
+  budgets: Optional[np.ndarray]
+  weights: np.ndarray
   noise_multiplier: float
   count_noise_multiplier: float = math.inf
   clipping_norm: Optional[float] = None
-  counts: Optional[Any] = None
+  counts: Optional[np.ndarray] = None
   released: Optional[bool] = None
 
   @property
@@ -137,7 +157,7 @@ class Configuration(checks.Checked, abc.ABC):
     """See `Facts`."""
 
   @property
-  def core(self) -> Any:
+  def core(self) -> Configuration:
     """The configuration inside all that is around it."""
     return self
 
@@ -151,18 +171,23 @@ class Mechanism(Configuration):
 
   choices: ClassVar[Sequence[Mapping[str, Any]]] = ()
 
+  if TYPE_CHECKING:  # What is around a mechanism is around a mechanism.
+
+    @property
+    def core(self) -> Mechanism: ...
+
   @property
   def fingerprint(self) -> str:
     """Text that names everything on which the account depends: JSON of the fields, without the seed of the noise."""
     return json.dumps(registry.value_of(self))
 
   @property
-  def limit(self) -> Optional[Any]:
+  def limit(self) -> Optional[Union[float, np.ndarray]]:
     """The most μ² that a filter lets each client spend, a number or float64[N]; None without a filter."""
     return None
 
   # float64[N], μ² of what was released about each client before; None if nothing was. A field of certified ones.
-  spent_before: Optional[Any] = None
+  spent_before: Optional[np.ndarray] = None
 
   @property
   def kept_slack(self) -> slacks.Slack:
@@ -182,8 +207,8 @@ class Mechanism(Configuration):
     """Raises `ValueError` for what only TensorFlow can show before the first round."""
 
   def server_parts(
-    self, model_fn: Optional[Callable[[], Any]], model: Optional[layers_lib.ModelShape], server_optimizer: Any
-  ) -> Optional[tuple[Any, Any]]:
+    self, model_fn: Optional[ModelFn], model: Optional[layers_lib.ModelShape], server_optimizer: Optimizer
+  ) -> Optional[tuple[AggregationFactory, Optimizer]]:
     """A mechanism's own TFF computation: (aggregation factory, server optimizer). None: `for_model` gives its rounds.
 
     Args:
@@ -194,7 +219,7 @@ class Mechanism(Configuration):
     del model_fn, model, server_optimizer
     return None
 
-  def measured(self, measurements: Mapping[str, Any], model: Optional[layers_lib.ModelShape]) -> dict[str, Any]:
+  def measured(self, measurements: Measurements, model: Optional[layers_lib.ModelShape]) -> dict[str, Any]:
     """The aggregator's measurements of a round as scalars by name."""
     del model
     return {name: value for name, value in measurements.items() if name != 'round'}
@@ -216,11 +241,11 @@ class Mechanism(Configuration):
     raise NotImplementedError(f"{type(self).__name__} needs more than updates: use its plan's build_process.")
 
   @abc.abstractmethod
-  def seen(self, state: Any) -> dict[str, Any]:
+  def seen(self, state: State) -> dict[str, Any]:
     """The state's evidence of who was in the round: `counts` or `weights` of `quap_tff.plans.checked_cohort`."""
 
   @abc.abstractmethod
-  def spent(self, state: Any, metrics: Any, cohort: np.ndarray) -> RoundRecord:
+  def spent(self, state: State, metrics: Measurements, cohort: np.ndarray) -> RoundRecord:
     """The cost of a finished round.
 
     Args:
@@ -245,7 +270,7 @@ class Configured(Mechanism):
     config: The configuration.
   """
 
-  config: Any
+  config: Mechanism
 
   @property
   def num_clients(self) -> int:
@@ -253,7 +278,7 @@ class Configured(Mechanism):
     return self.config.num_clients
 
   @property
-  def core(self) -> Any:
+  def core(self) -> Mechanism:
     return self.config
 
 
@@ -277,7 +302,7 @@ class Rounds(abc.ABC):
     waiting: Positions of the tensors that wait for it; None if all go together.
   """
 
-  specs: Sequence[Any]
+  specs: Specs
   prepares: bool = False
   own_fields: dict[str, str] = {}
   kept_fields: Sequence[str] = ()
@@ -285,12 +310,12 @@ class Rounds(abc.ABC):
   most_clients: int = 0
   needs_each_update: bool = False
   reports_by_sum: bool = False
-  sum_dtype: Any = None
+  sum_dtype: Optional[tf.DType] = None
   clips_by_this_round: bool = False
   waiting: Optional[Sequence[int]] = None
 
   @abc.abstractmethod
-  def initial_state(self) -> Any:
+  def initial_state(self) -> State:
     """The server's state before round 1. It is enough to compute the noise: keep it as secret as clients' data."""
 
   def initial_noise(self, seed: Optional[int]) -> NoiseState:
@@ -302,18 +327,18 @@ class Rounds(abc.ABC):
     del clip
     return 1.0
 
-  def announce(self, state: Any) -> Struct:
+  def announce(self, state: State) -> Struct:
     """The server's message to every client before the round; may be empty."""
     del state
     return collections.OrderedDict()
 
-  def prepared(self, update: list[Any], announced: Struct) -> list[Any]:
+  def prepared(self, update: list[tf.Tensor], announced: Struct) -> list[tf.Tensor]:
     """The part of a client's update that the round is about, as many tensors. All that follows gets this."""
     del announced
     return update
 
   @abc.abstractmethod
-  def report(self, update: list[Any], own: Struct, announced: Struct) -> Struct:
+  def report(self, update: list[tf.Tensor], own: Struct, announced: Struct) -> Struct:
     """A client's report: scalars by name, among them `client_id`.
 
     Args:
@@ -323,7 +348,7 @@ class Rounds(abc.ABC):
     """
 
   @abc.abstractmethod
-  def admit(self, state: Any, announced: Struct, reports: Struct) -> Round:
+  def admit(self, state: State, announced: Struct, reports: Struct) -> Round:
     """Everything that the round decides before it sums updates.
 
     Args:
@@ -341,7 +366,9 @@ class Rounds(abc.ABC):
     raise NotImplementedError
 
   @abc.abstractmethod
-  def contribution(self, update: Parts, report: Struct, announced: Struct, clip: Optional[Any] = None) -> list[Any]:
+  def contribution(
+    self, update: Parts, report: Struct, announced: Struct, clip: Optional[tf.Tensor] = None
+  ) -> list[tf.Tensor]:
     """A client's bounded part of each sum: a tensor for each one of `update`, and then any others to be summed.
 
     Args:
@@ -351,7 +378,7 @@ class Rounds(abc.ABC):
       clip: float32 scalar, the clipping norm of a round that `clips_by_this_round`.
     """
 
-  def combined(self, contributions: list[Any], weights: Any) -> list[Any]:
+  def combined(self, contributions: list[tf.Tensor], weights: tf.Tensor) -> list[tf.Tensor]:
     """The replacement of the sum for a mechanism with `needs_each_update`.
 
     Args:
@@ -361,7 +388,7 @@ class Rounds(abc.ABC):
     raise NotImplementedError
 
   @abc.abstractmethod
-  def release(self, state: Any, admitted: Round, total: list[Any]) -> tuple[Any, list[Any], Struct]:
+  def release(self, state: State, admitted: Round, total: list[tf.Tensor]) -> tuple[State, list[tf.Tensor], Struct]:
     """The state after the round, the result and measurements (`round`, `cohort_size`, `clipping_norm` and others).
 
     Args:
@@ -404,13 +431,13 @@ def initial_noise(seed: Optional[int]) -> NoiseState:
   return NoiseState(seed=seeds.initial_seed(seed, 'mechanism'), counter=tf.constant(0, tf.int64))
 
 
-def initial_participation(mechanism: Any) -> Any:
+def initial_participation(mechanism: HasParticipation) -> array_types.Structure:
   """The participation state before round 1, as tensors that are not constants in the graph."""
   state = participations.initial_state(mechanism.participation, mechanism.num_clients)
   return tf.nest.map_structure(lambda zeros: tf.zeros(zeros.shape, zeros.dtype), state)
 
 
-def participation_metrics(mechanism: Any, state: Any, round_num: Any) -> Struct:
+def participation_metrics(mechanism: HasParticipation, state: array_types.Structure, round_num: tf.Tensor) -> Struct:
   """Statistics of the participation rates, `participation_*`."""
   found = participations.statistics(mechanism.participation, state, round_num)
   return collections.OrderedDict((f'participation_{name}', value) for name, value in found.items())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Union
+from typing import NamedTuple, Union
 
 from quap_tff.common.lazy import tf
 from quap_tff.mechanisms import mechanism
@@ -21,15 +21,18 @@ class Played(NamedTuple):
     sent: For each client, all that it added to the sums.
   """
 
-  state: Any
-  result: list[Any]
+  state: mechanism.State
+  result: list[tf.Tensor]
   metrics: mechanism.Struct
   admitted: mechanism.Round
-  sent: list[list[Any]]
+  sent: list[list[tf.Tensor]]
 
 
 def play_round(
-  rounds: mechanism.Rounds, state: Any, updates: Sequence[Sequence[Any]], own: Sequence[Union[int, mechanism.Struct]]
+  rounds: mechanism.Rounds,
+  state: mechanism.State,
+  updates: Sequence[Sequence[tf.Tensor]],
+  own: Sequence[Union[int, mechanism.Struct]],
 ) -> Played:
   """One round as a plain function.
 
@@ -68,5 +71,5 @@ def play_round(
   return Played(*rounds.release(state, admitted, total), admitted, sent[:count])
 
 
-def _stacked(reports, count):
+def _stacked(reports: Sequence[mechanism.Struct], count: int) -> mechanism.Struct:
   return collections.OrderedDict((name, tf.stack([one[name] for one in reports])[:count]) for name in reports[0])

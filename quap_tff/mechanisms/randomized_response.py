@@ -74,7 +74,7 @@ class RandomizedResponse(Mechanism):
 
   epsilon: float = checks.number_field('randomized_response epsilon', 1.0, above=0, at_most=50)
 
-  def _probabilities(self, num_answers):
+  def _probabilities(self, num_answers: int) -> tuple[float, float]:
     total = math.exp(self.epsilon) + num_answers - 1
     return math.exp(self.epsilon) / total, 1 / total
 
@@ -114,7 +114,7 @@ class Rappor(Mechanism):
   p: float = checks.number_field('rappor p', 0.5, at_least=0, at_most=1)
   q: float = checks.number_field('rappor q', 0.75, at_least=0, at_most=1)
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     super().__post_init__()
     if self.p >= self.q:
       raise ValueError(f'rappor p must be less than q, or reports say nothing; found p={self.p:g} and q={self.q:g}.')
@@ -133,7 +133,7 @@ class Rappor(Mechanism):
     return math.log(one * (1 - zero) / (zero * (1 - one)))
 
   @property
-  def _probabilities(self):
+  def _probabilities(self) -> tuple[float, float]:
     """(q*, p*)."""
     mixed = self.f * (self.p + self.q) / 2
     return mixed + (1 - self.f) * self.q, mixed + (1 - self.f) * self.p
@@ -166,7 +166,7 @@ class Rappor(Mechanism):
 MECHANISMS = {'randomized_response': RandomizedResponse, 'rappor': Rappor}
 
 
-def _checked(answers, num_answers, count) -> np.ndarray:
+def _checked(answers: np.ndarray, num_answers: int, count: int) -> np.ndarray:
   checks.integer('number of answers', num_answers, at_least=2)
   checks.integer('reports', count, at_least=1)
   answers = np.asarray(answers)
@@ -178,7 +178,7 @@ def _checked(answers, num_answers, count) -> np.ndarray:
   return answers
 
 
-def _estimate(counts, num_clients, count, true, other) -> Estimate:
+def _estimate(counts: np.ndarray, num_clients: int, count: int, true: float, other: float) -> Estimate:
   """π̂ = (c/n - b)/(a - b), where a client with the answer reports it with probability a, and any other with b."""
   total = checks.integer('num_clients', num_clients, at_least=1) * count
   shares = (np.asarray(counts, np.float64) / total - other) / (true - other)

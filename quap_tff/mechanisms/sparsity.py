@@ -57,7 +57,7 @@ class Sparsity(checks.Checked, abc.ABC):
     return max(1, math.ceil(self.share * size - 1e-9))
 
   @abc.abstractmethod
-  def indices(self, seed: tf.Tensor, size: int, released: Any) -> tf.Tensor:
+  def indices(self, seed: tf.Tensor, size: int, released: Sequence[tf.Tensor]) -> tf.Tensor:
     """int32[kept(size)], distinct: the entries of one flattened tensor that a round updates.
 
     Args:
@@ -81,7 +81,7 @@ class NotSparse(Sparsity):
   def kept(self, size: int) -> int:
     return size
 
-  def indices(self, seed: tf.Tensor, size: int, released: Any) -> tf.Tensor:
+  def indices(self, seed: tf.Tensor, size: int, released: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.range(size)
 
 
@@ -101,7 +101,7 @@ class RandomMask(Sparsity):
       'from a public seed. The aggregate is zero for the others.'
     )
 
-  def indices(self, seed: tf.Tensor, size: int, released: Any) -> tf.Tensor:
+  def indices(self, seed: tf.Tensor, size: int, released: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.sort(_random_part(seed, size, self.kept(size)))
 
 
@@ -130,7 +130,7 @@ class TopReleased(Sparsity):
       'the rest.'
     )
 
-  def indices(self, seed: tf.Tensor, size: int, released: Any) -> tf.Tensor:
+  def indices(self, seed: tf.Tensor, size: int, released: Sequence[tf.Tensor]) -> tf.Tensor:
     kept = self.kept(size)
     # At least one at random, so that every weight can be reached.
     chosen = kept - max(1, math.ceil(self.explore * kept - 1e-9))
@@ -143,7 +143,7 @@ SPARSITIES = {'none': NotSparse, 'random': RandomMask, 'top_released': TopReleas
 
 
 def round_indices(
-  sparsity: Sparsity, seed: tf.Tensor, sizes: Sequence[int], released: Sequence[Any]
+  sparsity: Sparsity, seed: tf.Tensor, sizes: Sequence[int], released: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
   """The indices of each tensor; `released` is empty unless they depend on it. `seed` is that of the round."""
   return [
@@ -154,7 +154,7 @@ def round_indices(
   ]
 
 
-def _random_part(seed, size, count, taken=None):
+def _random_part(seed: tf.Tensor, size: int, count: int, taken: Optional[tf.Tensor] = None) -> tf.Tensor:
   """int32[count], distinct, uniformly random among those that are not `taken` (float[size], 1 for taken)."""
   keys = tf.random.stateless_uniform([size], seed)
   return tf.math.top_k(keys if taken is None else keys - 2.0 * taken, count).indices
@@ -169,9 +169,9 @@ class SparseState(NamedTuple):
     released: float32 tensors as in an update, the sum of all results; empty unless the choice depends on them.
   """
 
-  mechanism: Any
-  round: Any
-  released: list[Any]
+  mechanism: mechanism.State
+  round: tf.Tensor
+  released: list[tf.Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,7 +195,7 @@ class Sparse(mechanism.Mechanism):
     return self.inner.num_clients
 
   @property
-  def core(self) -> Any:
+  def core(self) -> mechanism.Mechanism:
     return self.inner.core
 
   @property
@@ -211,10 +211,10 @@ class Sparse(mechanism.Mechanism):
   def scaled(self, factor: float) -> Sparse:
     return dataclasses.replace(self, inner=self.inner.scaled(factor))
 
-  def seen(self, state: Any) -> dict[str, Any]:
+  def seen(self, state: mechanism.State) -> dict[str, Any]:
     return self.inner.seen(state.mechanism)
 
-  def spent(self, state: Any, metrics: Any, cohort: np.ndarray) -> mechanism.RoundRecord:
+  def spent(self, state: mechanism.State, metrics: mechanism.Measurements, cohort: np.ndarray) -> mechanism.RoundRecord:
     return self.inner.spent(state.mechanism, metrics, cohort)
 
   def planned(self, cohorts: Sequence[np.ndarray]) -> list[mechanism.RoundRecord]:
@@ -226,50 +226,56 @@ class SparseRounds(mechanism.Rounds):
 
   prepares = True
 
-  def __init__(self, inner: mechanism.Rounds, sparsity: Sparsity, seed: int, specs: Sequence[Any]):
+  def __init__(self, inner: mechanism.Rounds, sparsity: Sparsity, seed: int, specs: mechanism.Specs):
     self.specs, self._inner, self._sparsity, self._seed = specs, inner, sparsity, seed
     for name in ('own_fields', 'needs_each_update', 'sum_dtype', 'reports_by_sum', 'clips_by_this_round', 'waiting'):
       setattr(self, name, getattr(inner, name))
 
-  def _indices(self, round_num, released):
+  def _indices(self, round_num: tf.Tensor, released: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     seed = seeds.fold_in(seeds.initial_seed(self._seed, 'sparsity'), tf.cast(round_num, tf.int64))
     return round_indices(self._sparsity, seed, [math.prod(spec.shape) for spec in self.specs], released)
 
-  def _announced_indices(self, announced):
+  def _announced_indices(self, announced: mechanism.Struct) -> list[tf.Tensor]:
     # A choice that needs no releases is made by each client from the number of the round, and nothing else is sent.
     return announced['indices'] if self._sparsity.uses_releases else self._indices(announced['round'], [])
 
-  def initial_state(self) -> Any:
+  def initial_state(self) -> mechanism.State:
     released = [tf.zeros(spec.shape, tf.float32) for spec in self.specs] if self._sparsity.uses_releases else []
     return SparseState(self._inner.initial_state(), tf.constant(0, tf.int32), released)
 
-  def announce(self, state: Any) -> mechanism.Struct:
+  def announce(self, state: mechanism.State) -> mechanism.Struct:
     message = collections.OrderedDict(inner=self._inner.announce(state.mechanism), round=state.round + 1)
     if self._sparsity.uses_releases:
       message['indices'] = self._indices(state.round + 1, state.released)
     return message
 
-  def prepared(self, update: list[Any], announced: mechanism.Struct) -> list[Any]:
+  def prepared(self, update: list[tf.Tensor], announced: mechanism.Struct) -> list[tf.Tensor]:
     return [tf.gather(tf.reshape(u, [-1]), i) for u, i in zip(update, self._announced_indices(announced))]
 
-  def report(self, update: list[Any], own: mechanism.Struct, announced: mechanism.Struct) -> mechanism.Struct:
+  def report(self, update: list[tf.Tensor], own: mechanism.Struct, announced: mechanism.Struct) -> mechanism.Struct:
     return self._inner.report(update, own, announced['inner'])
 
-  def admit(self, state: Any, announced: mechanism.Struct, reports: mechanism.Struct) -> mechanism.Round:
+  def admit(self, state: mechanism.State, announced: mechanism.Struct, reports: mechanism.Struct) -> mechanism.Round:
     return self._inner.admit(state.mechanism, announced['inner'], reports)
 
   def early(self, update: mechanism.Parts, report: mechanism.Struct) -> mechanism.Parts:
     return self._inner.early(update, report)
 
   def contribution(
-    self, update: mechanism.Parts, report: mechanism.Struct, announced: mechanism.Struct, clip: Optional[Any] = None
-  ) -> list[Any]:
+    self,
+    update: mechanism.Parts,
+    report: mechanism.Struct,
+    announced: mechanism.Struct,
+    clip: Optional[tf.Tensor] = None,
+  ) -> list[tf.Tensor]:
     return self._inner.contribution(update, report, announced['inner'], clip)
 
-  def combined(self, contributions: list[Any], weights: Any) -> list[Any]:
+  def combined(self, contributions: list[tf.Tensor], weights: tf.Tensor) -> list[tf.Tensor]:
     return self._inner.combined(contributions, weights)
 
-  def release(self, state: Any, admitted: mechanism.Round, total: list[Any]) -> tuple[Any, list[Any], mechanism.Struct]:
+  def release(
+    self, state: mechanism.State, admitted: mechanism.Round, total: list[tf.Tensor]
+  ) -> tuple[mechanism.State, list[tf.Tensor], mechanism.Struct]:
     inner, kept, metrics = self._inner.release(state.mechanism, admitted, total)
     indices = self._announced_indices(self.announce(state))
     result = [

@@ -18,6 +18,7 @@ from quap_tff.methods import parts
 from quap_tff.methods import stock
 
 Method = base.Method
+PlanOptions = base.PlanOptions
 Setting = base.Setting
 FLAGS, PARTS = parts.FLAGS, parts.PARTS
 

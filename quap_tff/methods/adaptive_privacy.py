@@ -7,6 +7,7 @@ does to privacy.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -44,7 +45,9 @@ class _Adaptive(parts.AdaptiveBudgets, parts.Layers, parts.Scale, parts.Sparse, 
     )
     return super().flag_names() - of_quap
 
-  def _configured(self, setting, schedule=schedules.Even(), **parts):
+  def _configured(
+    self, setting: base.Setting, schedule: schedules.RoundSchedule = schedules.Even(), **parts: Any
+  ) -> configs.QuapConfig:
     if self.quap:
       return self.quap_config(setting, budget=dataclasses.replace(self.budgets(setting), schedule=schedule), **parts)
     budget = budgets.BudgetConfig(self.epsilon, setting.rounds, round_rule='uniform', schedule=schedule)
@@ -67,7 +70,7 @@ class DynamicBudget(_Adaptive):
   clip: float = 1.0
   of_quap: parts.Clip = flag_fields.part(parts.Clip())
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     schedules.Geometric(self.growth)
     clip_rules.Fixed(self.clip)
 
@@ -105,7 +108,7 @@ class D2dp(_Adaptive):
   clip_decay: float = 0.5
   growth: float = 2.0
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     schedules.Geometric(self.growth)
     self.clip_rule()
 
@@ -140,7 +143,7 @@ class Acdp(_Adaptive):
   initial_clip: float = 1.0
   norm_noise: float = 15.0
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     self.clip_rule()
 
   def clip_rule(self) -> clip_rules.ClipRule:
@@ -171,7 +174,7 @@ class FedApca(parts.Shape, parts.Clip, parts.Layers, parts.Scale, parts.Sparse, 
     "budgets are replaced by QuAP-FL's."
   )
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     weighting.Clusters(self.clusters)
 
   def check_cohorts(self, setting: base.Setting) -> None:
@@ -210,7 +213,7 @@ class LeeKifer(parts.Budget, base.SimpleMethod):
   test_share: float = 0.1
   lasts: float = 1.2
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     line_search.LineSearchConfig(1, 1.0, 1e-5, 1, **registry.parameter_values(self))
 
   def configure(self, setting: base.Setting) -> line_search.LineSearchConfig:

@@ -7,13 +7,13 @@ the `parts` brings are set by flags of the same names. A method uses exactly tho
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
 import dataclasses
 import functools
-from typing import Any, Callable, ClassVar, Optional
+from typing import Any, Callable, ClassVar, Optional, TypedDict
 
 import numpy as np
 
+from quap_tff import cohorts
 from quap_tff import plans
 from quap_tff.common import flag_fields
 from quap_tff.mechanisms import mechanism as mechanisms
@@ -26,11 +26,23 @@ from quap_tff.mechanisms.parts import postprocessing
 from quap_tff.mechanisms.parts import robust as robust_lib
 from quap_tff.mechanisms.quap import config as configs
 from quap_tff.methods import parts
+from quap_tff.training import extension as extensions
 from quap_tff.training import optimizers
 
 _MOST_PARTICIPATIONS = 10**8
 # For a user whose round has a larger ε than the classic calibration allows.
 _FEWER_ROUNDS = 'To run fewer rounds of the same plan, use --stop_after instead of --rounds.'
+
+
+class PlanOptions(TypedDict, total=False):
+  """The options of a `quap_tff.plans.Plan` that a run adds to those of its method."""
+
+  client_metrics: Optional[bool]
+  test_is_of_clients: bool
+  model: layers.ModelShape
+  extension: extensions.Extension
+  sparsity: sparsities.Sparsity
+  sparsity_seed: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,15 +68,15 @@ class Setting:
   num_clients: int
   rounds: int
   seed: int = 0
-  participation: Any = None
+  participation: Optional[cohorts.ParticipationModel] = None
   has_dropout: bool = False
   order: Optional[Callable[[], np.ndarray]] = None
   averaging: postprocessing.Averaging = postprocessing.LastIterate()
-  client_optimizer: Any = optimizers.Sgd()
+  client_optimizer: optimizers.OptimizerChoice = optimizers.Sgd()
   mean_epochs: Optional[float] = None
   asks_client_metrics: bool = False
-  options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  reseeded: Optional[Callable[[int], Any]] = None
+  options: PlanOptions = dataclasses.field(default_factory=lambda: PlanOptions())
+  reseeded: Optional[Callable[[int], cohorts.ParticipationModel]] = None
 
   @functools.cached_property
   def schedule(self) -> list[np.ndarray]:
@@ -73,11 +85,13 @@ class Setting:
     Raises:
       ValueError: If it is too long for the memory of an ordinary machine.
     """
+    assert self.participation is not None
     return self.rounds_of(self.participation.cohort)
 
   @functools.cached_property
   def drawn_schedule(self) -> list[np.ndarray]:
     """The same with those who were drawn and do not come."""
+    assert self.participation is not None
     return self.rounds_of(self.participation.drawn)
 
   @property
@@ -117,7 +131,7 @@ class Method(abc.ABC):
   divides_by_planned_cohort: ClassVar[bool] = False
   interpretation: ClassVar[str] = ''
   # Where a method has no such field.
-  server_optimizer: ClassVar[Any] = optimizers.Sgd()
+  server_optimizer: ClassVar[optimizers.OptimizerChoice] = optimizers.Sgd()
   sparsity: ClassVar[sparsities.Sparsity] = sparsities.NotSparse()
   aggregator: ClassVar[robust_lib.Aggregator] = robust_lib.Mean()
 
@@ -169,6 +183,7 @@ class SimpleMethod(Method):
     """The mechanism. Raises `ValueError` if the method cannot run in this setting."""
 
   def plan(self, setting: Setting) -> plans.Plan:
+    assert setting.participation is not None
     plan = plans.Plan(self.configure(setting), setting.participation.sampler, **setting.options)
     return self.calibrated(plan, setting)
 

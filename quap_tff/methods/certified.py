@@ -41,7 +41,7 @@ class ByParticipation(parts.Rates):
   alpha: Optional[float] = None
   beta: Optional[float] = None
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     self.rule({})
 
   @property
@@ -110,7 +110,7 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Spent, p
   certificate: bool = True
   shape: parts.Shape = flag_fields.part(parts.Shape())
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     registry.lookup('clip split', self.clip_split, layers_lib.CLIP_SPLITS)
     if self.noise_multiplier is not None:
       checks.number('noise_multiplier', self.noise_multiplier, above=0)
@@ -162,7 +162,7 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Spent, p
       if getattr(self, name) is None:
         object.__setattr__(self, name, value)
 
-  def _check_held(self):
+  def _check_held(self) -> None:
     if not isinstance(self.noise, (correlations.Held, correlations.Independent)):
       raise ValueError(
         f'noise={registry.name_of(self.noise, correlations.FAMILIES)} needs a server that remembers the noise, and '
@@ -216,7 +216,7 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Spent, p
     except (OSError, ValueError) as error:
       raise ValueError(f'--spent: {error}') from error
 
-  def _own_epsilon(self, setting):
+  def _own_epsilon(self, setting: base.Setting) -> Optional[tuple[float, ...]]:
     """float[N], the bound of each client; None if everyone has --epsilon. A pure function of the seed."""
     if not self.own:
       return None
@@ -226,6 +226,7 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Spent, p
         f'{max(self.own[1::2]):g}.'
       )
     ends = np.round(np.cumsum(self.own[::2]) * setting.num_clients).astype(int)
+    assert setting.order is not None
     order = setting.order()
     bounds = np.full(setting.num_clients, min(self.own[1::2]))
     for begin, end, epsilon in zip([0, *ends], ends, self.own[1::2]):
@@ -290,6 +291,7 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Spent, p
     elif self.holds_noise:
       more = dict(schedule=setting.drawn_schedule, attendance=setting.schedule, colluders=self.colluders)
     else:
+      assert setting.participation is not None
       more = dict(schedule=setting.schedule, min_separation=setting.participation.min_separation)
     return plans.certified_plan(
       self.configure(setting), averaging=setting.averaging, certificate=self.certificate, **more, **setting.options

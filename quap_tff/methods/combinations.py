@@ -15,7 +15,7 @@ from quap_tff.mechanisms.quap import buffered
 from quap_tff.mechanisms.quap import config as configs
 from quap_tff.mechanisms.quap import local
 from quap_tff.mechanisms.quap import pt_adp
-from quap_tff.mechanisms.quap import staleness
+from quap_tff.mechanisms.quap import staleness as stalenesses
 from quap_tff.methods import base
 from quap_tff.methods import parts
 
@@ -103,7 +103,7 @@ class AdaptiveClip(_Combination):
   learning_rate: float = 0.2
   count_stddev: float = 1.0
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     self.clip_rule()
 
   def clip_rule(self) -> clip_rules.ClipRule:
@@ -126,10 +126,10 @@ class PtAdp(parts.Clip, parts.Layers, parts.Scale, parts.Robust, base.QuapMechan
   participation_credit: float = 0.1
   agreement_credit: float = 0.5
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     self._rule(0)
 
-  def _rule(self, seed):
+  def _rule(self, seed: int) -> pt_adp.PtAdp:
     return pt_adp.PtAdp(self.participation_credit, self.agreement_credit, seed)
 
   def budgets(self, setting: base.Setting) -> budgets.BudgetConfig:
@@ -160,17 +160,18 @@ class FedBuff(parts.AdaptiveBudgets, parts.Clip, parts.Layers, base.QuapMechanis
   spread: float = 0.5
   max_staleness: int = 10
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     checks.integer('fedbuff buffer', self.buffer, at_least=1, at_most=2**31 - 1)
     self._staleness(0)
 
-  def _staleness(self, seed):
-    return staleness.Staleness(self.staleness, self.spread, self.max_staleness, seed)
+  def _staleness(self, seed: int) -> stalenesses.Staleness:
+    return stalenesses.Staleness(self.staleness, self.spread, self.max_staleness, seed)
 
   def configure(self, setting: base.Setting) -> buffered.Buffered:
     return buffered.Buffered(self.quap_config(setting), self.buffer, self._staleness(setting.seed))
 
   def check_cohorts(self, setting: base.Setting) -> None:
+    assert setting.participation is not None
     arrived = 0
     for round_num in range(1, setting.rounds + 1):
       arrived += len(setting.participation.cohort(round_num))
@@ -199,7 +200,7 @@ class LocalDp(parts.Shape, parts.Sparse, parts.ServerOptimizer, parts.Calibrated
   clip: float = 1.0
   budget: str = 'participation'
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     clip_rules.Fixed(self.clip)
     if self.budget not in _LOCAL_BUDGETS:
       raise registry.unknown_name_error('local budget', self.budget, _LOCAL_BUDGETS)

@@ -64,7 +64,7 @@ class _Extended(checks.Checked, base_lib.Method):
   gives_certificate = _of_base('gives_certificate')
   server_optimizer = _of_base('server_optimizer')
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     super().__post_init__()
     self._extension(1.0)
 
@@ -130,7 +130,7 @@ class Scaffold(_Extended):
 
   option: int = 2
 
-  def _extension(self, mean_epochs):
+  def _extension(self, mean_epochs: Optional[float]) -> heterogeneity.Scaffold:
     # With noise, a sum of the changes of the clients' controls would be a second release, and an exact one.
     return heterogeneity.Scaffold(self.option, 'released' if self._is_noised else 'sum')
 
@@ -149,7 +149,7 @@ class FedNova(_Extended):
 
   effective_steps: Optional[float] = None
 
-  def _extension(self, mean_epochs):
+  def _extension(self, mean_epochs: Optional[float]) -> heterogeneity.FedNova:
     if self.effective_steps is not None or not self._is_noised:
       return heterogeneity.FedNova(self.effective_steps)
     if mean_epochs is None:
@@ -174,7 +174,7 @@ class FedDyn(_Extended):
 
   alpha: float = 0.1
 
-  def _extension(self, mean_epochs):
+  def _extension(self, mean_epochs: Optional[float]) -> heterogeneity.FedDyn:
     return heterogeneity.FedDyn(self.alpha)
 
 
@@ -190,7 +190,7 @@ class FedVarp(_Extended):
 
   memory: str = 'auto'
 
-  def _extension(self, mean_epochs):
+  def _extension(self, mean_epochs: Optional[float]) -> heterogeneity.FedVarp:
     if self.memory == 'auto':
       return heterogeneity.FedVarp('released' if self._is_noised else 'clients')
     if self.memory == 'clients' and self._is_noised:
@@ -207,7 +207,7 @@ class FlFdms(_Extended):
   """FL-FDMS (Wang and Xu 2022), where friends substitute for clients that drop out: see
   `quap_tff.training.heterogeneity.friends` for the equations."""
 
-  def _extension(self, mean_epochs):
+  def _extension(self, mean_epochs: Optional[float]) -> heterogeneity.FriendSubstitution:
     if isinstance(self.base, certified.Certified):
       raise ValueError(
         "fl_fdms:base=certified: friends are found by comparing single updates without noise, and a friend's update "
@@ -247,7 +247,7 @@ class Safari(_Extended):
   server_steps: int = 10
   server_learning_rate: float = 0.05
 
-  def _extension(self, mean_epochs):
+  def _extension(self, mean_epochs: Optional[float]) -> heterogeneity.Safari:
     return heterogeneity.Safari(self.server_steps, self.server_learning_rate)
 
   @property

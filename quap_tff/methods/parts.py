@@ -160,7 +160,7 @@ class FixedClip:
 
   clip: float = 1.0
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     self.clip_rule()
 
   def clip_rule(self) -> clip_rules.ClipRule:
@@ -240,7 +240,7 @@ class ServerOptimizer:
     server_optimizer: Server optimizer.
   """
 
-  server_optimizer: Any = flag_fields.flag(
+  server_optimizer: optimizers.OptimizerChoice = flag_fields.flag(
     'sgd:learning_rate=1.0', kind='server optimizer', choices=optimizers.OPTIMIZERS
   )
 

@@ -46,9 +46,11 @@ class _Stock(parts.ServerOptimizer, parts.Noise, stocks.StockConfig, base.Simple
     return super().flag_names() - ({'gaussian_calibration'} if self.calibration == 'exact' else set())
 
   def check_cohorts(self, setting: base.Setting) -> None:
+    assert setting.participation is not None
     scheduled.stock_divisor(setting.participation.mean_cohort_size)
 
   def plan(self, setting: base.Setting) -> plans.Plan:
+    assert setting.participation is not None
     return scheduled.StockPlan(
       self,
       self.configure(setting),

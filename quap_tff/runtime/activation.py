@@ -161,6 +161,6 @@ def measure_traffic() -> Iterator[traffic.Measurement]:
 
 
 @atexit.register
-def _let_go_of_default_context():
+def _let_go_of_default_context() -> None:
   """TFF's own default context complains if it lasts until the interpreter has taken modules apart."""
   tff.framework.set_default_context(in_process.InProcessContext(num_threads=1))

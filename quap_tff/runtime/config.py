@@ -40,7 +40,7 @@ class RuntimeConfig(checks.Checked):
   clients_per_call: Optional[int] = checks.integer_field('clients_per_call', None, at_least=1)
   num_workers: int = checks.integer_field('num_workers', 2, at_least=1)
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     super().__post_init__()
     if self.clients_per_call is not None and self.kind != 'in_process':
       raise ValueError(f'clients_per_call is for the runtime "in_process", found it with {self.kind!r}.')

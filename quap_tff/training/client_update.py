@@ -8,9 +8,11 @@ thread, cohort and resumed run.
 from __future__ import annotations
 
 import collections
+from collections.abc import Sequence
 import dataclasses
 from typing import Any, Callable, Optional
 
+from quap_tff.common import array_types
 from quap_tff.common import checks
 from quap_tff.common import lazy
 from quap_tff.common.lazy import tf
@@ -55,7 +57,7 @@ class ClientWorkConfig(checks.Checked):
   attack: malicious.Attack = malicious.NoAttack()
   attackers: tuple[int, ...] = ()
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     super().__post_init__()
     if self.most_local_epochs is not None:
       checks.integer('most_local_epochs', self.most_local_epochs, at_least=self.local_epochs)
@@ -201,7 +203,15 @@ def build_client_round(
     `own` float32[d] is the client's own vector, and `kept` its next one; None and [] without one.
   """
 
-  def client_round(weights, examples, client_id, round_number, seed, message, own):
+  def client_round(
+    weights: tff.learning.models.ModelWeights,
+    examples: array_types.Structure,
+    client_id: tf.Tensor,
+    round_number: tf.Tensor,
+    seed: tf.Tensor,
+    message: array_types.Structure,
+    own: Optional[tf.Tensor],
+  ) -> tuple[array_types.Structure, array_types.Structure, array_types.Structure, array_types.Structure]:
     own = None if own is None else extensions.unflat(own, tf.nest.flatten(weights.trainable))
     epochs = epochs_of(config, seed, client_id)
     steps = count_steps(config, num_rows(examples), epochs)
@@ -247,7 +257,14 @@ def build_client_update(
   variables = tuple(tf.nest.flatten(model_weights.trainable))
 
   @tf.function(autograph=model_functions.needs_autograph(model, optimizer))
-  def client_update(global_weights, examples, client_id, round_number, seed, correction=None):
+  def client_update(
+    global_weights: tff.learning.models.ModelWeights,
+    examples: array_types.Structure,
+    client_id: tf.Tensor,
+    round_number: tf.Tensor,
+    seed: tf.Tensor,
+    correction: Optional[extensions.Tensors] = None,
+  ) -> tuple[array_types.Structure, array_types.Structure]:
     tf.nest.map_structure(lambda v, w: v.assign(w), model_weights, global_weights)
     anchor = tuple(tf.nest.flatten(global_weights.trainable))
     own_seed = seeds.fold_in(seed, round_number, client_id)  # All of its randomness in this round follows from it.
@@ -259,7 +276,7 @@ def build_client_update(
     steps_per_epoch = -(-num_examples // config.batch_size)
     num_steps = count_steps(config, num_examples, epochs)
 
-    def step_fn(step, optimizer_state):
+    def step_fn(step: tf.Tensor, optimizer_state: array_types.Structure) -> tuple[tf.Tensor, array_types.Structure]:
       epoch, batch_index = step // steps_per_epoch, step % steps_per_epoch
       begin = epoch * num_examples + batch_index * config.batch_size
       end = tf.minimum(begin + config.batch_size, (epoch + 1) * num_examples)
@@ -303,7 +320,9 @@ def build_full_gradient(model: tff.learning.models.VariableModel) -> Callable[..
 
   # A function, so that the variables are read before local training changes them.
   @tf.function(autograph=model_functions.needs_autograph(model))
-  def full_gradient(global_weights, examples):
+  def full_gradient(
+    global_weights: tff.learning.models.ModelWeights, examples: array_types.Structure
+  ) -> list[tf.Tensor]:
     tf.nest.map_structure(lambda v, w: v.assign(w), model_weights, global_weights)
     with tf.GradientTape() as tape:
       loss = model.forward_pass(examples, training=False).loss
@@ -315,12 +334,17 @@ def build_full_gradient(model: tff.learning.models.VariableModel) -> Callable[..
   return full_gradient
 
 
-def _plus(gradients, terms) -> tuple[tf.Tensor, ...]:
+def _plus(gradients: Sequence[Optional[tf.Tensor]], terms: Sequence[tf.Tensor]) -> tuple[tf.Tensor, ...]:
   """The sums, where a gradient of None is zero."""
   return tuple(t if g is None else tf.convert_to_tensor(g) + t for g, t in zip(gradients, terms))
 
 
-def _initial_optimizer_state(optimizer, variables, config: ClientWorkConfig, round_number: tf.Tensor) -> Any:
+def _initial_optimizer_state(
+  optimizer: tff.learning.optimizers.Optimizer,
+  variables: Sequence[tf.Variable],
+  config: ClientWorkConfig,
+  round_number: tf.Tensor,
+) -> Any:
   state = optimizer.initialize(tuple(tf.TensorSpec(v.shape, v.dtype) for v in variables))
   if config.learning_rate_decay != 1.0:
     hparams = collections.OrderedDict(optimizer.get_hparams(state))

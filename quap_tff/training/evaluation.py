@@ -8,11 +8,14 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from quap_tff.common import array_types
 from quap_tff.common import checks
 from quap_tff.training import batches
 from quap_tff.training import model_functions
 
-EvaluateFn = Callable[[Any, Any, Any], Mapping[str, Any]]
+EvaluateFn = Callable[[tff.learning.models.ModelWeights, array_types.Structure, np.ndarray], Mapping[str, Any]]
+# From a batch, x and y, to the model's output.
+_ForwardPass = Callable[[array_types.Structure, tf.Tensor], tff.learning.models.BatchOutput]
 
 
 def build_evaluation(model: model_functions.Model, batch_size: int = 1000) -> EvaluateFn:
@@ -34,14 +37,14 @@ def build_evaluation(model: model_functions.Model, batch_size: int = 1000) -> Ev
 
   assign, evaluate_batch, _ = _traced(model, batch_size, lambda forward_pass, x, y: totals(forward_pass(x, y), y))
 
-  def evaluate(weights, x, y) -> Mapping[str, Any]:
+  def evaluate(weights: tff.learning.models.ModelWeights, x: array_types.Structure, y: np.ndarray) -> Mapping[str, Any]:
     assign(weights)
     return batches.evaluated(evaluate_batch, x, y, batch_size)
 
   return evaluate
 
 
-def totals(output: Any, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+def totals(output: tff.learning.models.BatchOutput, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
   """The sum of the losses of a batch, float64, and how many labels it hits, and has, int64.
 
   Args:
@@ -55,7 +58,9 @@ def totals(output: Any, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
   return tf.cast(output.loss, tf.float64) * tf.cast(labels, tf.float64), tf.math.count_nonzero(hits), labels
 
 
-def build_logits(model: model_functions.Model, batch_size: int = 1000) -> Callable[[Any, np.ndarray], np.ndarray]:
+def build_logits(
+  model: model_functions.Model, batch_size: int = 1000
+) -> Callable[[tff.learning.models.ModelWeights, np.ndarray], np.ndarray]:
   """A function that gives a classifier's scores; it is traced once. The arguments are those of `build_evaluation`.
 
   Returns:
@@ -65,7 +70,7 @@ def build_logits(model: model_functions.Model, batch_size: int = 1000) -> Callab
 
   assign, predict, label_spec = _traced(model, batch_size, lambda forward_pass, x, y: forward_pass(x, y).predictions)
 
-  def logits(weights, x):
+  def logits(weights: tff.learning.models.ModelWeights, x: np.ndarray) -> np.ndarray:
     assign(weights)
     batches = [tf.constant(x[begin : begin + batch_size]) for begin in range(0, max(len(x), 1), batch_size)]
     # The labels do not matter, but the model takes some.
@@ -75,7 +80,15 @@ def build_logits(model: model_functions.Model, batch_size: int = 1000) -> Callab
   return logits
 
 
-def _traced(model, batch_size, function):
+def _traced(
+  model: model_functions.Model,
+  batch_size: int,
+  function: Callable[[_ForwardPass, array_types.Structure, tf.Tensor], array_types.Structure],
+) -> tuple[
+  Callable[[tff.learning.models.ModelWeights], array_types.Structure],
+  Callable[..., array_types.Structure],
+  tf.TensorSpec,
+]:
   """Assigns the model's weights; `function(forward_pass, x, y)` as a concrete function of x, y; the labels' spec."""
   checks.integer('batch_size', batch_size, at_least=1)
   model = model_functions.of(model)()
@@ -83,11 +96,11 @@ def _traced(model, batch_size, function):
   named = isinstance(model.input_spec, Mapping)
   x_spec, y_spec = (model.input_spec['x'], model.input_spec['y']) if named else model.input_spec
 
-  def forward_pass(x, y):
+  def forward_pass(x: array_types.Structure, y: tf.Tensor) -> tff.learning.models.BatchOutput:
     return model.forward_pass(collections.OrderedDict(x=x, y=y) if named else (x, y), training=False)
 
   @tf.function(input_signature=[x_spec, y_spec], autograph=model_functions.needs_autograph(model))
-  def of_batch(x, y):
+  def of_batch(x: array_types.Structure, y: tf.Tensor) -> array_types.Structure:
     return function(forward_pass, x, y)
 
   # Trace now: TFF makes Keras models in graphs of its own, and after that Keras refuses to call models made earlier.

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from quap_tff.common import array_types
 from quap_tff.common import checks
 from quap_tff.common.lazy import tf
 
@@ -98,5 +99,5 @@ class LabelFlip(_ByAShare):
 ATTACKS = {'none': NoAttack, 'sign_flip': SignFlip, 'scaling': Scaling, 'label_flip': LabelFlip}
 
 
-def _scaled(update, factor):
+def _scaled(update: array_types.Structure, factor: float) -> array_types.Structure:
   return tf.nest.map_structure(lambda one: one * tf.cast(factor, one.dtype), update)

@@ -14,6 +14,8 @@ import tensorflow as tf
 from tensorflow.python.framework import auto_control_deps_utils
 import tensorflow_federated as tff
 
+from quap_tff.common import array_types
+
 # The label of a place after which nothing follows.
 NO_LABEL = -1
 
@@ -29,7 +31,7 @@ def of(model: Model) -> ModelFn:
   """
   _refuse_keras(model)
 
-  def model_fn():
+  def model_fn() -> tff.learning.models.VariableModel:
     made = model if isinstance(model, tff.learning.models.FunctionalModel) else model()
     if isinstance(made, tff.learning.models.FunctionalModel):
       return tff.learning.models.model_from_functional(made)
@@ -123,7 +125,7 @@ def without_initial_weights(model_fn: ModelFn) -> ModelFn:
   """
   created: list[tf.Variable] = []
 
-  def record(next_creator, **kwargs):
+  def record(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
     created.append(next_creator(**kwargs))
     return created[-1]
 
@@ -132,10 +134,10 @@ def without_initial_weights(model_fn: ModelFn) -> ModelFn:
   weights = {id(v) for v in (*model.trainable_variables, *model.non_trainable_variables)}
   blank = {i: (v.shape, v.dtype) for i, v in enumerate(created) if id(v) in weights and v.shape.is_fully_defined()}
 
-  def blank_model_fn():
+  def blank_model_fn() -> tff.learning.models.VariableModel:
     index = -1
 
-    def create(next_creator, **kwargs):
+    def create(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
       nonlocal index
       index += 1
       if index in blank and callable(kwargs.get('initial_value')):
@@ -167,23 +169,23 @@ class _WithoutMetrics(tff.learning.models.VariableModel):
   local_variables = property(lambda self: self._model.local_variables)
   input_spec = property(lambda self: self._model.input_spec)
 
-  def __init__(self, model):
+  def __init__(self, model: tff.learning.models.VariableModel) -> None:
     self._model = model
     self.needs_autograph = needs_autograph(model)
 
-  def forward_pass(self, batch_input, training=True):
+  def forward_pass(self, batch_input: array_types.Structure, training: bool = True) -> tff.learning.models.BatchOutput:
     return self._model.forward_pass(batch_input, training)
 
-  def predict_on_batch(self, batch_input, training=True):
+  def predict_on_batch(self, batch_input: array_types.Structure, training: bool = True) -> array_types.Structure:
     return self._model.predict_on_batch(batch_input, training)
 
-  def report_local_unfinalized_metrics(self):
+  def report_local_unfinalized_metrics(self) -> 'collections.OrderedDict[str, array_types.Structure]':
     return collections.OrderedDict()
 
-  def metric_finalizers(self):
+  def metric_finalizers(self) -> 'collections.OrderedDict[str, Callable[..., tf.Tensor]]':
     return collections.OrderedDict()
 
-  def reset_metrics(self):
+  def reset_metrics(self) -> None:
     self._model.reset_metrics()
 
 
@@ -264,7 +266,7 @@ class Classifier(tff.learning.models.VariableModel):
     self._add('num_batches', tf.constant(1, tf.int64))
     return tff.learning.models.BatchOutput(loss=loss, predictions=scores, num_examples=num_examples)
 
-  def _add(self, name, *amounts):
+  def _add(self, name: str, *amounts: tf.Tensor) -> None:
     for variable, amount in zip(self._metrics[name], amounts):
       variable.assign_add(amount)
 

@@ -343,7 +343,7 @@ def with_stock_layers(model: Any) -> Any:
   Each `SeededDropout` becomes a `tf.keras.layers.Dropout` of the same name and rate, so predictions are the same.
   """
 
-  def stock(layer):
+  def stock(layer: tf.keras.layers.Layer) -> tf.keras.layers.Layer:
     kind = tf.keras.layers.Dropout if isinstance(layer, dropout.SeededDropout) else layer.__class__
     return kind.from_config(layer.get_config())
 

@@ -6,7 +6,7 @@ A new optimizer is a dataclass here and a line in `OPTIMIZERS`.
 from __future__ import annotations
 
 import dataclasses
-from typing import Optional
+from typing import Optional, Union
 
 from quap_tff.common import checks
 from quap_tff.common.lazy import tff
@@ -55,4 +55,5 @@ class Adam(checks.Checked):
     return tff.learning.optimizers.build_adam(self.learning_rate, self.beta_1, self.beta_2, self.epsilon)
 
 
+OptimizerChoice = Union[Sgd, Adam]
 OPTIMIZERS = {'sgd': Sgd, 'adam': Adam}

@@ -154,7 +154,7 @@ def at_scale(groups: Sequence[study.Group]) -> list[pages.Block]:
   fixed = select(groups, 'fixed_dp', **published.AT_SCALE_FLAGS)
   full = {g.dataset: noise(g).mean for g in reversed(fixed) if noise(g)}
 
-  def relative_noise(g):
+  def relative_noise(g: study.Group) -> Optional[pages.Quantity]:
     return pages.Quantity(100 * noise(g).mean / full[g.dataset], digits=1) if noise(g) and full.get(g.dataset) else None
 
   blocks: list[pages.Block] = []
@@ -246,7 +246,7 @@ def over_flags(
 def alpha_beta(groups: Sequence[study.Group]) -> list[pages.Block]:
   """The α×β grid: figure 3 of the first document."""
 
-  def printed(g):
+  def printed(g: study.Group) -> Any:
     values = {'alpha': g.setting['alpha'], 'beta': g.setting['beta']}
     if not g.has(**{**published.COMMON, **values}):
       return None

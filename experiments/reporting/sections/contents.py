@@ -4,7 +4,7 @@ A new section is a function from groups to blocks, and a line in `SECTIONS`.
 """
 
 import collections
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, Callable, NamedTuple, Optional
 
 from experiments.reporting import figures
@@ -124,7 +124,7 @@ def build(groups: Sequence[study.Group], left_out: Sequence[runs_lib.LeftOut], c
   ]
 
 
-def _compared(groups) -> list[pages.Block]:
+def _compared(groups: Sequence[study.Group]) -> list[pages.Block]:
   """The comparison: a row for each dataset."""
   rows = []
   for dataset in dict.fromkeys(g.dataset for g in groups):
@@ -146,11 +146,11 @@ def _compared(groups) -> list[pages.Block]:
   return [pages.Table('compared', 'What was compared', rows)]
 
 
-def _each(values) -> str:
+def _each(values: Iterable[Any]) -> str:
   return ', '.join(map(str, sorted(set(values))))
 
 
-def _settings(groups, command) -> list[pages.Block]:
+def _settings(groups: Sequence[study.Group], command: str) -> list[pages.Block]:
   """The versions, the machines, the flags that all runs share, and the values of the others."""
   runs, settings = [run for group in groups for run in group.runs], [group.setting for group in groups]
   each = lambda dicts: '; or '.join(dict.fromkeys(', '.join(f'{k} {v}' for k, v in d.items()) or '?' for d in dicts))
@@ -195,7 +195,7 @@ def finding(groups: Sequence[study.Group]) -> tuple[str, list[pages.Block]]:
   return _at_equal_epsilon(own) if len({g.method for g in own}) > 1 else _by_accuracy(groups)
 
 
-def _at_equal_epsilon(groups):
+def _at_equal_epsilon(groups: Sequence[study.Group]) -> tuple[str, list[pages.Block]]:
   dataset = naming.dataset(groups[0].dataset)
   where = {g: naming.participation(place) for g, place in spending.shown_with(groups).items()}
   names = dict(zip(groups, study.names(groups, 'participation', 'epsilon')))
@@ -221,7 +221,12 @@ def _at_equal_epsilon(groups):
   return f'{words}.', [pages.Table('finding', title + left, rows), *([privacy.WEAKER] if ideal else [])]
 
 
-def _by_epsilon(groups, names, where, ideal) -> tuple[list[dict[str, Any]], str]:
+def _by_epsilon(
+  groups: Sequence[study.Group],
+  names: Mapping[study.Group, str],
+  where: Mapping[study.Group, str],
+  ideal: Container[str],
+) -> tuple[list[dict[str, Any]], str]:
   """A row for each place and name, a column for each ε; the best first. And words if the table has the best alone."""
   kept, _ = figures.most({name: [g.accuracy() for g in groups if names[g] == name] for name in names.values()})
   epsilons, count = sorted({g.setting['epsilon'] for g in groups}), len(set(names.values()))
@@ -241,7 +246,7 @@ def _by_epsilon(groups, names, where, ideal) -> tuple[list[dict[str, Any]], str]
   return rows, f'. The best {len(kept)} of {count}' if len(kept) < count else ''
 
 
-def _by_accuracy(groups):
+def _by_accuracy(groups: Sequence[study.Group]) -> tuple[str, list[pages.Block]]:
   family = max(study.places(groups), key=lambda family: len(family.groups))
   own = _ranked(family.groups)
   names = dict(zip(own, naming.labels([g.algorithm for g in own])))
@@ -270,18 +275,18 @@ def _comparison(groups: Sequence[study.Group], names: Mapping[study.Group, str])
   return words if len(best.runs) > 1 else f'{words} (one run each)'
 
 
-def _ranked(groups) -> list[study.Group]:
+def _ranked(groups: Iterable[study.Group]) -> list[study.Group]:
   return sorted(groups, key=lambda g: -_mean(g))
 
 
-def _mean(group) -> float:
-  return group.accuracy().mean
+def _mean(group: study.Group) -> float:
+  return pages.known(group.accuracy()).mean
 
 
-def _accuracy(group) -> Optional[pages.Quantity]:
-  return None if group is None else group.accuracy()._replace(digits=1)
+def _accuracy(group: Optional[study.Group]) -> Optional[pages.Quantity]:
+  return None if group is None else pages.known(group.accuracy())._replace(digits=1)
 
 
-def _seeds(groups) -> str:
+def _seeds(groups: Iterable[study.Group]) -> str:
   counts = sorted({len(g.runs) for g in groups})
   return f'{" or ".join(map(str, counts))} seed{"" if counts == [1] else "s"}'

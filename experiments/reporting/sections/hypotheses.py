@@ -31,7 +31,7 @@ def build(groups: Sequence[study.Group]) -> list[pages.Block]:
   return [_RULE, *blocks] if any(isinstance(block, pages.Table) for block in blocks) else []
 
 
-def _h1(groups):
+def _h1(groups: Sequence[study.Group]) -> list[pages.Block]:
   largest = lambda runs: study.over(
     [None if run.nominal_epsilon is None else run.nominal_epsilon.max() for run in runs], 3, True
   )
@@ -41,7 +41,7 @@ def _h1(groups):
     'H1: QuAP-FL is more accurate than uniform DP-FedAvg at equal ε_total',
     [('quap', 'fixed_dp')],
     ('QuAP-FL', 'Fixed-DP'),
-    {'accuracy (%)': (lambda run: 100 * run.test_accuracy, 2)},
+    {'accuracy (%)': (lambda run: 100 * pages.known(run.test_accuracy), 2)},
     1,
     lambda left, right: {'nominal ε spent, QuAP-FL': largest(left), 'nominal ε spent, Fixed-DP': largest(right)},
     # The second paragraph is about the documents' figures.
@@ -49,8 +49,8 @@ def _h1(groups):
   )
 
 
-def _h2(groups):
-  def spread(run):
+def _h2(groups: Sequence[study.Group]) -> list[pages.Block]:
+  def spread(run: runs_lib.Run) -> Optional[float]:
     epsilon = run.nominal_epsilon
     return None if epsilon is None or not epsilon.any() else float(epsilon.std())
 
@@ -60,18 +60,21 @@ def _h2(groups):
     "H2: participation-based budgets reduce the spread of clients' privacy losses",
     _counterparts(0),
     ('adaptive', 'uniform'),
-    {'deviation': (spread, 3), 'deviation / mean': (lambda run: spread(run) / run.nominal_epsilon.mean(), 3)},
+    {
+      'deviation': (spread, 3),
+      'deviation / mean': (lambda run: pages.known(spread(run)) / pages.known(run.nominal_epsilon).mean(), 3),
+    },
     -1,
     lambda left, right: {},
     published.NOTES['h2'],
   )
 
 
-def _h3(groups):
-  def noise(run):
+def _h3(groups: Sequence[study.Group]) -> list[pages.Block]:
+  def noise(run: runs_lib.Run) -> Optional[float]:
     return run.mean_of('noise_norm') if run.mean_of('sigma') else None
 
-  def root_dimension(run):
+  def root_dimension(run: runs_lib.Run) -> float:
     norm, sigma = run.metrics['noise_norm'], run.metrics['sigma']
     known = np.isfinite(norm) & np.isfinite(sigma) & (sigma > 0)
     return float(np.mean(norm[known] / sigma[known]))

@@ -109,7 +109,7 @@ def by_participation(name: str, groups: Sequence[study.Group]) -> list[pages.Blo
     'accuracy (%)': (lambda run: _percent(run.of_clients('test_accuracy')), 1),
   }
 
-  def columns(measures, group):
+  def columns(measures: Mapping[str, Any], group: study.Group) -> dict[str, Any]:
     return {
       f'{what}: {_GROUPS[third]}': group.measure(functools.partial(_mean_of_third, values, third), *form)
       for what, (values, *form) in measures.items()
@@ -128,7 +128,7 @@ def _percent(shares: Optional[np.ndarray]) -> Optional[np.ndarray]:
   return None if shares is None else 100 * shares
 
 
-def _contributed(run) -> Optional[np.ndarray]:
+def _contributed(run: runs_lib.Run) -> Optional[np.ndarray]:
   """float64[N], the sum over the rounds of each client's weight; None where clients have no weights."""
   if run.ledger is None or not run.algorithm.startswith('certified'):
     return None
@@ -136,35 +136,38 @@ def _contributed(run) -> Optional[np.ndarray]:
   return np.bincount(arrays['clients'], arrays['weights'], run.ledger.num_clients)
 
 
-def _formal_epsilon(run) -> Optional[np.ndarray]:
+def _formal_epsilon(run: runs_lib.Run) -> Optional[np.ndarray]:
   epsilon = run.of_clients('formal_epsilon') if whole_model_epsilon(run) is not None else None
   return epsilon if epsilon is not None and np.all(np.isfinite(epsilon)) else None
 
 
-def _mean_of_third(of_run: Callable[[runs_lib.Run], Optional[np.ndarray]], third: int, run):
+def _mean_of_third(
+  of_run: Callable[[runs_lib.Run], Optional[np.ndarray]], third: int, run: runs_lib.Run
+) -> Optional[float]:
   """The mean of a figure over those clients of a third of a run that have a value; None if there is none.
 
   Thirds are by rounds taken part in; ties are by id.
   """
-  values, members = of_run(run), np.array_split(np.argsort(run.counts, kind='stable'), 3)[third]
+  counts: Any = run.counts
+  values, members = of_run(run), np.array_split(np.argsort(counts, kind='stable'), 3)[third]
   known = values[members][np.isfinite(values[members])] if values is not None else ()
   return float(np.mean(known)) if len(known) else None
 
 
-def _object(holder, name) -> Mapping[str, Any]:
+def _object(holder: Mapping[str, Any], name: str) -> Mapping[str, Any]:
   value = holder.get(name)
   return value if isinstance(value, dict) else {}
 
 
-def _formal(run) -> Mapping[str, Any]:
+def _formal(run: runs_lib.Run) -> Mapping[str, Any]:
   return _object(run.summary, 'formal')
 
 
-def _is_stopped(run) -> bool:
+def _is_stopped(run: runs_lib.Run) -> bool:
   return run.rounds < run.identity['rounds']
 
 
-def _smallest(run) -> Mapping[str, Any]:
+def _smallest(run: runs_lib.Run) -> Mapping[str, Any]:
   """The smallest formal figure; {} if there is none. Amplification counts only where the cohorts are secret."""
   figures = _formal(run).get('figures')
   known = [

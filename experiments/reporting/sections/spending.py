@@ -1,9 +1,9 @@
 """The report's sections on costs: privacy and who pays for it, noise, bytes and time."""
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import functools
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 
@@ -15,13 +15,14 @@ from experiments.reporting import runs as runs_lib
 from experiments.reporting import study
 from experiments.reporting.sections import accuracy
 from experiments.reporting.sections import privacy
+from experiments.running import plots
 from quap_tff.common.numbers import rounding
 
 
 def with_accuracy(groups: Sequence[study.Group]) -> list[pages.Block]:
   """Every setting that was run, with its accuracy and the privacy that it spends."""
 
-  def columns(g):
+  def columns(g: study.Group) -> dict[str, Any]:
     spent = lambda run: run.nominal_epsilon
     nominal = lambda reduce: g.measure(lambda run: None if spent(run) is None else reduce(spent(run)), 3, True)
     delta = g.measure(lambda run: None if spent(run) is None else run.summary.get('nominal_delta_max'))
@@ -49,7 +50,7 @@ def certified(groups: Sequence[study.Group]) -> list[pages.Block]:
     return []
   where = shown_with(members)
 
-  def columns(g, reference):
+  def columns(g: study.Group, reference: study.Group) -> dict[str, Any]:
     difference = {'minus reference': 'the reference', 'minus reference, 95% ±': None}
     if g is not reference:
       difference = _with_interval('minus reference', study.minus(g, reference))
@@ -83,7 +84,7 @@ def certified(groups: Sequence[study.Group]) -> list[pages.Block]:
   ]
 
 
-def _with_interval(name, quantity) -> dict[str, Any]:
+def _with_interval(name: str, quantity: Optional[pages.Quantity]) -> dict[str, Any]:
   """The cells of a mean and of half of its 95% interval."""
   if quantity is None:
     return {}
@@ -91,7 +92,7 @@ def _with_interval(name, quantity) -> dict[str, Any]:
   return {name: quantity._replace(deviation=None), f'{name}, 95% ±': half}
 
 
-def _reference(groups) -> study.Group:
+def _reference(groups: Sequence[study.Group]) -> study.Group:
   """The group with which others are compared: a certified one, with the online weights and most seeds if possible."""
   rank = lambda g: (g.method == 'certified', 'weights=online' in g.algorithm, len(g.runs), -g.place)
   return max(groups, key=rank)
@@ -108,7 +109,7 @@ def shown_with(groups: Sequence[study.Group]) -> dict[study.Group, str]:
     if g.setting['participation'] == 'uniform' and g.setting['cohort_size'] != 'default'
   }
 
-  def place(g):
+  def place(g: study.Group) -> str:
     where = g.setting['participation']
     is_secret = any(run.has_secret_cohorts for run in g.runs)
     return 'uniform' if is_secret and (g.dataset, where) in coins else where
@@ -116,11 +117,11 @@ def shown_with(groups: Sequence[study.Group]) -> dict[study.Group, str]:
   return {g: place(g) for g in groups}
 
 
-def _side_by_side(groups) -> list[study.Group]:
+def _side_by_side(groups: Sequence[study.Group]) -> list[study.Group]:
   return [g for family in study.places(groups) for g in family.groups]
 
 
-def _certified_figures(groups, where) -> list[pages.Block]:
+def _certified_figures(groups: Sequence[study.Group], where: Mapping[study.Group, str]) -> list[pages.Block]:
   """For each dataset and requested ε, accuracy with a panel for each participation. Where ε varies, accuracy over ε.
 
   A method has one look and one name in all of them.
@@ -135,7 +136,7 @@ def _certified_figures(groups, where) -> list[pages.Block]:
     by_place: dict[str, list[figures.Point]] = {}
     for g, name in zip(own, names):
       if name in kept:
-        place, spent = naming.participation(where[g]), g.measure(privacy.whole_model_epsilon).mean
+        place, spent = naming.participation(where[g]), pages.known(g.measure(privacy.whole_model_epsilon)).mean
         by_epsilon.setdefault(g.setting['epsilon'], []).append(figures.Point(g.place, name, place, g.interval()))
         by_place.setdefault(place, []).append(figures.Point(g.place, name, spent, g.interval()))
     for epsilon, points in by_epsilon.items():
@@ -185,7 +186,7 @@ def budgets(groups: Sequence[study.Group]) -> list[pages.Block]:
       }
     )
 
-  def draw(figure):
+  def draw(figure: 'plots.Figure') -> None:
     axes, grid = figure.subplots(), np.linspace(0, 1, 201)
     axes.plot(rates, ratios, '.', markersize=4, alpha=0.4, color='#777777', label='measured, one client each')
     axes.plot(grid, formula(grid), 'k-', label=f'formula, α = {alpha}, β = {beta}')
@@ -228,7 +229,7 @@ def cumulative(groups: Sequence[study.Group]) -> list[pages.Block]:
     ]
   )
 
-  def columns(g):
+  def columns(g: study.Group) -> dict[str, Any]:
     top, bottom = np.array([top_and_bottom(run) for run in g.runs])[:, :, -1].T
     ratios = np.divide(top, bottom, out=np.full(len(top), np.nan), where=bottom > 0)
     return {
@@ -236,7 +237,7 @@ def cumulative(groups: Sequence[study.Group]) -> list[pages.Block]:
       'measured: top 20%': study.over(top, 3, True),
       'measured: bottom 20%': study.over(bottom, 3, True),
       'measured: top / bottom': study.over(ratios),
-      'measured: largest of any client': g.measure(lambda run: run.nominal_epsilon.max(), 3, True),
+      'measured: largest of any client': g.measure(lambda run: pages.known(run.nominal_epsilon).max(), 3, True),
     }
 
   title = 'Cumulative nominal ε of the most and the least frequent 20% of clients'
@@ -272,7 +273,7 @@ def top_and_bottom(run: runs_lib.Run) -> tuple[np.ndarray, np.ndarray]:
   return run.cumulative_epsilon(order[:size]), run.cumulative_epsilon(order[-size:])
 
 
-def _draw_cumulative(figure, groups):
+def _draw_cumulative(figure: 'plots.Figure', groups: Sequence[study.Group]) -> None:
   axes, series = figure.subplots(), []
   for g in groups:
     values = np.array([top_and_bottom(run) for run in g.runs])
@@ -290,11 +291,11 @@ def _draw_cumulative(figure, groups):
 def fairness(groups: Sequence[study.Group]) -> list[pages.Block]:
   """Jain's index of three quantities: table 3 of the first document."""
 
-  def of_accuracy(run):
+  def of_accuracy(run: runs_lib.Run) -> Optional[float]:
     accuracies = run.of_clients('test_accuracy')
     return study.jain(accuracies[np.isfinite(accuracies)]) if accuracies is not None else None
 
-  def columns(g):
+  def columns(g: study.Group) -> dict[str, Any]:
     printed = published.find('fairness', scenario=g.scenario, method=g.method)
     return {
       'document: of an unnamed quantity': printed if g.is_of_documents else None,
@@ -314,9 +315,10 @@ def noise(groups: Sequence[study.Group]) -> list[pages.Block]:
   ratio = 'noise_to_signal'
   noisy = [g for g in groups if any(run.mean_of(ratio) for run in g.runs)]
 
-  def columns(g):
+  def columns(g: study.Group) -> dict[str, Any]:
     what = (('noise / signal', ratio, 2), ('noise norm', 'noise_norm', 4), ('signal norm', 'signal_norm', 4))
-    return {name: g.measure(lambda run, column=column: run.mean_of(column), digits) for name, column, digits in what}
+    mean_of = lambda column: lambda run: run.mean_of(column)
+    return {name: g.measure(mean_of(column), digits) for name, column, digits in what}
 
   title = 'Norm of the noise over the norm of the mean update, both for the noised layers'
   return study.by_group(ratio, f'{title}, means over the rounds', _side_by_side(noisy), columns) + (
@@ -340,7 +342,7 @@ def communication(groups: Sequence[study.Group]) -> list[pages.Block]:
   logged = [g for g in groups if sent(g)]
   fedavg = {(g.dataset, g.setting.get('model')): sent(g).mean for g in reversed(logged) if g.method == 'fedavg'}
 
-  def columns(g):
+  def columns(g: study.Group) -> dict[str, Any]:
     up, down = sent(g).mean, sent(g, 'down')
     extra = published.UPLOAD_EXTRA_BYTES.get(g.method) if g.is_of_documents else None
     plain = fedavg.get((g.dataset, g.setting.get('model')))
@@ -360,7 +362,7 @@ def communication(groups: Sequence[study.Group]) -> list[pages.Block]:
 def cost(groups: Sequence[study.Group]) -> list[pages.Block]:
   """Seconds for a round (theory document, 7.3)."""
 
-  def columns(g):
+  def columns(g: study.Group) -> dict[str, Any]:
     seconds = lambda reduce: g.measure(lambda run: float(reduce(run.curve('seconds').to_numpy())))
     machine = lambda name: ', '.join(sorted({str(run.machine.get(name, '?')) for run in g.runs}))
     return {

@@ -114,7 +114,7 @@ class ClosedForm(Attack):
     kernel, bias = model.first_dense
     upper = 1.0 if model.reads_images else None
 
-    def recover(problem, seed):
+    def recover(problem: Problem, seed: int) -> Recovered:
       del seed
       codes = [
         closed_form.choose(*closed_form.dense_inputs(k, b), problem.examples, upper)
@@ -157,10 +157,19 @@ class Matching(checks.Checked, Attack):
     checks.integer('iterations', iterations, at_least=1)
 
     @tf.function(autograph=False)
-    def advance(observed, visible, label_rate, begin, end, state):
+    def advance(
+      observed: Sequence[tf.Tensor],
+      visible: tf.Tensor,
+      label_rate: tf.Tensor,
+      begin: tf.Tensor,
+      end: tf.Tensor,
+      state: tuple[tf.Tensor, ...],
+    ) -> tuple[tf.Tensor, ...]:
       weights = model.stacked(observed[0].shape[0])
 
-      def step(k, x, x1, x2, z, z1, z2):
+      def step(
+        k: tf.Tensor, x: tf.Tensor, x1: tf.Tensor, x2: tf.Tensor, z: tf.Tensor, z1: tf.Tensor, z2: tf.Tensor
+      ) -> tuple[tf.Tensor, ...]:
         with tf.GradientTape() as tape:
           tape.watch([x, z])
           update = inversion_model.local_update(model, weights, x, tf.nn.softmax(z), learning_rate, steps)
@@ -178,7 +187,7 @@ class Matching(checks.Checked, Attack):
 
       return tf.while_loop(lambda k, *_: k < end, step, (begin, *state))[1:]
 
-    def recover(problem, seed):
+    def recover(problem: Problem, seed: int) -> Recovered:
       learns_labels = self.learns_labels or problem.labels_are_hidden
       shape = [len(problem.observed[0]), problem.examples]
       if learns_labels:
@@ -244,6 +253,6 @@ def same_problem(first: Problem, second: Problem, up_to_scale: bool) -> bool:
   return bool((apart <= 1e-4 * sizes[0]).all())
 
 
-def _norms(tensors):
+def _norms(tensors: Sequence[np.ndarray]) -> np.ndarray:
   """The norm of each target's entries, float64[T]."""
   return np.sqrt(sum(np.square(t.reshape([len(t), -1])).sum(axis=1, dtype=np.float64) for t in tensors))

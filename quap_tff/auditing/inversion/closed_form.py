@@ -108,12 +108,12 @@ def labels_from_scores(scores: np.ndarray, count: int, mean_probabilities: np.nd
   return np.stack([_most_parallel(g, count, np.asarray(mean_probabilities, np.float64)) for g in scores])
 
 
-def _most_parallel(g, count, mean_probabilities):
+def _most_parallel(g: np.ndarray, count: int, mean_probabilities: np.ndarray) -> np.ndarray:
   largest = np.abs(g).max()
   if not largest > 0:
     return np.zeros(count, np.int64)
 
-  def cosine(counts):
+  def cosine(counts: np.ndarray) -> float:
     direction = mean_probabilities - counts / count
     return direction @ g / (np.linalg.norm(direction) * np.linalg.norm(g) + 1e-30)
 
@@ -121,7 +121,7 @@ def _most_parallel(g, count, mean_probabilities):
   return np.repeat(np.arange(len(g)), max(tried, key=cosine))
 
 
-def _rounded(wanted, total):
+def _rounded(wanted: np.ndarray, total: int) -> np.ndarray:
   """Non-negative integers near `wanted` that add up to `total`: whole parts, then the largest remainders."""
   wanted = np.maximum(wanted, 0)
   wanted = wanted * total / wanted.sum() if wanted.sum() > 0 else np.full(len(wanted), total / len(wanted))
@@ -154,10 +154,10 @@ def build_feature_inversion(
   weights = [w[tf.newaxis] for w in model.initial_weights]
 
   @tf.function(autograph=False)
-  def invert(target):
+  def invert(target: tf.Tensor) -> tf.Tensor:
     size = tf.maximum(tf.reduce_sum(tf.square(target), axis=-1), 1e-12)
 
-    def step(k, x, first, second):
+    def step(k: tf.Tensor, x: tf.Tensor, first: tf.Tensor, second: tf.Tensor) -> tuple[tf.Tensor, ...]:
       with tf.GradientTape() as tape:
         tape.watch(x)
         error = tf.reduce_sum(tf.square(model.features(weights, x[tf.newaxis])[0] - target), axis=-1) / size

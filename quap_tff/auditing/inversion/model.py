@@ -83,7 +83,7 @@ class StackedModel:
     """float32[T, B, d], the input of the first Dense layer."""
     return self._apply(self._steps_to_features, weights, x)
 
-  def _apply(self, steps, weights, x):
+  def _apply(self, steps: Sequence[tuple], weights: Sequence[tf.Tensor], x: tf.Tensor) -> tf.Tensor:
     for step in steps:
       if step[0] == 'conv':
         x = tf.nn.relu(_convolved(x, weights[step[1]], step[2]) + weights[step[1] + 1][:, None, None, None, :])
@@ -102,7 +102,7 @@ class StackedModel:
     return x
 
 
-def _convolved(x, kernel, padding):
+def _convolved(x: tf.Tensor, kernel: tf.Tensor, padding: str) -> tf.Tensor:
   """The 3x3 convolutions of [T, B, H, W, C] with kernels [T, 3, 3, C, F] (or one kernel, [1, 3, 3, C, F])."""
   if kernel.shape[0] == 1:
     merged = tf.reshape(x, [-1, *x.shape[2:]])
@@ -120,7 +120,7 @@ def _convolved(x, kernel, padding):
   return tf.reshape(out, [t, b, height, width, kernel.shape[-1]])
 
 
-def _pooled(x):
+def _pooled(x: tf.Tensor) -> tf.Tensor:
   """Maxima over 2x2 squares. A last odd row or column is left out, as Keras leaves it out."""
   t, b, h, w, c = x.shape
   x = x[:, :, : h // 2 * 2, : w // 2 * 2]

@@ -74,7 +74,7 @@ class About:
   secure_sum: str = ''
   stretches: tuple[Any, ...] = ()
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     for name in (*_TEXTS, *_MAY_BE_EMPTY):
       value = getattr(self, name)
       if isinstance(value, str):

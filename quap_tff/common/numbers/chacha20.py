@@ -49,7 +49,7 @@ def blocks(key: tf.Tensor, nonces: tf.Tensor, count: Any, first: int = 0) -> tf.
   last = tf.concat([counters[tf.newaxis], tf.repeat(tf.transpose(nonces), count, axis=1)], axis=0)
   rows = (columns(_CONSTANTS), columns(words[0]), columns(words[1]), last)
 
-  def double_round(index, a, b, c, d):
+  def double_round(index: tf.Tensor, a: tf.Tensor, b: tf.Tensor, c: tf.Tensor, d: tf.Tensor) -> tuple[tf.Tensor, ...]:
     a, b, c, d = _quarter_rounds(a, b, c, d)
     a, b, c, d = _quarter_rounds(a, tf.roll(b, -1, 0), tf.roll(c, -2, 0), tf.roll(d, -3, 0))
     return index + 1, a, tf.roll(b, 1, 0), tf.roll(c, 2, 0), tf.roll(d, 3, 0)
@@ -83,7 +83,9 @@ def nonce(*parts: Any) -> tf.Tensor:
   return tf.stack([tf.cast(part, tf.uint32) for part in padded])
 
 
-def _quarter_rounds(a, b, c, d):
+def _quarter_rounds(
+  a: tf.Tensor, b: tf.Tensor, c: tf.Tensor, d: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
   a = a + b
   d = _rotated(tf.bitwise.bitwise_xor(d, a), 16)
   c = c + d
@@ -95,6 +97,6 @@ def _quarter_rounds(a, b, c, d):
   return a, b, c, d
 
 
-def _rotated(words, bits):
+def _rotated(words: tf.Tensor, bits: int) -> tf.Tensor:
   # A product and a sum modulo 2^32 are faster in TensorFlow than a shift and an "or".
   return words * tf.constant(2**bits, tf.uint32) + tf.bitwise.right_shift(words, tf.constant(32 - bits, tf.uint32))

@@ -34,7 +34,7 @@ def down(value: float, digits: int = 4) -> str:
   return _text(value, digits, decimal.ROUND_FLOOR)
 
 
-def _text(value, digits, rounding):
+def _text(value: float, digits: int, rounding: str) -> str:
   value = float(value)
   if math.isnan(value):
     raise ValueError('A bound must be a number, found NaN: an error in the account that it comes from.')
@@ -44,5 +44,5 @@ def _text(value, digits, rounding):
   return f'{float(rounded):.{digits}g}'
 
 
-def _decimal(value):
+def _decimal(value: float) -> decimal.Decimal:
   return decimal.Context(prec=15).create_decimal(repr(value))

@@ -38,7 +38,7 @@ class Sampler(checks.Checked):
   secret: bool = False
   reason: str = 'nothing is known of how the cohorts are drawn'
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     super().__post_init__()
     for name, kind, needs in (('rates', 'bernoulli', 'needs'), ('cohort_size', 'fixed_size', 'needs a')):
       is_given = getattr(self, name) is not None

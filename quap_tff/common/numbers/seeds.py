@@ -6,7 +6,7 @@ A seed that is not given comes from the operating system, see `entropy`.
 from __future__ import annotations
 
 import secrets
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import numpy as np
 
@@ -61,6 +61,6 @@ def normal(seed: tf.Tensor, shape: Any) -> tf.Tensor:
   return tf.raw_ops.StatelessRandomNormalV2(shape=shape, dtype=tf.float64, **_philox(seed))
 
 
-def _philox(seed):
+def _philox(seed: tf.Tensor) -> dict[str, Union[int, tf.Tensor]]:
   key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seed)
   return dict(key=key, counter=counter, alg=tf.random.Algorithm.PHILOX.value)

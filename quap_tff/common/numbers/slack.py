@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple, Union
 
 import numpy as np
 
@@ -25,7 +25,7 @@ class Slack(NamedTuple):
   epsilon: float = 0.0
   delta: float = 0.0
 
-  def of(self, mu: Any, delta: float) -> Any:
+  def of(self, mu: Union[float, np.ndarray], delta: float) -> np.ndarray:
     """The ε of μ-GDP with this slack: float64s; 0 where μ is 0."""
     return tradeoff.epsilon_of(mu, delta - self.delta) + self.epsilon * (np.asarray(mu) > 0)
 

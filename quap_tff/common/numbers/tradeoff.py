@@ -7,7 +7,7 @@ Here it is evaluated in logarithms, for every δ that a float can hold, and ever
 
 import functools
 import math
-from typing import Any
+from typing import Optional, Union
 
 import numpy as np
 
@@ -32,7 +32,7 @@ _SQRT_HALF_PI = math.sqrt(math.pi / 2)
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
-def log_delta(epsilon: Any, mu: Any) -> np.ndarray:
+def log_delta(epsilon: Union[float, np.ndarray], mu: Union[float, np.ndarray]) -> np.ndarray:
   """ln δ(ε), an upper bound that is tight to about 1e-14 of the larger of the two terms.
 
   With x = ε/μ and Mills' ratio R(t) = Φ(-t)/φ(t), δ = φ(x - μ/2)·(R(x - μ/2) - R(x + μ/2)): nothing overflows or
@@ -52,7 +52,7 @@ def log_delta(epsilon: Any, mu: Any) -> np.ndarray:
   return _log_delta(*np.broadcast_arrays(epsilon, mu))
 
 
-def _log_delta(epsilon, mu):
+def _log_delta(epsilon: np.ndarray, mu: np.ndarray) -> np.ndarray:
   inside = (mu > 0) & np.isfinite(mu)
   safe_mu = np.where(inside, mu, 1.0)
   x = epsilon / safe_mu
@@ -69,7 +69,7 @@ def _log_delta(epsilon, mu):
   return np.where(inside, result, np.where(mu > 0, 0.0, -np.inf))
 
 
-def epsilon_of(mu: Any, delta: Any) -> np.ndarray:
+def epsilon_of(mu: Union[float, np.ndarray], delta: Union[float, np.ndarray]) -> np.ndarray:
   """The smallest ε >= 0 with δ(ε) <= δ, rounded up by at most `RELATIVE_MARGIN`.
 
   Args:
@@ -90,7 +90,7 @@ def epsilon_of(mu: Any, delta: Any) -> np.ndarray:
   return _epsilon_of(mu, delta)
 
 
-def _epsilon_of(mu, delta):
+def _epsilon_of(mu: np.ndarray, delta: np.ndarray) -> np.ndarray:
   mu, delta = np.broadcast_arrays(mu, delta)
   finite = np.isfinite(mu)
   safe_mu = np.where(finite, mu, 1.0)
@@ -119,7 +119,7 @@ def mu_at_most(epsilon: float, delta: float) -> float:
   return low
 
 
-def mu_of(epsilon: Any, delta: float) -> np.ndarray:
+def mu_of(epsilon: Union[float, np.ndarray], delta: float) -> np.ndarray:
   """As `mu_at_most` for many ε >= 0, to a share of 2e-11: the most that was spent, if an ε at δ is all that is known.
 
   Args:
@@ -143,7 +143,9 @@ def mu_of(epsilon: Any, delta: float) -> np.ndarray:
   return low * (1 - _MU_MARGIN)
 
 
-def _checked(name, values, *, above=None, below=None):
+def _checked(
+  name: str, values: Union[float, np.ndarray], *, above: Optional[float] = None, below: Optional[float] = None
+) -> np.ndarray:
   """float64 `values`; raises `ValueError` unless all are numbers, at least 0 or above `above`, and below `below`."""
   values = np.asarray(values, np.float64)
   good = values >= 0 if above is None else values > above
@@ -156,10 +158,10 @@ def _checked(name, values, *, above=None, below=None):
   return values
 
 
-def _mills(t):
+def _mills(t: np.ndarray) -> np.ndarray:
   return _SQRT_HALF_PI * special.erfcx(t / math.sqrt(2))
 
 
-def budgets_of(mu: Any, delta: float) -> np.ndarray:
+def budgets_of(mu: Union[float, np.ndarray], delta: float) -> np.ndarray:
   """The ε of rounds with this μ, float64[M], each taken alone at the total δ. In a ledger none of them is 0."""
   return np.maximum(epsilon_of(mu, delta), np.finfo(np.float64).tiny)

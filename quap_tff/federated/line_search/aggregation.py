@@ -7,12 +7,14 @@ A round has three levels of aggregation: ids, updates, losses. So `next` runs in
 """
 
 import collections
-from typing import Any
+from collections.abc import Sequence
+from typing import Callable
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from quap_tff.common import array_types
 from quap_tff.federated import client_ids
 from quap_tff.federated import client_work
 from quap_tff.federated import sums
@@ -57,35 +59,42 @@ class LineSearchAggregationFactory(tff.aggregators.WeightedAggregationFactory):
     state_type = initialize_server.type_signature.result
 
     @tff.tensorflow.computation(weight_type)
-    def report(weight):
+    def report(weight: array_types.Structure) -> array_types.Structure:
       return collections.OrderedDict(client_id=tf.cast(read_client_id(weight), tf.int64))
 
     @tff.tensorflow.computation(state_type, sums.collected_type(id_type))
-    def plan_round(state, reports):
+    def plan_round(state: line_search.ServerState, reports: array_types.Structure) -> line_search.RoundPlan:
       return line_search.plan_round(config, state, reports['client_id'])
 
     plan_type = plan_round.type_signature.result
 
     @tff.tensorflow.computation(plan_type)
-    def announce(plan):
+    def announce(plan: line_search.RoundPlan) -> array_types.Structure:
       return collections.OrderedDict(client_ids=plan.client_ids, weights=plan.weights)
 
     @tff.tensorflow.computation(id_type, announce.type_signature.result)
-    def own_weight(own, message):
+    def own_weight(own: array_types.Structure, message: array_types.Structure) -> tf.Tensor:
       return client_ids.own_value(message['client_ids'], message['weights'], own['client_id'])
 
     @tff.tensorflow.computation(value_type, np.float32)
-    def contribute(update, own):
+    def contribute(update: array_types.Structure, own: tf.Tensor) -> list[tf.Tensor]:
       return line_search.bounded(tf.nest.flatten(update), config.clip, own)
 
     direction_type = contribute.type_signature.result
 
     @tff.tensorflow.computation(state_type, plan_type, direction_type)
-    def direction(state, plan, total):
+    def direction(
+      state: line_search.ServerState, plan: line_search.RoundPlan, total: Sequence[tf.Tensor]
+    ) -> list[tf.Tensor]:
       return line_search.noised_direction(config, state, plan, list(total))
 
     @tff.tensorflow.computation(weights_type, direction_type, examples_type, np.float32)
-    def gains_of_steps(global_weights, step_direction, data, own):
+    def gains_of_steps(
+      global_weights: tff.learning.models.ModelWeights,
+      step_direction: Sequence[tf.Tensor],
+      data: tf.data.Dataset,
+      own: tf.Tensor,
+    ) -> tf.Tensor:
       gains = _build_gains(blank_model_fn(), config.steps)(
         global_weights,
         tf.nest.pack_sequence_as(global_weights.trainable, list(step_direction)),
@@ -96,14 +105,16 @@ class LineSearchAggregationFactory(tff.aggregators.WeightedAggregationFactory):
     specs = tff.types.type_to_tf_tensor_specs(value_type)
 
     @tff.tensorflow.computation(state_type, plan_type, direction_type, gains_of_steps.type_signature.result)
-    def finish_round(state, plan, step_direction, gains):
+    def finish_round(
+      state: line_search.ServerState, plan: line_search.RoundPlan, step_direction: Sequence[tf.Tensor], gains: tf.Tensor
+    ) -> tuple[line_search.ServerState, array_types.Structure, array_types.Structure]:
       step, new_state = line_search.chosen_step(config, state, plan, gains)
       update = [tf.cast(step, d.dtype) * d for d in step_direction]
       measurements = line_search.measurements(config, state, plan, step, new_state)
       return new_state, tf.nest.pack_sequence_as(specs, update), measurements
 
     @tff.federated_computation
-    def init_fn():
+    def init_fn() -> tff.Value:
       return tff.federated_eval(initialize_server, tff.SERVER)
 
     at_clients = (value_type, weight_type, weights_type, examples_type)
@@ -111,7 +122,9 @@ class LineSearchAggregationFactory(tff.aggregators.WeightedAggregationFactory):
     @tff.federated_computation(
       init_fn.type_signature.result, *(tff.FederatedType(one, tff.CLIENTS) for one in at_clients)
     )
-    def next_fn(state, value, weight, global_weights, examples):
+    def next_fn(
+      state: tff.Value, value: tff.Value, weight: tff.Value, global_weights: tff.Value, examples: tff.Value
+    ) -> tff.templates.MeasuredProcessOutput:
       own_ids = tff.federated_map(report, weight)
       plan = tff.federated_map(plan_round, (state, sums.collected(own_ids)))
       message = tff.federated_broadcast(tff.federated_map(announce, plan))
@@ -128,24 +141,37 @@ class LineSearchAggregationFactory(tff.aggregators.WeightedAggregationFactory):
 class Subtraction(tff.learning.optimizers.Optimizer):
   """x <- x - update, without a state: the server's optimizer for updates whose size is chosen already."""
 
-  def initialize(self, specs: Any) -> Any:
+  def initialize(self, specs: array_types.StructureSpec) -> array_types.Structure:
     return ()
 
-  def next(self, state: Any, weights: Any, gradients: Any) -> Any:
+  def next(
+    self, state: array_types.Structure, weights: array_types.Structure, gradients: array_types.Structure
+  ) -> tuple[array_types.Structure, array_types.Structure]:
     return state, tf.nest.map_structure(lambda w, g: w - g, weights, gradients)
 
 
-def _build_gains(model, steps):
+def _build_gains(
+  model: tff.learning.models.VariableModel, steps: Sequence[float]
+) -> Callable[[tff.learning.models.ModelWeights, array_types.Structure, array_types.Structure], tf.Tensor]:
   """A function (weights, direction, examples) -> float32[K]: the mean loss now minus that after each step."""
   variables = tff.learning.models.ModelWeights.from_model(model)
 
-  def loss_after(step, global_weights, step_direction, examples):
+  def loss_after(
+    step: float,
+    global_weights: tff.learning.models.ModelWeights,
+    step_direction: array_types.Structure,
+    examples: array_types.Structure,
+  ) -> tf.Tensor:
     moved = tf.nest.map_structure(lambda w, d: w - step * d, global_weights.trainable, step_direction)
     tf.nest.map_structure(lambda v, w: v.assign(w), variables.trainable, moved)
     return tf.cast(model.forward_pass(examples, training=False).loss, tf.float32)
 
   @tf.function
-  def gains(global_weights, step_direction, examples):
+  def gains(
+    global_weights: tff.learning.models.ModelWeights,
+    step_direction: array_types.Structure,
+    examples: array_types.Structure,
+  ) -> tf.Tensor:
     tf.nest.map_structure(lambda v, w: v.assign(w), variables, global_weights)
     now, *after = (loss_after(step, global_weights, step_direction, examples) for step in (0.0, *steps))
     change = now - tf.stack(after)

@@ -82,7 +82,7 @@ class LineSearchConfig(mechanism.Mechanism):
   lasts: float = 1.2
   noise_seed: Optional[int] = checks.seed_field('noise_seed')
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     super().__post_init__()
     checks.integer('num_clients', self.num_clients, at_least=1, at_most=2**31 - 1)
     checks.number('epsilon', self.epsilon, above=0, at_most=100)
@@ -113,17 +113,20 @@ class LineSearchConfig(mechanism.Mechanism):
     )
 
   def server_parts(
-    self, model_fn: Any, model: Optional[layers_lib.ModelShape], server_optimizer: Any
-  ) -> tuple[Any, Any]:
+    self,
+    model_fn: Optional[mechanism.ModelFn],
+    model: Optional[layers_lib.ModelShape],
+    server_optimizer: mechanism.Optimizer,
+  ) -> tuple[mechanism.AggregationFactory, mechanism.Optimizer]:
     del model, server_optimizer  # The steps are chosen by the losses: the server's optimizer has nothing to choose.
     if model_fn is None:
       raise NotImplementedError("lee_kifer tests steps on the clients' losses: use build_process, not an aggregator.")
     return aggregation.LineSearchAggregationFactory(self, model_fn), aggregation.Subtraction()
 
-  def seen(self, state: Any) -> dict[str, Any]:
+  def seen(self, state: mechanism.State) -> dict[str, Any]:
     return {'weights': state.weights}
 
-  def spent(self, state: Any, metrics: Any, cohort: np.ndarray) -> mechanism.RoundRecord:
+  def spent(self, state: mechanism.State, metrics: mechanism.Measurements, cohort: np.ndarray) -> mechanism.RoundRecord:
     weights = np.asarray(state.weights)[cohort].astype(np.float64)
     multiplier, counts = float(metrics['noise_multiplier']), self.loss_multiplier
     cost = (1 / multiplier**2 if multiplier else np.inf) + 1 / counts**2

@@ -22,6 +22,7 @@ from tensorflow_privacy.privacy.dp_query import nested_query
 from tensorflow_privacy.privacy.dp_query import normalized_query
 from tensorflow_privacy.privacy.dp_query import quantile_adaptive_clip_sum_query
 
+from quap_tff.common import array_types
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import layers as layers_lib
 
@@ -49,12 +50,12 @@ class StockAggregator(NamedTuple):
   value_noise_multiplier: float
   clients_per_round: float
   factory: Callable[[tff.Type], tff.aggregators.UnweightedAggregationFactory]
-  clipping_norms: Callable[[Any], list[tf.Tensor]]
+  clipping_norms: Callable[[array_types.Structure], list[tf.Tensor]]
   clip: Optional[float] = None
   has_one_sigma: bool = True
-  grouped: Callable[[Sequence[Any]], list[Any]] = list
-  kept: Callable[[Any], Any] = lambda query_state: query_state
-  taken_up: Callable[[Any], Any] = lambda kept: kept
+  grouped: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]] = list
+  kept: Callable[[array_types.Structure], array_types.Structure] = lambda query_state: query_state
+  taken_up: Callable[[array_types.Structure], array_types.Structure] = lambda kept: kept
 
   def query(self, record_type: tff.Type) -> Any:
     """The TensorFlow Privacy query inside `factory`, which does all that is private about it. Audits use it."""
@@ -83,7 +84,7 @@ class StockAggregationFactory(tff.aggregators.WeightedAggregationFactory):
     specs = tff.types.type_to_tf_tensor_specs(value_type)
 
     @tff.tensorflow.computation(value_type)
-    def prepare(value):
+    def prepare(value: array_types.Structure) -> list[tf.Tensor]:
       update = tf.nest.flatten(value)
       is_bounded = clip_rules.global_norm(update) <= clip_rules.TFF_LARGEST_NORM  # False for NaN.
       return stock.grouped([tf.where(is_bounded, u, tf.zeros_like(u)) for u in update])
@@ -94,20 +95,25 @@ class StockAggregationFactory(tff.aggregators.WeightedAggregationFactory):
     inner_specs = tff.types.type_to_tf_tensor_specs(inner_type)
 
     @tff.tensorflow.computation(inner_type)
-    def keep(inner_state):
+    def keep(inner_state: array_types.Structure) -> array_types.Structure:
       return collections.OrderedDict(round=tf.constant(0), query=stock.kept(inner_state.query_state))
 
     state_type = keep.type_signature.result
 
     @tff.tensorflow.computation(state_type)
-    def take_up(state):
+    def take_up(state: array_types.Structure) -> array_types.Structure:
       event = tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), inner_specs.dp_event)
       return inner_specs._replace(query_state=stock.taken_up(state['query']), dp_event=event, is_init_state=False)
 
     output_type = inner.next.type_signature.result
 
     @tff.tensorflow.computation(state_type, output_type.state.member, output_type.result.member, np.int32)
-    def finish(state, inner_state, aggregate, cohort_size):
+    def finish(
+      state: array_types.Structure,
+      inner_state: array_types.Structure,
+      aggregate: array_types.Structure,
+      cohort_size: tf.Tensor,
+    ) -> tuple[array_types.Structure, array_types.Structure, array_types.Structure]:
       counts = tf.logical_or(noises_empty_rounds, cohort_size > 0)
       query = tf.nest.map_structure(
         lambda before, after: tf.where(counts, after, before), state['query'], stock.kept(inner_state.query_state)
@@ -121,7 +127,7 @@ class StockAggregationFactory(tff.aggregators.WeightedAggregationFactory):
       return new_state, tf.nest.pack_sequence_as(specs, mean), measurements
 
     @tff.federated_computation
-    def init_fn():
+    def init_fn() -> tff.Value:
       return tff.federated_map(keep, inner.initialize())
 
     @tff.federated_computation(
@@ -129,7 +135,7 @@ class StockAggregationFactory(tff.aggregators.WeightedAggregationFactory):
       tff.FederatedType(value_type, tff.CLIENTS),
       tff.FederatedType(weight_type, tff.CLIENTS),
     )
-    def next_fn(state, value, weight):
+    def next_fn(state: tff.Value, value: tff.Value, weight: tff.Value) -> tff.templates.MeasuredProcessOutput:
       del weight
       output = inner.next(tff.federated_map(take_up, state), tff.federated_map(prepare, value))
       cohort_size = tff.federated_sum(tff.federated_value(np.int32(1), tff.CLIENTS))
@@ -207,7 +213,7 @@ def tree(noise_multiplier: float, clients_per_round: float, clip: float, rounds:
   """See `mechanism.DpFtrl`, for up to `rounds` rounds. The state, hence a checkpoint, holds the seed."""
   levels = (rounds + 1).bit_length()
 
-  def factory(record_type):
+  def factory(record_type: tff.Type) -> tff.aggregators.UnweightedAggregationFactory:
     return _Factory.tree_aggregation(
       noise_multiplier=noise_multiplier,
       clients_per_round=clients_per_round,
@@ -216,7 +222,9 @@ def tree(noise_multiplier: float, clients_per_round: float, clip: float, rounds:
       noise_seed=seed,
     )
 
-  def of_buffers(query_state, function):
+  def of_buffers(
+    query_state: array_types.Structure, function: Callable[[tf.Tensor, float, array_types.Structure], tf.Tensor]
+  ) -> array_types.Structure:
     numerator = query_state.numerator_state
     found = numerator.tree_state
     moved = found._replace(
@@ -226,12 +234,12 @@ def tree(noise_multiplier: float, clients_per_round: float, clip: float, rounds:
     return query_state._replace(numerator_state=numerator._replace(tree_state=moved))
 
   # The tree's buffers hold a row for each open node, more and fewer of them from round to round.
-  def padded(rows, value, found):
+  def padded(rows: tf.Tensor, value: float, found: array_types.Structure) -> tf.Tensor:
     missing = levels - tf.size(found.level_buffer_idx)
     whole = tf.pad(rows, [[0, missing]] + [[0, 0]] * (rows.shape.rank - 1), constant_values=value)
     return tf.ensure_shape(whole, [levels] + rows.shape[1:])
 
-  def used(rows, value, found):
+  def used(rows: tf.Tensor, value: float, found: array_types.Structure) -> tf.Tensor:
     return rows[: tf.reduce_sum(tf.cast(found.level_buffer_idx >= 0, tf.int32))]
 
   return StockAggregator(

@@ -14,7 +14,7 @@ whose record is added or removed. Layer by layer, each of L layers has z·√L.
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import dataclasses
 import secrets
 from typing import Any, NamedTuple, Optional, TYPE_CHECKING
@@ -126,7 +126,7 @@ class StockConfig(checks.Checked, abc.ABC):
   clips_each_layer = False
   noises_empty_rounds = True
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     super().__post_init__()
     self.clip_rule()
 
@@ -195,12 +195,15 @@ class Stock(mechanism.Configured):
     return self.stock.stock_aggregator(self, model.layers if model is not None else ())
 
   def server_parts(
-    self, model_fn: Any, model: Optional[layers_lib.ModelShape], server_optimizer: Any
-  ) -> tuple[Any, Any]:
+    self,
+    model_fn: Optional[mechanism.ModelFn],
+    model: Optional[layers_lib.ModelShape],
+    server_optimizer: mechanism.Optimizer,
+  ) -> tuple[mechanism.AggregationFactory, mechanism.Optimizer]:
     factory = aggregation.StockAggregationFactory(self.aggregator_of(model), self.stock.noises_empty_rounds)
     return factory, server_optimizer
 
-  def measured(self, measurements: Mapping[str, Any], model: Optional[layers_lib.ModelShape]) -> dict[str, Any]:
+  def measured(self, measurements: mechanism.Measurements, model: Optional[layers_lib.ModelShape]) -> dict[str, Any]:
     stock, anybody = self.aggregator_of(model), measurements['cohort_size'] > 0
     norms = np.asarray(measurements['clipping_norms'], np.float64)
     row: dict[str, Any] = dict(
@@ -214,16 +217,16 @@ class Stock(mechanism.Configured):
       row.update((f'clipping_norm_{layer.name}', norm) for layer, norm in zip(model.layers, norms))
     return row
 
-  def seen(self, state: Any) -> dict[str, Any]:
+  def seen(self, state: mechanism.State) -> dict[str, Any]:
     return {}
 
-  def spent(self, state: Any, metrics: Any, cohort: np.ndarray) -> mechanism.RoundRecord:
+  def spent(self, state: mechanism.State, metrics: mechanism.Measurements, cohort: np.ndarray) -> mechanism.RoundRecord:
     return self._cost(int(metrics['round']), cohort, float(np.linalg.norm(metrics['clipping_norms'])))
 
   def planned(self, cohorts: Sequence[np.ndarray]) -> list[mechanism.RoundRecord]:
     return [self._cost(round_num, cohort, 1.0) for round_num, cohort in enumerate(cohorts, 1)]
 
-  def _cost(self, round_num, cohort, clipping_norm):
+  def _cost(self, round_num: int, cohort: np.ndarray, clipping_norm: float) -> mechanism.RoundRecord:
     is_noised = self.stock.noises_empty_rounds or len(cohort)
     return mechanism.RoundRecord(
       cohort=cohort,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 import dataclasses
 import math
-from typing import Any, Optional
+from typing import Optional
 
 import numpy as np
 
+from quap_tff.common import array_types
 from quap_tff.common import lazy
 from quap_tff.common.numbers import slack as slacks
 from quap_tff.mechanisms import mechanism
@@ -37,7 +38,7 @@ class CertifiedConfig(guarantee.GuaranteeConfig):
   correlation: correlations.Correlation = correlations.Ar1()
   weights: weight_rules.WeightRule = weight_rules.Online()
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     super().__post_init__()
     if isinstance(self.correlation, correlations.Held):
       raise ValueError(
@@ -70,7 +71,7 @@ class CertifiedConfig(guarantee.GuaranteeConfig):
 
   def settled(
     self,
-    cohorts: Sequence[Any],
+    cohorts: Sequence[array_types.Ids],
     averaging: postprocessing.Averaging = postprocessing.LastIterate(),
     min_separation: Optional[int] = None,
   ) -> guarantee.Planned:
@@ -98,7 +99,7 @@ class Certified(guarantee.Guarantee, CertifiedConfig):
   def mechanism_class(self) -> type[Certified]:
     return type(self)
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     super().__post_init__()
     if self.correlation.num_buffers and self.noise_scale(1) != self.noise_scale(self.num_rounds or 1):
       raise ValueError('Under correlated noise all rounds have one scale of noise. Give correlation=Independent().')
@@ -130,15 +131,15 @@ class Certified(guarantee.Guarantee, CertifiedConfig):
       object.__setattr__(self, 'planned_costs', tuple(costs.tolist()))
 
   def simulated(
-    self, cohorts: Sequence[Any], kept: Sequence[Optional[np.ndarray]] = ()
+    self, cohorts: Sequence[array_types.Ids], kept: Sequence[Optional[np.ndarray]] = ()
   ) -> list[guarantee.PlannedRound]:
     return planning.simulated(self, cohorts, kept)
 
-  def rounds_left(self, round_num: Any) -> Any:
+  def rounds_left(self, round_num: array_types.Numbers) -> array_types.Numbers:
     """T - t, the planned rounds after round t; +inf if no number of rounds is planned."""
     return math.inf if self.num_rounds is None else self.num_rounds - round_num
 
-  def _grid(self, num_weights):
+  def _grid(self, num_weights: int) -> integers.Grid:
     return integers.Grid(self.noise_multiplier, num_weights, self.correlation, self.num_rounds)
 
   def slack(self, num_weights: int) -> slacks.Slack:

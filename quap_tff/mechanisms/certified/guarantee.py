@@ -6,10 +6,11 @@ import abc
 from collections.abc import Sequence
 import dataclasses
 import math
-from typing import Any, ClassVar, NamedTuple, Optional, TYPE_CHECKING, TypeVar
+from typing import Any, ClassVar, NamedTuple, Optional, TYPE_CHECKING, TypeVar, Union
 
 import numpy as np
 
+from quap_tff.common import array_types
 from quap_tff.common import checks
 from quap_tff.common import registry
 from quap_tff.common.numbers import rounding
@@ -115,7 +116,7 @@ class GuaranteeConfig(mechanism.Configuration):
     @property
     def correlation(self) -> correlations.Correlation: ...
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     super().__post_init__()
     if not isinstance(self.correlation, correlations.Correlation):
       raise TypeError(
@@ -127,7 +128,7 @@ class GuaranteeConfig(mechanism.Configuration):
     self._check_own_epsilon()
     self._check_spent_before()
 
-  def _check_own_epsilon(self):
+  def _check_own_epsilon(self) -> None:
     if self.own_epsilon is None:
       return
     own = checks.numbers_of_clients('own_epsilon', self.own_epsilon, self.num_clients)
@@ -159,7 +160,7 @@ class GuaranteeConfig(mechanism.Configuration):
       )
     object.__setattr__(self, 'spent_before', tuple(spent.tolist()) if spent.any() else None)
 
-  def _check_clip(self):
+  def _check_clip(self) -> None:
     if self.clip is None:
       return
     if not isinstance(self.clip, clip_rules.ClipRule):
@@ -195,7 +196,7 @@ class GuaranteeConfig(mechanism.Configuration):
   @abc.abstractmethod
   def settled(
     self,
-    cohorts: Sequence[Any],
+    cohorts: Sequence[array_types.Ids],
     averaging: postprocessing.Averaging = postprocessing.LastIterate(),
     min_separation: Optional[int] = None,
   ) -> Planned:
@@ -212,7 +213,7 @@ class GuaranteeConfig(mechanism.Configuration):
         for a round or for the noised counts of all its rounds, or if the schedule does not keep what is promised.
     """
 
-  def noise_scale(self, round_num: Any) -> Any:
+  def noise_scale(self, round_num: array_types.Numbers) -> array_types.Numbers:
     """f_t >= 1, a public function of t (from 1, a number or a tensor): round t draws noise of f_t·z·C_t.
 
     A subclass may say another scale, under independent noise. In NumPy and in TensorFlow it must be the same float64.
@@ -221,9 +222,9 @@ class GuaranteeConfig(mechanism.Configuration):
     return 1.0
 
   @property
-  def limit(self) -> Any:
+  def limit(self) -> Union[float, np.ndarray]:
     """The most μ² that each client may spend, after what it has spent before: a number or float64[N]."""
-    found: Any = self._limit_of(self.epsilon)
+    found: Union[float, np.ndarray] = self._limit_of(self.epsilon)
     if self.own_epsilon is not None:
       found = np.array([self._limit_of(own) for own in self.own_epsilon], np.float64)
     return found if self.spent_before is None else privacy_filter.left_of(found, self.spent_before)
@@ -288,7 +289,7 @@ class Guarantee(GuaranteeConfig, mechanism.Mechanism):
   divisor: float = checks.number_field('divisor', above=0)
   clip: clip_rules.ClipRule = clip_rules.Fixed(1.0)
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     super().__post_init__()
     if not self.correlation.is_settled:
       raise ValueError(
@@ -311,13 +312,17 @@ class Guarantee(GuaranteeConfig, mechanism.Mechanism):
       correlation=self.correlation,
     )
 
-  def prices_of(self, prices: privacy_filter.Prices, client_ids: Any, round_num: Any) -> privacy_filter.Prices:
+  def prices_of(
+    self, prices: privacy_filter.Prices, client_ids: array_types.Array, round_num: array_types.Numbers
+  ) -> privacy_filter.Prices:
     """The prices of round t for some clients, int64[M], by `noise_scale`."""
     own = privacy_filter.prices_of(prices, client_ids)
     return own._replace(noise_multiplier=own.noise_multiplier * self.noise_scale(round_num))
 
   @abc.abstractmethod
-  def simulated(self, cohorts: Sequence[Any], kept: Sequence[Optional[np.ndarray]] = ()) -> list[PlannedRound]:
+  def simulated(
+    self, cohorts: Sequence[array_types.Ids], kept: Sequence[Optional[np.ndarray]] = ()
+  ) -> list[PlannedRound]:
     """The weights under a schedule, round by round.
 
     Args:
@@ -327,7 +332,7 @@ class Guarantee(GuaranteeConfig, mechanism.Mechanism):
         to round where a budget is nearly spent.
     """
 
-  def allowed(self, cohorts: Sequence[Any], kept: Sequence[np.ndarray], cohort: np.ndarray) -> np.ndarray:
+  def allowed(self, cohorts: Sequence[array_types.Ids], kept: Sequence[np.ndarray], cohort: np.ndarray) -> np.ndarray:
     """The weights that clients would have in the next round, float32[M].
 
     Args:
@@ -354,7 +359,7 @@ class Guarantee(GuaranteeConfig, mechanism.Mechanism):
     return grid
 
   @abc.abstractmethod
-  def _grid(self, num_weights): ...
+  def _grid(self, num_weights: int) -> integers.Grid: ...
 
   @property
   def most_releases(self) -> int:
@@ -381,10 +386,10 @@ class Guarantee(GuaranteeConfig, mechanism.Mechanism):
   def _smallest_epsilon(self) -> float:
     return min(self.own_epsilon or (self.epsilon,))
 
-  def seen(self, state: Any) -> dict[str, Any]:
+  def seen(self, state: mechanism.State) -> dict[str, Any]:
     return {'weights': state.weights}
 
-  def spent(self, state: Any, metrics: Any, cohort: np.ndarray) -> mechanism.RoundRecord:
+  def spent(self, state: mechanism.State, metrics: mechanism.Measurements, cohort: np.ndarray) -> mechanism.RoundRecord:
     weights = np.asarray(state.weights)[cohort].astype(np.float64)
     return self.cost(cohort, weights, float(metrics['clipping_norm']), int(state.round))
 
@@ -411,6 +416,6 @@ class Guarantee(GuaranteeConfig, mechanism.Mechanism):
       clipping_norm=clipping_norm,
     )
 
-  def _mu(self, weights, noise_multiplier):
+  def _mu(self, weights: np.ndarray, noise_multiplier: float) -> np.ndarray:
     """The μ of a round, taken alone, for these weights."""
     return np.sqrt((weights / noise_multiplier) ** 2 + self._count_cost * (weights > 0))

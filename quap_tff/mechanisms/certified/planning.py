@@ -15,10 +15,11 @@ makes noise cancel in part, but each participation affects more releases. The ch
 from collections.abc import Iterator, Sequence
 import dataclasses
 import math
-from typing import Any, Optional
+from typing import Optional
 
 import numpy as np
 
+from quap_tff.common import array_types
 from quap_tff.common import checks
 from quap_tff.common import registry
 from quap_tff.common.numbers import arrays
@@ -26,6 +27,7 @@ from quap_tff.mechanisms.certified import config as configs
 from quap_tff.mechanisms.certified import guarantee
 from quap_tff.mechanisms.certified import privacy_filter
 from quap_tff.mechanisms.certified import weight_rules
+from quap_tff.mechanisms.noise import correlation as correlations
 from quap_tff.mechanisms.parts import participation as participations
 from quap_tff.mechanisms.parts import postprocessing
 
@@ -47,7 +49,7 @@ _TOO_MANY_COUNTS = (
 
 def calibrated(
   config: configs.CertifiedConfig,
-  cohorts: Sequence[Any],
+  cohorts: Sequence[array_types.Ids],
   averaging: postprocessing.Averaging = postprocessing.LastIterate(),
   min_separation: Optional[int] = None,
 ) -> guarantee.Planned:
@@ -71,7 +73,7 @@ def calibrated(
   releases = [cohort for cohort in cohorts if len(cohort)]
   if not releases:
     raise ValueError('Nobody takes part in any of the planned rounds, so no noise and no divisor can be chosen.')
-  if config.spent_before is not None and not config.limit[np.unique(np.concatenate(releases))].any():
+  if config.spent_before is not None and not np.asarray(config.limit)[np.unique(np.concatenate(releases))].any():
     raise ValueError(guarantee.NOTHING_LEFT)
   bounds = participation_bounds(releases, config.num_clients, min_separation)
   found = config.correlation.candidates(len(releases), *bounds)
@@ -81,7 +83,7 @@ def calibrated(
   return _chosen(config, found[0], cohorts, averages, bounds, _MOST_CANDIDATES)[1]
 
 
-def share_of_ceiling(planned: guarantee.Planned, cohorts: Sequence[Any]) -> float:
+def share_of_ceiling(planned: guarantee.Planned, cohorts: Sequence[array_types.Ids]) -> float:
   """The signal-to-noise ratio of what is published, as a share of what no Gaussian mechanism can exceed.
 
       Σ_t v_t·Σ_i w_i(t) / √(vᵀΣv)  ≤  Σ_i μ_i
@@ -104,7 +106,14 @@ def share_of_ceiling(planned: guarantee.Planned, cohorts: Sequence[Any]) -> floa
   return float(published @ sums / math.sqrt(published @ covariance @ published) / ceiling)
 
 
-def _chosen(config, correlation, cohorts, averages, bounds, num_candidates) -> tuple[float, guarantee.Planned]:
+def _chosen(
+  config: configs.CertifiedConfig,
+  correlation: correlations.Correlation,
+  cohorts: Sequence[np.ndarray],
+  averages: Sequence[postprocessing.Averaging],
+  bounds: tuple[int, int],
+  num_candidates: int,
+) -> tuple[float, guarantee.Planned]:
   """J, and the best noise multiplier and average under a settled correlation."""
   mechanism = _mechanism(config, correlation, cohorts)
   if config.noise_multiplier is not None:
@@ -131,12 +140,14 @@ def _chosen(config, correlation, cohorts, averages, bounds, num_candidates) -> t
   return objective, guarantee.Planned(mechanism, average)
 
 
-def _scales(config, num_rounds) -> np.ndarray:
+def _scales(config: guarantee.GuaranteeConfig, num_rounds: int) -> np.ndarray:
   """f_t of each round, float64[T]."""
   return np.array([config.noise_scale(number) for number in range(1, num_rounds + 1)], np.float64)
 
 
-def _mechanism(config, correlation, cohorts) -> configs.Certified:
+def _mechanism(
+  config: configs.CertifiedConfig, correlation: correlations.Correlation, cohorts: Sequence[np.ndarray]
+) -> configs.Certified:
   """The mechanism with this correlation, and with 1 as its noise multiplier or divisor if that is not given."""
   values = {**registry.parameter_values(config), 'correlation': correlation}
   values.update({name: 1.0 for name in ('noise_multiplier', 'divisor') if values[name] is None})
@@ -149,7 +160,7 @@ def _mechanism(config, correlation, cohorts) -> configs.Certified:
   return config.mechanism_class(**values)
 
 
-def _worst_case_multiplier(config, cohorts, bounds) -> float:
+def _worst_case_multiplier(config: configs.Certified, cohorts: Sequence[np.ndarray], bounds: tuple[int, int]) -> float:
   """The noise multiplier for the worst case of public bounds.
 
   Under it, no client exceeds its budget if it takes part at most as often, and at intervals at least as long, as the
@@ -187,7 +198,7 @@ def participation_bounds(
   return -(-len(releases) // min_separation), min_separation
 
 
-def _candidates(config, cohorts, count) -> np.ndarray:
+def _candidates(config: configs.Certified, cohorts: Sequence[np.ndarray], count: int) -> np.ndarray:
   """float64, descending: multipliers at which some client's budget lasts exactly until its last planned round."""
   free = config.prices._replace(limit=_NO_LIMIT, noise_multiplier=1.0, count_cost=0.0)
   members, rounds = np.unique(np.concatenate(cohorts), return_counts=True)
@@ -205,7 +216,7 @@ def _candidates(config, cohorts, count) -> np.ndarray:
 
 
 def simulated(
-  config: configs.Certified, cohorts: Sequence[Any], kept: Sequence[Optional[np.ndarray]] = ()
+  config: configs.Certified, cohorts: Sequence[array_types.Ids], kept: Sequence[Optional[np.ndarray]] = ()
 ) -> list[guarantee.PlannedRound]:
   """See `guarantee.Guarantee.simulated`."""
   rounds, largest, prices = [], 0.0, config.prices
@@ -216,7 +227,7 @@ def simulated(
   return rounds
 
 
-def _weight_sums(config, multipliers, cohorts) -> np.ndarray:
+def _weight_sums(config: configs.Certified, multipliers: np.ndarray, cohorts: Sequence[np.ndarray]) -> np.ndarray:
   """Σ_i w_i(t) for each of Z noise multipliers, float64[Z, T]."""
   sums = np.zeros([len(multipliers), len(cohorts)])
   members = min(config.num_clients, sum(map(len, cohorts)))
@@ -232,7 +243,7 @@ def _weight_sums(config, multipliers, cohorts) -> np.ndarray:
 def _run(
   config: configs.Certified,
   prices: privacy_filter.Prices,
-  cohorts: Sequence[Any],
+  cohorts: Sequence[array_types.Ids],
   kept: Sequence[Optional[np.ndarray]] = (),
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
   """Yields the weights of each round's cohort and what it has spent: [M], or [Z, M] if prices have Z noise multipliers.
@@ -264,11 +275,11 @@ def _run(
 def round_view(
   config: configs.Certified,
   prices: privacy_filter.Prices,
-  participation: Any,
+  participation: array_types.Structure,
   accounts: privacy_filter.Accounts,
-  release: Any,
-  round_num: Any,
-  client_ids: Any,
+  release: array_types.Numbers,
+  round_num: array_types.Numbers,
+  client_ids: array_types.Array,
 ) -> weight_rules.RoundView:
   """What a weight rule gets to know about a round.
 
@@ -290,7 +301,7 @@ def round_view(
     )
   budget_shares = 1.0
   if config.own_epsilon is not None:
-    limits = config.limit
+    limits = np.asarray(config.limit)
     budget_shares = arrays.take(limits / limits.max(), client_ids)
   return weight_rules.RoundView(
     prices=prices,

@@ -19,10 +19,11 @@ does not see that their releases add up.
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from quap_tff.common import array_types
 from quap_tff.common.numbers import arrays
 from quap_tff.common.numbers import tradeoff
 from quap_tff.mechanisms.noise import correlation as correlations
@@ -52,8 +53,8 @@ class Prices(NamedTuple):
     correlation: The correlation of the noise.
   """
 
-  limit: Any
-  noise_multiplier: Any
+  limit: array_types.Numbers
+  noise_multiplier: array_types.Numbers
   count_cost: float
   correlation: correlations.Correlation = correlations.Independent()
 
@@ -68,9 +69,9 @@ class Accounts(NamedTuple):
     latest: int64[..., N], s, counted from 0; 0 for a client that was in no release.
   """
 
-  spent: Any
-  sums: list[Any]
-  latest: Any
+  spent: array_types.Array
+  sums: list[array_types.Array]
+  latest: array_types.Array
 
 
 class Standing(NamedTuple):
@@ -81,8 +82,8 @@ class Standing(NamedTuple):
     sums: For each buffer, float64[..., M]: the clients' sums as they are just before this release.
   """
 
-  left: Any
-  sums: list[Any]
+  left: array_types.Numbers
+  sums: list[array_types.Array]
 
 
 @functools.cache
@@ -91,7 +92,7 @@ def limit_of(epsilon: float, delta: float) -> float:
   return (1 - SLACK) * tradeoff.mu_at_most(epsilon, delta) ** 2
 
 
-def left_of(limit: Any, spent_before: Any) -> np.ndarray:
+def left_of(limit: array_types.Numbers, spent_before: array_types.Numbers) -> np.ndarray:
   """float64[N], what is left of limits for clients whose releases before have cost `spent_before`; at least 0.
 
   Those releases and the ones that follow are one path of theorems 1 and 2. So a filter with these limits keeps the sum
@@ -100,7 +101,7 @@ def left_of(limit: Any, spent_before: Any) -> np.ndarray:
   return np.maximum(limit - np.asarray(spent_before, np.float64), 0.0)
 
 
-def share_of(limit: Any, spent: Any) -> Any:
+def share_of(limit: array_types.Numbers, spent: array_types.Numbers) -> array_types.Array:
   """The share of their limits (NumPy's) that accounts have spent, elementwise; 0 where nothing is left to spend."""
   return spent / np.maximum(limit, np.finfo(np.float64).tiny)
 
@@ -114,24 +115,24 @@ def opened(num_clients: int, num_buffers: int, leading: tuple[int, ...] = ()) ->
   )
 
 
-def prices_of(prices: Prices, client_ids: Any) -> Prices:
+def prices_of(prices: Prices, client_ids: array_types.Array) -> Prices:
   """The prices with the limits of some clients, int64[M], where each client has a limit of its own."""
   return prices if np.ndim(prices.limit) == 0 else prices._replace(limit=arrays.take(prices.limit, client_ids))
 
 
-def accounts_of(accounts: Accounts, client_ids: Any) -> Accounts:
+def accounts_of(accounts: Accounts, client_ids: array_types.Array) -> Accounts:
   """The accounts of some clients, int64[M], as NumPy arrays."""
   sums = [one[..., client_ids] for one in accounts.sums]
   return Accounts(accounts.spent[..., client_ids], sums, accounts.latest[..., client_ids])
 
 
-def put(accounts: Accounts, client_ids: Any, own: Accounts) -> None:
+def put(accounts: Accounts, client_ids: array_types.Array, own: Accounts) -> None:
   """Writes the accounts of some clients back into NumPy arrays."""
   for whole, part in zip((accounts.spent, accounts.latest, *accounts.sums), (own.spent, own.latest, *own.sums)):
     whole[..., client_ids] = part
 
 
-def standing(prices: Prices, accounts: Accounts, release: Any) -> Standing:
+def standing(prices: Prices, accounts: Accounts, release: array_types.Numbers) -> Standing:
   """What the accounts of a round's clients hold before a release.
 
   Args:
@@ -144,7 +145,7 @@ def standing(prices: Prices, accounts: Accounts, release: Any) -> Standing:
   return Standing(prices.limit - accounts.spent, prices.correlation.faded(accounts.sums, elapsed))
 
 
-def weight_for(room: Any, unit: Any, cross: Any) -> Any:
+def weight_for(room: array_types.Numbers, unit: array_types.Numbers, cross: array_types.Numbers) -> array_types.Array:
   """The largest w ≥ 0 with unit·w² + 2·cross·w ≤ room; 0 where there is no room. float64, elementwise."""
   xp = arrays.namespace(room, unit, cross)
   room = xp.maximum(room, 0.0)
@@ -153,7 +154,13 @@ def weight_for(room: Any, unit: Any, cross: Any) -> Any:
   return room / xp.maximum(cross + root, np.finfo(np.float64).tiny)
 
 
-def spend(prices: Prices, accounts: Accounts, release: Any, releases_left: Any, proposed: Any) -> tuple[Any, Accounts]:
+def spend(
+  prices: Prices,
+  accounts: Accounts,
+  release: array_types.Numbers,
+  releases_left: array_types.Numbers,
+  proposed: array_types.Numbers,
+) -> tuple[array_types.Array, Accounts]:
   """What the clients of a round may add, and their accounts after it; elementwise.
 
   A client must be able to pay for the count and for its weight. The weight must be at least `SMALLEST_WEIGHT`, and at
@@ -190,7 +197,13 @@ def spend(prices: Prices, accounts: Accounts, release: Any, releases_left: Any, 
   return xp.where(pays, weights, xp.zeros_like(weights)), _chosen(pays, after, accounts)
 
 
-def charged(prices: Prices, accounts: Accounts, release: Any, releases_left: Any, weights: Any) -> Accounts:
+def charged(
+  prices: Prices,
+  accounts: Accounts,
+  release: array_types.Numbers,
+  releases_left: array_types.Numbers,
+  weights: array_types.Array,
+) -> Accounts:
   """The accounts after a round in which the clients add what they were allowed to, or less.
 
   Args:
@@ -206,13 +219,15 @@ def charged(prices: Prices, accounts: Accounts, release: Any, releases_left: Any
 class _Bill(NamedTuple):
   """The cost of a weight w: (unit·w² + 2·cross·w)/squared, and that of a count."""
 
-  squared: Any
-  unit: Any
-  cross: Any
-  sums: list[Any]
+  squared: array_types.Numbers
+  unit: array_types.Numbers
+  cross: array_types.Numbers
+  sums: list[array_types.Array]
 
 
-def _bill(prices, accounts, release, releases_left) -> _Bill:
+def _bill(
+  prices: Prices, accounts: Accounts, release: array_types.Numbers, releases_left: array_types.Numbers
+) -> _Bill:
   xp = arrays.namespace(accounts.spent, release, releases_left)
   before = standing(prices, accounts, release)
   squared = xp.square(arrays.cast(prices.noise_multiplier, np.float64))
@@ -221,7 +236,9 @@ def _bill(prices, accounts, release, releases_left) -> _Bill:
   return _Bill(squared, unit, cross, before.sums)
 
 
-def _charged(prices, accounts, bill, release, taken) -> Accounts:
+def _charged(
+  prices: Prices, accounts: Accounts, bill: _Bill, release: array_types.Numbers, taken: array_types.Array
+) -> Accounts:
   xp = arrays.namespace(accounts.spent, taken)
   cost = (bill.unit * taken + 2.0 * bill.cross) * taken / bill.squared + prices.count_cost
   is_correlated = prices.correlation.num_buffers > 0
@@ -232,7 +249,7 @@ def _charged(prices, accounts, bill, release, taken) -> Accounts:
   return Accounts(spent, list(prices.correlation.after(bill.sums, taken)), xp.zeros_like(accounts.latest) + release)
 
 
-def _chosen(pays, after, before) -> Accounts:
+def _chosen(pays: array_types.Array, after: Accounts, before: Accounts) -> Accounts:
   xp = arrays.namespace(pays, after.spent)
   choose = lambda new, old: old if new is old else xp.where(pays, new, old)
   sums = [choose(new, old) for new, old in zip(after.sums, before.sums)]

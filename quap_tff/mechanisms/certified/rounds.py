@@ -36,6 +36,7 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 import tensorflow as tf
 
+from quap_tff.common import array_types
 from quap_tff.common.numbers import chacha20
 from quap_tff.common.numbers import seeds
 from quap_tff.mechanisms import mechanism
@@ -89,7 +90,7 @@ class RoundsInIntegers(mechanism.Rounds):
 
   reports_by_sum = True
 
-  def __init__(self, config: Any, specs: Sequence[Any], layers: Sequence[layers_lib.Layer]):
+  def __init__(self, config: Any, specs: mechanism.Specs, layers: Sequence[layers_lib.Layer]):
     if any(spec.dtype not in (tf.float32, tf.float64) for spec in specs):
       raise TypeError(
         f'Updates must be float32 or float64, found {[spec.dtype.name for spec in specs]}. With fewer bits, rounding '
@@ -101,10 +102,10 @@ class RoundsInIntegers(mechanism.Rounds):
     config.slack(sum(self._sizes))  # Refuses what cannot be paid for.
     self.grid = config.grid(sum(self._sizes))
 
-  def _norms(self, update):
+  def _norms(self, update: mechanism.Parts) -> list[tf.Tensor]:
     return [clip_rules.global_norm([update[i] for i in group.indices]) for group in self.groups]
 
-  def _on_grid(self, update, weight, clip):
+  def _on_grid(self, update: mechanism.Parts, weight: tf.Tensor, clip: tf.Tensor) -> list[tf.Tensor]:
     """The update on the grid, each group clipped to norm r_l·w·C."""
     return self.grid.summands(list(update.values()), self._norms(update), self.groups, weight, clip)
 
@@ -112,13 +113,13 @@ class RoundsInIntegers(mechanism.Rounds):
 class CertifiedRounds(RoundsInIntegers):
   """The functions of a trusted server's certified mechanism for updates of known tensors."""
 
-  def __init__(self, config: configs.Certified, specs: Sequence[Any], layers: Sequence[layers_lib.Layer]):
+  def __init__(self, config: configs.Certified, specs: mechanism.Specs, layers: Sequence[layers_lib.Layer]):
     super().__init__(config, specs, layers)
     # An entry of a client has at most K steps, and nobody is in a sum twice.
     self._is_scaled = type(config).noise_scale is not guarantee.GuaranteeConfig.noise_scale
     self.sum_dtype = np.int32 if self.grid.steps * config.num_clients < 2**31 else np.int64
 
-  def initial_state(self) -> Any:
+  def initial_state(self) -> mechanism.State:
     config = self.config
     return ServerState(
       round=tf.constant(0, tf.int32),
@@ -140,17 +141,17 @@ class CertifiedRounds(RoundsInIntegers):
   def sum_unit(self, clip: float) -> float:
     return clip / self.grid.steps
 
-  def announce(self, state: Any) -> mechanism.Struct:
+  def announce(self, state: mechanism.State) -> mechanism.Struct:
     """C_t, and `weights` float32[N], the weight that each client has if it comes; and `noise_scale` if it is not 1."""
     message = collections.OrderedDict(clip=state.clip, weights=self._weights(state))
     if self._is_scaled:
       message['noise_scale'] = self._scale(state)
     return message
 
-  def _scale(self, state):
+  def _scale(self, state: ServerState) -> tf.Tensor:
     return tf.cast(self.config.noise_scale(state.round + 1), tf.float64)
 
-  def _weights(self, state):
+  def _weights(self, state: ServerState) -> tf.Tensor:
     """float32[N]; in blocks, so that a large population needs no arrays of its size for each step."""
     count = self.config.num_clients
     if count <= _BLOCK:
@@ -160,7 +161,7 @@ class CertifiedRounds(RoundsInIntegers):
     found = tf.map_fn(block, starts, fn_output_signature=tf.TensorSpec([_BLOCK], tf.float32), parallel_iterations=1)
     return tf.reshape(found, [-1])[:count]
 
-  def _weights_of(self, state, ids):
+  def _weights_of(self, state: ServerState, ids: tf.Tensor) -> tf.Tensor:
     config, round_num, release = self.config, state.round + 1, state.noise.counter
     own = tf.nest.map_structure(lambda part: tf.gather(part, ids), state.accounts)
     prices = config.prices_of(config.prices, ids, round_num)
@@ -170,7 +171,7 @@ class CertifiedRounds(RoundsInIntegers):
     view = planning.round_view(config, prices, as_if_all_came, own, release, round_num, ids)
     return privacy_filter.spend(prices, own, release, view.rounds_left, config.weights.weights(view))[0]
 
-  def report(self, update: list[Any], own: mechanism.Struct, announced: mechanism.Struct) -> mechanism.Struct:
+  def report(self, update: list[tf.Tensor], own: mechanism.Struct, announced: mechanism.Struct) -> mechanism.Struct:
     """The id; and where norms are counted, the smallest C at which clipping leaves the update unchanged.
 
     That is max_l ‖u_l‖/r_l, float32. It is not finite if an entry of the update is not finite.
@@ -184,8 +185,12 @@ class CertifiedRounds(RoundsInIntegers):
     return report
 
   def contribution(
-    self, update: mechanism.Parts, report: mechanism.Struct, announced: mechanism.Struct, clip: Optional[Any] = None
-  ) -> list[Any]:
+    self,
+    update: mechanism.Parts,
+    report: mechanism.Struct,
+    announced: mechanism.Struct,
+    clip: Optional[tf.Tensor] = None,
+  ) -> list[tf.Tensor]:
     """The update, each group clipped to norm r_l·w·C, on the grid.
 
     | update             | weight | contribution                                            |
@@ -200,7 +205,7 @@ class CertifiedRounds(RoundsInIntegers):
     scale = tf.cast(announced.get('noise_scale', 1.0), tf.float64)
     return self._on_grid(update, tf.cast(own, tf.float64) / scale, tf.cast(announced['clip'], tf.float64) * scale)
 
-  def admit(self, state: Any, announced: mechanism.Struct, reports: mechanism.Struct) -> mechanism.Round:
+  def admit(self, state: mechanism.State, announced: mechanism.Struct, reports: mechanism.Struct) -> mechanism.Round:
     """The metrics are functions of public values.
 
     `weight_mean` and `weight_min` are over the cohort, and 0 if it is empty. `exhausted_clients` is how many clients of
@@ -234,7 +239,9 @@ class CertifiedRounds(RoundsInIntegers):
     spent_max = tf.cast(tf.reduce_max(privacy_filter.share_of(config.limit, accounts.spent)), tf.float32)
     return admitted(config, client_ids, weights, participation, state, after, spent_max=spent_max)
 
-  def release(self, state: Any, admitted: mechanism.Round, total: list[Any]) -> tuple[Any, list[Any], mechanism.Struct]:
+  def release(
+    self, state: mechanism.State, admitted: mechanism.Round, total: list[tf.Tensor]
+  ) -> tuple[mechanism.State, list[tf.Tensor], mechanism.Struct]:
     config = self.config
     releases = admitted.noise_multiplier > 0
     noise, moved = self.grid.noise(self.round_key(state.noise, admitted.client_ids), state.buffers)
@@ -249,7 +256,7 @@ class CertifiedRounds(RoundsInIntegers):
     result = [tf.cast(one / config.divisor, spec.dtype) for one, spec in zip(sums, self.specs)]
     return admitted.after._replace(buffers=buffers), result, admitted.metrics
 
-  def round_key(self, noise: mechanism.NoiseState, client_ids: Any) -> Any:
+  def round_key(self, noise: mechanism.NoiseState, client_ids: tf.Tensor) -> tf.Tensor:
     """The key of a round's noise, int64[4]. It depends on the cohort, too.
 
     A round that is tried again with other clients must not draw noise that was already used: the difference of the two
@@ -298,14 +305,20 @@ def check_weights(config: configs.Certified) -> None:
       state = rounds.admit(state, rounds.announce(state), reports).after
 
 
-def after_checks(value: Any, *checks: Any) -> Any:
+def after_checks(value: tf.Tensor, *checks: Optional[tf.Operation]) -> tf.Tensor:
   """`value`, once the checks have passed. In eager mode a failed one has already raised, and the others are None."""
   with tf.control_dependencies([check for check in checks if check is not None]):
     return tf.identity(value)
 
 
 def admitted(
-  config: guarantee.Guarantee, client_ids: Any, weights: Any, participation: Any, state: Any, after: Any, **more: Any
+  config: guarantee.Guarantee,
+  client_ids: tf.Tensor,
+  weights: tf.Tensor,
+  participation: array_types.Structure,
+  state: mechanism.State,
+  after: mechanism.State,
+  **more: tf.Tensor,
 ) -> mechanism.Round:
   """A round whose weights are decided. The server or the clients draw its noise.
 

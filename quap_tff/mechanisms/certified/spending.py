@@ -17,6 +17,7 @@ from typing import Optional
 
 import numpy as np
 
+from quap_tff.common import array_types
 from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms.certified import privacy_filter
 from quap_tff.mechanisms.noise import correlation as correlations
@@ -87,7 +88,7 @@ class Spending:
     found.num_rounds, found.num_releases = state['counters'].tolist()
     return found
 
-  def add(self, record: mechanism.RoundRecord, releases_left: float) -> None:
+  def add(self, record: mechanism.RoundRecord, releases_left: array_types.Numbers) -> None:
     """Charges the clients of the next round, in time in proportion to their number.
 
     Args:
@@ -109,7 +110,9 @@ class Spending:
     self.num_rounds += 1
     self.num_releases += record.releases
 
-  def _charge(self, ids: np.ndarray, weights: np.ndarray, record: mechanism.RoundRecord, releases_left: float) -> None:
+  def _charge(
+    self, ids: np.ndarray, weights: np.ndarray, record: mechanism.RoundRecord, releases_left: array_types.Numbers
+  ) -> None:
     noise, count_noise = record.noise_multiplier, record.count_noise_multiplier
     if self._correlation.num_buffers:
       if self._noise_multiplier not in (None, noise):

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 import numpy as np
 
+from quap_tff.common import array_types
 from quap_tff.common import checks
 from quap_tff.common.numbers import arrays
 from quap_tff.mechanisms.certified import privacy_filter
@@ -36,13 +37,13 @@ class RoundView(NamedTuple):
 
   prices: privacy_filter.Prices
   standing: privacy_filter.Standing
-  rates: Any
-  counts: Any
-  round_num: Any
-  rounds_left: Any
-  in_warmup: Any
-  planned: Optional[tuple[Any, Any]] = None
-  budget_shares: Any = 1.0
+  rates: array_types.Array
+  counts: array_types.Array
+  round_num: array_types.Numbers
+  rounds_left: array_types.Numbers
+  in_warmup: array_types.Booleans
+  planned: Optional[tuple[array_types.Array, array_types.Array]] = None
+  budget_shares: array_types.Numbers = 1.0
 
 
 class WeightRule(checks.Checked, abc.ABC):
@@ -61,7 +62,7 @@ class WeightRule(checks.Checked, abc.ABC):
   takes_worst_case: bool = False
 
   @abc.abstractmethod
-  def weights(self, view: RoundView) -> Any:
+  def weights(self, view: RoundView) -> array_types.Array:
     """w_i(t) in [0, 1] before the filter: floats that broadcast to [M], or to [Z, M]."""
 
 
@@ -80,15 +81,15 @@ class Participation(WeightRule):
   alpha: float = 0.5
   beta: float = 2.0
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     super().__post_init__()
     self._budget()
 
-  def weights(self, view: RoundView) -> Any:
+  def weights(self, view: RoundView) -> array_types.Array:
     budget = self._budget()
     return budgets.client_budgets(budget, view.rates, view.in_warmup) / budget.largest_budget
 
-  def _budget(self):
+  def _budget(self) -> budgets.BudgetConfig:
     # Only ratios of budgets matter.
     return budgets.BudgetConfig(epsilon_total=1.0, num_rounds=1, alpha=self.alpha, beta=self.beta)
 
@@ -97,7 +98,7 @@ class Participation(WeightRule):
 class Uniform(WeightRule):
   """w_i(t) = 1 for everyone until the budget is spent. The filter alone limits what a client spends."""
 
-  def weights(self, view: RoundView) -> Any:
+  def weights(self, view: RoundView) -> array_types.Array:
     return arrays.namespace(view.rates).ones_like(view.rates)
 
 
@@ -124,7 +125,7 @@ class Online(WeightRule):
 
   needs_rounds = True
 
-  def weights(self, view: RoundView) -> Any:
+  def weights(self, view: RoundView) -> array_types.Array:
     prices, left = view.prices, arrays.cast(view.rounds_left, np.float64)
     xp = arrays.namespace(view.counts, view.standing.left, left)
     # During a warm-up that is not counted, counts are 0.
@@ -153,7 +154,7 @@ class SpendEvenly(WeightRule):
 
   needs_plan = True
 
-  def weights(self, view: RoundView) -> Any:
+  def weights(self, view: RoundView) -> array_types.Array:
     assert view.planned is not None  # By `needs_plan`.
     rounds, costs = view.planned
     xp = arrays.namespace(costs)
@@ -173,7 +174,7 @@ class Scale(WeightRule):
 
   needs_own_bounds = True
 
-  def weights(self, view: RoundView) -> Any:
+  def weights(self, view: RoundView) -> array_types.Array:
     xp = arrays.namespace(view.budget_shares)
     return xp.sqrt(view.budget_shares)
 
@@ -189,7 +190,7 @@ class Sample(WeightRule):
 
   needs_own_bounds = True
 
-  def weights(self, view: RoundView) -> Any:
+  def weights(self, view: RoundView) -> array_types.Array:
     counts = arrays.cast(view.counts, np.float64)
     xp = arrays.namespace(counts)
     due = xp.floor(counts * view.budget_shares) > xp.floor((counts - 1.0) * view.budget_shares)

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
+from quap_tff.common import array_types
 from quap_tff.common import checks
 from quap_tff.common import lazy
 from quap_tff.common import registry
@@ -96,7 +97,7 @@ class HeldConfig(guarantee.GuaranteeConfig):
   dropout: float = checks.number_field('dropout', 0.0, at_least=0, at_most=0.9)
   threshold: Optional[float] = checks.number_field('threshold', None, above=0, at_most=1)
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     super().__post_init__()
     if not isinstance(self.correlation, correlations.Held):
       raise ValueError(
@@ -116,25 +117,25 @@ class HeldConfig(guarantee.GuaranteeConfig):
 
   def settled(
     self,
-    cohorts: Sequence[Any],
+    cohorts: Sequence[array_types.Ids],
     averaging: postprocessing.Averaging = postprocessing.LastIterate(),
     min_separation: Optional[int] = None,
   ) -> guarantee.Planned:
     """The bounds of a separation play no part here."""
-    cohorts = checks.schedule(cohorts, self.num_clients)
-    most_clients = max(map(len, cohorts), default=0)
-    averages = averaging.candidates(len(cohorts))
+    checked = checks.schedule(cohorts, self.num_clients)
+    most_clients = max(map(len, checked), default=0)
+    averages = averaging.candidates(len(checked))
     limits = np.broadcast_to(self.limit, [self.num_clients])
     # Who has nothing left sends nothing, and so adds no noise.
-    cohorts = [ids[limits[ids] > 0] for ids in cohorts]
-    if not any(map(len, cohorts)):
+    releases = [ids[limits[ids] > 0] for ids in checked]
+    if not any(map(len, releases)):
       raise ValueError(guarantee.NOTHING_LEFT)
-    shares = [postprocessing.kept_shares(average.shares(len(cohorts))) for average in averages]
+    shares = [postprocessing.kept_shares(average.shares(len(releases))) for average in averages]
     decay = 0.0 if self.threshold is not None else self.correlation.decay
     # A decay is chosen by mean costs, which are far cheaper to compute than their margins.
     decays = correlations.DECAYS if decay is None else (decay,)
-    decay = max(decays, key=lambda one: self._plan_for(cohorts, limits, one, shares, has_margin=False).objective)
-    found = self._plan_for(cohorts, limits, decay, shares, has_margin=True)
+    decay = max(decays, key=lambda one: self._plan_for(releases, limits, one, shares, has_margin=False).objective)
+    found = self._plan_for(releases, limits, decay, shares, has_margin=True)
     weights = found.weights.astype(np.float32)
     weights = np.where(weights > found.weights, np.nextafter(weights, np.float32(0)), weights)
     values: dict[str, Any] = registry.parameter_values(self)
@@ -142,14 +143,21 @@ class HeldConfig(guarantee.GuaranteeConfig):
       noise_multiplier=found.noise_multiplier,
       correlation=correlations.Held(float(decay)),
       divisor=found.divisor if self.divisor is None else self.divisor,
-      num_rounds=len(cohorts),
-      clip=self.clipped(len(cohorts)).clip,
+      num_rounds=len(releases),
+      clip=self.clipped(len(releases)).clip,
       planned_weights=tuple(weights.tolist()),
       most_clients=most_clients,
     )
     return guarantee.Planned(Held(**values), averages[found.average])
 
-  def _plan_for(self, cohorts, limits, decay, shares, has_margin) -> _Plan:
+  def _plan_for(
+    self,
+    cohorts: Sequence[np.ndarray],
+    limits: np.ndarray,
+    decay: float,
+    shares: Sequence[np.ndarray],
+    has_margin: bool,
+  ) -> _Plan:
     """The best plan for one decay. `shares` are the v_t of each average, float64[T]."""
     released = [len(cohort) > 0 for cohort in cohorts]
     cohorts = [cohort for cohort in cohorts if len(cohort)]
@@ -180,7 +188,7 @@ class Held(guarantee.Guarantee, HeldConfig):
   planned_weights: tuple[float, ...] = ()
   most_clients: int = checks.integer_field('most_clients', 0, at_least=1)
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     super().__post_init__()
     weights = np.asarray(self.planned_weights, np.float64)
     if weights.shape != (self.num_clients,) or not ((weights >= 0) & (weights <= 1)).all():
@@ -191,7 +199,7 @@ class Held(guarantee.Guarantee, HeldConfig):
 
   def settled(
     self,
-    cohorts: Sequence[Any],
+    cohorts: Sequence[array_types.Ids],
     averaging: postprocessing.Averaging = postprocessing.LastIterate(),
     min_separation: Optional[int] = None,
   ) -> guarantee.Planned:
@@ -223,7 +231,7 @@ class Held(guarantee.Guarantee, HeldConfig):
       )
 
   def simulated(
-    self, cohorts: Sequence[Any], kept: Sequence[Optional[np.ndarray]] = ()
+    self, cohorts: Sequence[array_types.Ids], kept: Sequence[Optional[np.ndarray]] = ()
   ) -> list[guarantee.PlannedRound]:
     """A round that somebody's budget does not pay for is not released."""
     account = held_noise.opened(self.num_clients, self.noise_multiplier, self.correlation.chosen)
@@ -247,7 +255,7 @@ class Held(guarantee.Guarantee, HeldConfig):
     weights = np.asarray(self.planned_weights, np.float32)[ids]
     return account.after(ids[weights > 0], weights[weights > 0].astype(np.float64))
 
-  def allowed(self, cohorts: Sequence[Any], kept: Sequence[np.ndarray], cohort: np.ndarray) -> np.ndarray:
+  def allowed(self, cohorts: Sequence[array_types.Ids], kept: Sequence[np.ndarray], cohort: np.ndarray) -> np.ndarray:
     """Those whose budgets do not pay for the round have no weight, and the others have theirs.
 
     Nobody has one if the budget of somebody outside the cohort does not pay for what the round takes back.
@@ -284,7 +292,7 @@ class Held(guarantee.Guarantee, HeldConfig):
     is_charged = anybody_came or self.threshold is not None
     return self.cost(announced, weights * is_charged, clipping_norm, round_num)
 
-  def _grid(self, num_weights):
+  def _grid(self, num_weights: int) -> integers.Grid:
     smallest = min(stddev for stddev in self.share_stddevs if stddev)
     steps = max(_SHARE_STEPS, _SHARE_STEPS_BY_DRAW * math.sqrt(num_weights * self.most_releases))
     finest = grid = integers.Grid(smallest, num_weights, smallest_stddev=steps)
@@ -313,7 +321,7 @@ class Held(guarantee.Guarantee, HeldConfig):
     )
     return self._with_slack_before(grid.slack(self._smallest_epsilon, largest, self.delta, self._draws(grid), more))
 
-  def _draws(self, grid):
+  def _draws(self, grid: integers.Grid) -> list[tuple[float, int]]:
     """The draws of all releases, as `Grid.slack` takes them. A client in a new chain draws twice with the σ of W."""
     count = grid.num_weights * self._most_participations
     return [(stddev * grid.steps, uses * count) for stddev, uses in zip(self.share_stddevs, (1, 2)) if stddev]
@@ -349,7 +357,7 @@ class Held(guarantee.Guarantee, HeldConfig):
     """s of noise that clients hold. With a threshold θ, the account has √θ of it, which is left if others drop out."""
     return self.noise_multiplier / math.sqrt(self.threshold or 1.0)
 
-  def _mu(self, weights, noise_multiplier):
+  def _mu(self, weights: np.ndarray, noise_multiplier: float) -> np.ndarray:
     return super()._mu(weights, noise_multiplier) / math.sqrt(_LEAST_SHARE)
 
   def for_model(
@@ -358,7 +366,9 @@ class Held(guarantee.Guarantee, HeldConfig):
     return rounds.HeldRounds(self, specs, layers)
 
 
-def _costs(cohorts, members, covariance, decay, dropout) -> np.ndarray:
+def _costs(
+  cohorts: Sequence[np.ndarray], members: np.ndarray, covariance: np.ndarray, decay: float, dropout: float
+) -> np.ndarray:
   """q_i of each client in `members`, float64[P], with room for dropout."""
   here = np.zeros([len(cohorts), len(members)])
   for index, cohort in enumerate(cohorts):

@@ -30,17 +30,21 @@ import dataclasses
 import functools
 import hashlib
 import hmac
-from typing import Any, NamedTuple, Optional, Union
+from typing import NamedTuple, Optional, Protocol, Union
 
 import numpy as np
 
+from quap_tff.common import array_types
 from quap_tff.common import checks
+from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms.held import config as configs
 from quap_tff.mechanisms.held import guard_memory
 from quap_tff.mechanisms.noise import held_noise
 
 # In place of the number of a client's last round: it takes nothing back.
 NEW_CHAIN = -1
+# What a client sends of its own, see `ClientGuard.answer`.
+Answer = collections.OrderedDict[str, Union[np.ndarray, np.int64, np.float32]]
 _NOBODY = np.zeros(0, np.int64)
 
 
@@ -53,7 +57,7 @@ def plan_number(fingerprint: str) -> int:
   return int.from_bytes(hashlib.sha256(f'plan {fingerprint}'.encode()).digest()[:8], 'big') >> 2
 
 
-def silence(plan: PublicPlan, round_num: int) -> collections.OrderedDict[str, Any]:
+def silence(plan: PublicPlan, round_num: int) -> Answer:
   """The answer of a client that is in a round and sends nothing."""
   return collections.OrderedDict(
     plan=np.int64(plan.number),
@@ -62,6 +66,13 @@ def silence(plan: PublicPlan, round_num: int) -> collections.OrderedDict[str, An
     weight=np.float32(0),
     noise_key=np.zeros(4, np.int64),
   )
+
+
+class HasConfig(Protocol):
+  """A plan of a mechanism: `quap_tff.plans.Plan`."""
+
+  @property
+  def config(self) -> mechanism.Mechanism: ...
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -80,7 +91,7 @@ class PublicPlan:
   """
 
   weights: np.ndarray
-  limit: Any
+  limit: Union[float, np.ndarray]
   num_rounds: int
   most_clients: int
   threshold: Optional[float]
@@ -88,7 +99,7 @@ class PublicPlan:
   opened: held_noise.Account
 
   @classmethod
-  def of(cls, plan: Any) -> PublicPlan:
+  def of(cls, plan: Union[HasConfig, configs.Held, None]) -> PublicPlan:
     """That of a `quap_tff.certified_plan` of a `quap_tff.HeldConfig`, or of its mechanism."""
     config = getattr(plan, 'config', plan)
     if not isinstance(config, configs.Held):
@@ -175,7 +186,7 @@ class Chain:
     self._if_all_come = self.plan.after(self.account, self.cohort)
     return self.round_num <= self.plan.num_rounds and self._if_all_come.is_within(self.plan.limit)
 
-  def then(self, round_num: int, cohort: Any, came: Any) -> Chain:
+  def then(self, round_num: int, cohort: array_types.Ids, came: array_types.Ids) -> Chain:
     """The chain with one more link.
 
     Args:
@@ -225,7 +236,13 @@ class ClientGuard:
   A guard without a memory remembers only as long as it lives: it is for simulations.
   """
 
-  def __init__(self, plan: Any, client_id: int, key: Union[bytes, Any], memory: Optional[str] = None):
+  def __init__(
+    self,
+    plan: Union[HasConfig, configs.Held, PublicPlan],
+    client_id: int,
+    key: Union[bytes, np.ndarray],
+    memory: Optional[str] = None,
+  ):
     """Goes on where its memory ends.
 
     Args:
@@ -258,7 +275,7 @@ class ClientGuard:
     """The digest of all that the server has announced. Two clients of one run must have the same."""
     return self._standing.chain.digest.hex()
 
-  def answer(self, round_num: int, cohort: Any, came: Any) -> collections.OrderedDict[str, Any]:
+  def answer(self, round_num: int, cohort: array_types.Ids, came: array_types.Ids) -> Answer:
     """What goes into the client's data for a round, as its `answer`.
 
     Args:
@@ -277,22 +294,22 @@ class ClientGuard:
     with self._remembering():
       return self._taken(self._standing.chain.then(round_num, cohort, came), answers=True)
 
-  def follow(self, round_num: int, cohort: Any, came: Any) -> None:
+  def follow(self, round_num: int, cohort: array_types.Ids, came: array_types.Ids) -> None:
     """As `answer`, for a round in which the client is not. Rounds of which it hears nothing are rounds of nobody."""
     with self._remembering():
       self._taken(self._standing.chain.then(round_num, cohort, came), answers=False)
 
-  def answer_at(self, chain: Chain) -> collections.OrderedDict[str, Any]:
+  def answer_at(self, chain: Chain) -> Answer:
     """As `answer`, for the last link of a chain that goes on from the client's own."""
     with self._remembering():
       return self._taken(chain, answers=True)
 
-  def _taken(self, chain: Chain, answers: bool) -> Any:
+  def _taken(self, chain: Chain, answers: bool) -> Answer:
     standing, lines = self._standing, list(self._lines)
     for link in chain.links_since(standing.chain):
       standing = standing.after(link, self.client_id)
       lines.append(_line(link, answers and link is chain))
-    answer = None
+    answer: Answer = collections.OrderedDict()
     if answers:
       standing, answer = self._answered(standing)
     if self._memory is not None:
@@ -300,7 +317,7 @@ class ClientGuard:
     self._standing, self._lines = standing, lines
     return answer
 
-  def _answered(self, standing: _Standing) -> tuple[_Standing, Any]:
+  def _answered(self, standing: _Standing) -> tuple[_Standing, Answer]:
     chain, own, plan = standing.chain, self.client_id, self.plan
     if own not in chain.cohort:
       raise RefusedError(f'Client {own} is not announced for round {chain.round_num}.')

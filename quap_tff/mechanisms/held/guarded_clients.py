@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-import collections
+from collections.abc import Mapping
 import hashlib
-from typing import Any
+from typing import Protocol, Union
 
 import numpy as np
 
+from quap_tff.common import array_types
 from quap_tff.mechanisms.certified import privacy_filter
+from quap_tff.mechanisms.held import config as configs
 from quap_tff.mechanisms.held import guard
+
+
+class Ledger(Protocol):
+  """A `quap_tff.accounting.RunLedger`."""
+
+  @property
+  def num_rounds(self) -> int: ...
+
+  def state_dict(self) -> Mapping[str, np.ndarray]: ...
 
 
 class GuardedClients:
@@ -18,7 +29,7 @@ class GuardedClients:
   What is simulated is what a deployment runs: each client answers by its own `guard.ClientGuard`.
   """
 
-  def __init__(self, plan: Any, secret: bytes):
+  def __init__(self, plan: Union[guard.HasConfig, configs.Held, None], secret: bytes):
     """Starts before the first round.
 
     Args:
@@ -35,14 +46,14 @@ class GuardedClients:
     account = self._plan.after(self._chain.account, self._came)
     return float(privacy_filter.share_of(self._plan.limit, account.spent).max())
 
-  def resume(self, ledger: Any) -> None:
+  def resume(self, ledger: Ledger) -> None:
     """Goes on after the rounds of a ledger: every client that came answers them once more, for nobody."""
     state = ledger.state_dict()
     for index in range(ledger.num_rounds):
       entries = slice(state['offsets'][index], state['offsets'][index + 1])
       self.answers(index + 1, state['clients'][entries])
 
-  def answers(self, round_num: int, cohort: Any) -> dict[int, collections.OrderedDict[str, Any]]:
+  def answers(self, round_num: int, cohort: array_types.Ids) -> dict[int, guard.Answer]:
     """The answers of the clients of a round, by client, see `guard.ClientGuard.answer`.
 
     If somebody's budget does not pay for the round, or a client has no weight, an answer says that nothing is sent.
@@ -57,7 +68,7 @@ class GuardedClients:
     found.update((client, self._guard(client).answer_at(chain)) for client in sends.tolist())
     return found
 
-  def _guard(self, client):
+  def _guard(self, client: int) -> guard.ClientGuard:
     if client not in self._guards:
       key = hashlib.sha256(self._secret + b' client %d' % client).digest()
       self._guards[client] = guard.ClientGuard(self._plan, client, key)

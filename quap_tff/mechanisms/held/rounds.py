@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -58,7 +58,7 @@ class HeldRounds(certified.RoundsInIntegers):
   own_fields = {'answer': "the answer of the client's guard"}
   kept_fields = ('noise_key',)
 
-  def __init__(self, config: configs.Held, specs: Sequence[Any], layers: Sequence[layers_lib.Layer]):
+  def __init__(self, config: configs.Held, specs: mechanism.Specs, layers: Sequence[layers_lib.Layer]):
     super().__init__(config, specs, layers)
     fresh, taken_back = (one * self.grid.steps for one in config.share_stddevs)
     self._fresh = integer_noise.Sampler(fresh, is_rounded=False)
@@ -69,7 +69,7 @@ class HeldRounds(certified.RoundsInIntegers):
     self._clip = np.float32(config.clip.initial_norm)
     self._plan = guard.plan_number(config.fingerprint)
 
-  def initial_state(self) -> Any:
+  def initial_state(self) -> mechanism.State:
     config = self.config
     return ServerState(
       round=tf.constant(0, tf.int32),
@@ -79,7 +79,7 @@ class HeldRounds(certified.RoundsInIntegers):
       weights=tf.zeros([config.num_clients], tf.float32),
     )
 
-  def report(self, update: list[Any], own: mechanism.Struct, announced: mechanism.Struct) -> mechanism.Struct:
+  def report(self, update: list[tf.Tensor], own: mechanism.Struct, announced: mechanism.Struct) -> mechanism.Struct:
     """The client's id and what its guard says of the round; and the key of its noise, which it keeps to itself.
 
     Raises:
@@ -106,7 +106,7 @@ class HeldRounds(certified.RoundsInIntegers):
       noise_key=answer['noise_key'],
     )
 
-  def admit(self, state: Any, announced: mechanism.Struct, reports: mechanism.Struct) -> mechanism.Round:
+  def admit(self, state: mechanism.State, announced: mechanism.Struct, reports: mechanism.Struct) -> mechanism.Round:
     """The metrics are those of `CertifiedRounds.admit`. `sigma` is that of one share.
 
     Raises:
@@ -137,8 +137,12 @@ class HeldRounds(certified.RoundsInIntegers):
     )
 
   def contribution(
-    self, update: mechanism.Parts, report: mechanism.Struct, announced: mechanism.Struct, clip: Optional[Any] = None
-  ) -> list[Any]:
+    self,
+    update: mechanism.Parts,
+    report: mechanism.Struct,
+    announced: mechanism.Struct,
+    clip: Optional[tf.Tensor] = None,
+  ) -> list[tf.Tensor]:
     """The update on the grid, clipped to norm w·C, and the client's noise; nothing at weight 0. C is the plan's."""
     weight = report['weight']
     own = self._on_grid(update, weight, tf.constant(self._clip))
@@ -146,7 +150,7 @@ class HeldRounds(certified.RoundsInIntegers):
     noise = tf.split(tf.where(weight > 0, noise, tf.zeros_like(noise)), self._sizes)
     return [tf.cast(x, tf.int64) + tf.reshape(n, x.shape) for x, n in zip(own, noise)]
 
-  def _noise(self, key, round_num, last_round):
+  def _noise(self, key: tf.Tensor, round_num: tf.Tensor, last_round: tf.Tensor) -> tf.Tensor:
     """V_t + W_t - W_p, int64[d]. W_p is left out if there was no round before.
 
     In a new chain, noise that is never taken back replaces W_p.
@@ -163,11 +167,14 @@ class HeldRounds(certified.RoundsInIntegers):
     fresh, *others = (stream._replace(words=words[index]) for index, stream in enumerate(streams))
     noise = self._fresh.draw(key, size, stream=fresh)
     for stream, sign in zip(others, (1, -1)):
+      assert self._taken_back is not None
       drawn = self._taken_back.draw(key, size, stream=stream)
       noise += sign * tf.where(stream.number > 0, drawn, tf.zeros_like(drawn))
     return noise
 
-  def release(self, state: Any, admitted: mechanism.Round, total: list[Any]) -> tuple[Any, list[Any], mechanism.Struct]:
+  def release(
+    self, state: mechanism.State, admitted: mechanism.Round, total: list[tf.Tensor]
+  ) -> tuple[mechanism.State, list[tf.Tensor], mechanism.Struct]:
     assert self.config.divisor is not None
     step = float(self._clip) / self.grid.steps / self.config.divisor
     result = [tf.cast(tf.cast(one, tf.float64) * step, spec.dtype) for one, spec in zip(total, self.specs)]

@@ -15,10 +15,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 import dataclasses
 import operator
-from typing import Any, Callable, Optional
+from typing import Callable, Optional
 
 import numpy as np
 
+from quap_tff.common import array_types
 from quap_tff.common import checks
 from quap_tff.common import registry
 from quap_tff.common.numbers import arrays
@@ -74,7 +75,7 @@ class Ar1(_OfOneDecay):
 
   decay: Optional[float] = checks.number_field('decay', None, at_least=0, at_most=LARGEST_DECAY)
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     super().__post_init__()
     if self.decay:
       _checked_decay('decay, unless it is 0 (independent noise),', self.decay)
@@ -102,7 +103,7 @@ class Blt(recursions.Exponentials):
   gain: tuple[float, ...] = ()
   decay: tuple[float, ...] = ()
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     super().__post_init__()
     for name, values in (('gain', self.gain), ('decay', self.decay)):
       if not isinstance(values, tuple):
@@ -149,7 +150,7 @@ class Banded(Correlation):
   bands: int = 3
   gain: tuple[float, ...] = ()
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     super().__post_init__()
     checks.integer('bands', self.bands, at_least=1)
     if not isinstance(self.gain, tuple):
@@ -200,10 +201,15 @@ class Banded(Correlation):
     found[: self.bands] = np.append(1.0, self.gains)[:count]
     return found
 
-  def after(self, buffers: Sequence[Any], added: Any, times: Callable[[Any, float], Any] = operator.mul) -> list[Any]:
+  def after(
+    self,
+    buffers: Sequence[array_types.Array],
+    added: array_types.Array,
+    times: Callable[[array_types.Array, float], array_types.Array] = operator.mul,
+  ) -> list[array_types.Array]:
     return [added, *buffers][: self.num_buffers]
 
-  def faded(self, buffers: Sequence[Any], elapsed: Any) -> list[Any]:
+  def faded(self, buffers: Sequence[array_types.Array], elapsed: array_types.Numbers) -> list[array_types.Array]:
     xp = arrays.namespace(elapsed, *buffers)
     # The buffers move by the binary digits of what has elapsed.
     left, step, moved = xp.minimum(elapsed, float(self.num_buffers)), 1, list(buffers)
@@ -222,17 +228,23 @@ class Banded(Correlation):
     shifted = np.array([np.append(column[j:], np.zeros(j)) for j in range(len(column))]).T
     return np.cumsum(column[:, np.newaxis] * shifted, axis=0)
 
-  def price(self, releases_left: Any) -> tuple[Any, list[Any]]:
+  def price(self, releases_left: array_types.Numbers) -> tuple[array_types.Numbers, list[array_types.Array]]:
     left = arrays.cast(releases_left, np.float64)
     last = arrays.cast(arrays.namespace(left).minimum(left, float(self.num_buffers)), np.int64)
     row = arrays.take(self._products, last)
     return row[0], [row[j] for j in range(1, self.bands)]
 
-  def overlap(self, gap: Any) -> Any:
+  def overlap(self, gap: array_types.Numbers) -> array_types.Numbers:
     products = self._products[-1]
     return (_along(products, 0, gap) - products[0]) / products[0]
 
-  def lasting(self, factors: Sequence[Any], buffers: Sequence[Any], gap: Any, rounds: Any) -> list[Any]:
+  def lasting(
+    self,
+    factors: Sequence[array_types.Numbers],
+    buffers: Sequence[array_types.Array],
+    gap: array_types.Numbers,
+    rounds: array_types.Numbers,
+  ) -> list[array_types.Array]:
     if not buffers:
       return []
     xp = arrays.namespace(gap, rounds, *buffers, *factors)
@@ -244,7 +256,7 @@ class Banded(Correlation):
     ]
 
 
-def _along(values: Any, start: int, gap: Any) -> Any:
+def _along(values: array_types.Array, start: int, gap: array_types.Numbers) -> array_types.Array:
   """Σ_{m≥0} values[start + m·gap]: on the straight line between neighbours, and 0 beyond the last.
 
   Args:
@@ -286,11 +298,11 @@ class Held(_OfOneDecay):
   def coefficients(self, count: int) -> np.ndarray:
     raise ValueError('Noise that clients hold has no coefficients that are the same for all clients.')
 
-  def covariance(self, cohorts: Sequence[Any], noise_multipliers: Sequence[float]) -> np.ndarray:
+  def covariance(self, cohorts: Sequence[array_types.Ids], noise_multipliers: Sequence[float]) -> np.ndarray:
     return held_noise.covariance(cohorts, self.chosen) * min(noise_multipliers) ** 2
 
 
-def _checked_decay(name, value) -> float:
+def _checked_decay(name: str, value: float) -> float:
   return checks.number(name, value, at_least=SMALLEST_DECAY, at_most=LARGEST_DECAY)
 
 

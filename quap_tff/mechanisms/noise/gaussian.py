@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 import math
-from typing import Any
 
+from quap_tff.common import array_types
 from quap_tff.common.lazy import tf
 from quap_tff.common.numbers import seeds
 
@@ -21,7 +21,7 @@ _BISECTION_STEPS = 70
 _LOG_MULTIPLIER_BOUNDS = (math.log(1e-4), math.log(1e12))
 
 
-def noise_multiplier(calibration: str, epsilon: Any, delta: float) -> tf.Tensor:
+def noise_multiplier(calibration: str, epsilon: array_types.Numbers, delta: float) -> tf.Tensor:
   """z(ε, δ), elementwise over the float tensor `epsilon` (nats); the same shape and dtype."""
   if calibration == 'classic':
     return math.sqrt(2.0 * math.log(1.25 / delta)) / tf.convert_to_tensor(epsilon)
@@ -34,12 +34,12 @@ def delta_of(epsilon: tf.Tensor, multiplier: tf.Tensor) -> tf.Tensor:
   return _normal_cdf(half - epsilon * multiplier) - tf.exp(epsilon) * _normal_cdf(-half - epsilon * multiplier)
 
 
-def _analytic_multiplier(epsilon, delta):
+def _analytic_multiplier(epsilon: tf.Tensor, delta: float) -> tf.Tensor:
   exact_epsilon = tf.cast(epsilon, tf.float64)
   low = tf.fill(tf.shape(exact_epsilon), tf.constant(_LOG_MULTIPLIER_BOUNDS[0], tf.float64))
   high = tf.fill(tf.shape(exact_epsilon), tf.constant(_LOG_MULTIPLIER_BOUNDS[1], tf.float64))
 
-  def halve(step, low, high):
+  def halve(step: tf.Tensor, low: tf.Tensor, high: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     middle = 0.5 * (low + high)
     enough = delta_of(exact_epsilon, tf.exp(middle)) <= delta
     return step + 1, tf.where(enough, low, middle), tf.where(enough, middle, high)
@@ -49,11 +49,11 @@ def _analytic_multiplier(epsilon, delta):
   return tf.cast(tf.exp(high), epsilon.dtype)
 
 
-def _normal_cdf(x):
+def _normal_cdf(x: tf.Tensor) -> tf.Tensor:
   return 0.5 * tf.math.erfc(-x / math.sqrt(2.0))
 
 
-def noise(seed: tf.Tensor, shape: Any, stddev: Any) -> tf.Tensor:
+def noise(seed: tf.Tensor, shape: Sequence[int], stddev: array_types.Numbers) -> tf.Tensor:
   """float64 N(0, stddev²) of `shape`, a pure function of `seed` (int64[2]): half the sum of four draws.
 
   A single draw can take only the values that its generator's few uniform bits allow. Someone who guesses what the noise
@@ -64,7 +64,7 @@ def noise(seed: tf.Tensor, shape: Any, stddev: Any) -> tf.Tensor:
   return tf.cast(stddev, tf.float64) * 0.5 * tf.add_n(draws)
 
 
-def noises(seed: tf.Tensor, tensors: Sequence[Any], stddev: Any) -> list[tf.Tensor]:
+def noises(seed: tf.Tensor, tensors: Sequence[tf.Tensor], stddev: array_types.Numbers) -> list[tf.Tensor]:
   """Independent `noise` for each tensor of a list, in its shape."""
   return [
     noise(seeds.fold_in(seed, tf.constant(index, tf.int64)), tf.shape(tensor), stddev)

@@ -22,10 +22,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple, Union
 
 import numpy as np
 
+from quap_tff.common import array_types
 from quap_tff.common import checks
 from quap_tff.common.numbers import slack as slacks
 
@@ -73,11 +74,11 @@ class Account(NamedTuple):
     """μ_i of the releases so far, float64[N], rounded up."""
     return np.sqrt(self.spent) * (1 + 2.0**-52)
 
-  def is_within(self, limit: Any) -> bool:
+  def is_within(self, limit: Union[float, np.ndarray]) -> bool:
     """Whether every μ_i² is at most `limit`: one number for all, or float64[N]."""
     return bool((self.spent <= limit).all())
 
-  def after(self, cohort: Any, weights: Any) -> Account:
+  def after(self, cohort: array_types.Ids, weights: np.ndarray) -> Account:
     """The account with one more release.
 
     Args:
@@ -160,7 +161,7 @@ def _appended_row(whitening: np.ndarray, own: float, links: np.ndarray) -> np.nd
   return np.append(projected @ whitening, 1.0) * (up / math.sqrt(pivot))
 
 
-def _by_release(values, releases):
+def _by_release(values: np.ndarray, releases: np.ndarray) -> list[np.ndarray]:
   """`values` of each release; every release has at least one."""
   return np.split(values, np.flatnonzero(np.diff(releases)) + 1) if len(values) else []
 
@@ -190,7 +191,7 @@ class Histories(NamedTuple):
     return values - following
 
 
-def histories(cohorts: Sequence[np.ndarray]) -> Histories:
+def histories(cohorts: Sequence[array_types.Ids]) -> Histories:
   """The participations in a list of cohorts, int64[M_t], at least one of which is not empty."""
   clients = np.concatenate(cohorts)
   order = np.argsort(clients, kind='stable')
@@ -199,7 +200,7 @@ def histories(cohorts: Sequence[np.ndarray]) -> Histories:
   return Histories(clients, rounds, np.flatnonzero(np.append(True, clients[1:] != clients[:-1])))
 
 
-def covariance(cohorts: Sequence[np.ndarray], decay: float, dropout: float = 0.0) -> np.ndarray:
+def covariance(cohorts: Sequence[array_types.Ids], decay: float, dropout: float = 0.0) -> np.ndarray:
   """Σ of the noise in R_1, …, R_T per s², float64[T, T]; with dropout, its mean over who comes.
 
   Args:
@@ -223,7 +224,7 @@ def covariance(cohorts: Sequence[np.ndarray], decay: float, dropout: float = 0.0
   return result + result.T + np.diag(diagonal)
 
 
-def mu_against(account: Account, colluders: Any) -> np.ndarray:
+def mu_against(account: Account, colluders: array_types.Ids) -> np.ndarray:
   """μ_i against the server and a named set of clients that tell it their noise, float64[N], rounded up.
 
   Their noise is left out of Σ. Releases with nobody else's noise in them say nothing that the adversary does not know.
@@ -265,7 +266,7 @@ def mu_against_any(account: Account, num_colluders: int) -> np.ndarray:
   return np.sqrt(np.minimum(own, joint)) / account.noise_multiplier * _MARGIN
 
 
-def _of_own_noise(account, num_colluders) -> np.ndarray:
+def _of_own_noise(account: Account, num_colluders: int) -> np.ndarray:
   """float64[N]: w_iᵀ·(B_i·B_iᵀ + (1-λ)²·diag(m_t))⁻¹·w_i, if at least m_t clients of round t but i do not collude."""
   found = histories(account.cohorts())
   weights = account.weights[np.argsort(account.ids, kind='stable')]
@@ -278,7 +279,7 @@ def _of_own_noise(account, num_colluders) -> np.ndarray:
   return result
 
 
-def _of_joint_noise(account, num_colluders) -> np.ndarray:
+def _of_joint_noise(account: Account, num_colluders: int) -> np.ndarray:
   """float64[N], the first bound of `mu_against_any`."""
   num_clients, decay = len(account.spent), account.decay
   found, precision = histories(account.cohorts()), account.whitening.T @ account.whitening

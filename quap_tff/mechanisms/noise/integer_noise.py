@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import dataclasses
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple, Optional, Union
 
 import numpy as np
 
@@ -57,9 +57,9 @@ class Stream(NamedTuple):
     words: Its first words, from `stream_words`, if they are known already.
   """
 
-  use: Any = 0
-  number: Any = 0
-  words: Any = None
+  use: Union[int, tf.Tensor] = 0
+  number: Union[int, tf.Tensor] = 0
+  words: Optional[tf.Tensor] = None
 
 
 class _Table(NamedTuple):
@@ -90,7 +90,7 @@ class Sampler:
   stddev: float
   is_rounded: bool = True
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     checks.number('standard deviation on the grid', self.stddev, at_least=SMALLEST_STDDEV, at_most=LARGEST_STDDEV)
 
   @functools.cached_property
@@ -130,7 +130,7 @@ class Sampler:
     series = (square - 1) * (narrow / 24) + ((square - 6) * square + 3) * (narrow * narrow / 1920)
     return weight + weight * series
 
-  def decide(self, words: tf.Tensor, others: tf.Tensor, shifts: Any) -> tuple[tf.Tensor, tf.Tensor]:
+  def decide(self, words: tf.Tensor, others: tf.Tensor, shifts: Optional[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
     """What two random words make of each draw: a pure function, elementwise.
 
     Args:
@@ -153,7 +153,9 @@ class Sampler:
     keeps = tf.bitwise.bitwise_and(others, tf.constant(_LOW_BITS, tf.int64)) < threshold
     return values, tf.logical_and(keeps, low < table.end)
 
-  def draw(self, key: tf.Tensor, count: Any, shifts: Any = None, stream: Stream = Stream()) -> tf.Tensor:
+  def draw(
+    self, key: tf.Tensor, count: Union[int, tf.Tensor], shifts: Optional[tf.Tensor] = None, stream: Stream = Stream()
+  ) -> tf.Tensor:
     """int64[count]: independent draws, a pure function of the arguments.
 
     Args:
@@ -167,23 +169,23 @@ class Sampler:
     values = tf.zeros([count], tf.int64)
     shapes = (tf.TensorShape([]), tf.TensorShape([None]), values.shape)
 
-    def attempts(words, left, values):
+    def attempts(words: tf.Tensor, left: tf.Tensor, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
       """Makes draws as long as there are words, and those that were not kept again."""
       pairs = tf.reshape(words, [-1, 2])
 
-      def attempt(begin, left, values):
+      def attempt(begin: tf.Tensor, left: tf.Tensor, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         size = tf.size(left)
         own = pairs[begin : begin + size]
         drawn, keeps = self.decide(own[:, 0], own[:, 1], tf.gather(shifts, left))
         values = tf.tensor_scatter_nd_update(values, left[:, tf.newaxis], drawn)
         return begin + size, tf.boolean_mask(left, tf.logical_not(keeps)), values
 
-      def fits(begin, left, values):
+      def fits(begin: tf.Tensor, left: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
         return tf.logical_and(tf.size(left) > 0, begin + tf.size(left) <= tf.shape(pairs)[0])
 
       return tf.while_loop(fits, attempt, (tf.constant(0), left, values), shapes)[1:]
 
-    def more(index, left, values):
+    def more(index: tf.Tensor, left: tf.Tensor, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
       words = stream_words(key, [stream], tf.size(left), index)[0]
       return index + 1, *attempts(words, left, values)
 
@@ -196,7 +198,9 @@ def added(stddev: float) -> float:
   return (2 * REACH * stddev + 2) * _ABSOLUTE_ERROR
 
 
-def stream_words(key: tf.Tensor, streams: Sequence[Stream], count: Any, index: Any = 0) -> tf.Tensor:
+def stream_words(
+  key: tf.Tensor, streams: Sequence[Stream], count: Union[int, tf.Tensor], index: Union[int, tf.Tensor] = 0
+) -> tf.Tensor:
   """int64[K, n]: words of K streams, enough for `count` draws of each, except in negligibly few cases.
 
   Args:

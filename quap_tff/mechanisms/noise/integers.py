@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import dataclasses
 import functools
 import math
-from typing import Any, Optional
+from typing import Optional, Protocol
 
 import numpy as np
 
@@ -56,6 +56,16 @@ def takes_count(stddev: float) -> bool:
   return integer_noise.SMALLEST_STDDEV <= count_steps(stddev) <= integer_noise.LARGEST_STDDEV
 
 
+class Group(Protocol):
+  """Tensors that are clipped together: `layers.ClipGroup`."""
+
+  @property
+  def indices(self) -> Sequence[int]: ...
+
+  @property
+  def ratio(self) -> float: ...
+
+
 @dataclasses.dataclass(frozen=True)
 class Grid:
   """The grid of a mechanism with d weights.
@@ -74,7 +84,7 @@ class Grid:
   num_releases: Optional[int] = None
   smallest_stddev: float = integer_noise.SMALLEST_STDDEV
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     if self.correlation.num_buffers and self.num_releases is None:
       raise ValueError(
         'Correlated noise needs a number of rounds, because the rounding of its buffers adds up. Give num_rounds, or '
@@ -200,7 +210,7 @@ class Grid:
       )
     return slacks.Slack(found, reserve)
 
-  def _cost_of_buffers(self, largest, delta) -> float:
+  def _cost_of_buffers(self, largest: float, delta: float) -> float:
     """What `buffer_cost` adds to any ε up to `largest`.
 
     With t = ε/μ + μ/2, dε/dμ is φ(t)/Φ(-t), which is less than t + 1/t and grows with μ.
@@ -212,8 +222,13 @@ class Grid:
     return self.buffer_cost * (t + 1 / t)
 
   def summands(
-    self, update: Sequence[Any], norms: Sequence[Any], groups: Sequence[Any], weight: Any, clip: Any
-  ) -> list[Any]:
+    self,
+    update: Sequence[tf.Tensor],
+    norms: Sequence[tf.Tensor],
+    groups: Sequence[Group],
+    weight: tf.Tensor,
+    clip: tf.Tensor,
+  ) -> list[tf.Tensor]:
     """A client's part of the sum: int32 tensors with Σ x² ≤ ⌊w·K⌋², or zeros.
 
     Args:
@@ -240,12 +255,12 @@ class Grid:
     within = tf.logical_and(small, exact <= tf.square(tf.cast(bound, tf.int64)))
     return [tf.cast(tf.where(within, part, tf.zeros_like(part)), tf.int32) for part in whole]
 
-  def initial_buffers(self) -> list[Any]:
+  def initial_buffers(self) -> list[tf.Tensor]:
     """The buffers before the first release: one int64[d buffers, d weights] in units of 2^-F; none if independent."""
     count = self.correlation.num_buffers
     return [tf.zeros([count, self.num_weights], tf.int64)] if count else []
 
-  def noise(self, key: Any, buffers: list[Any]) -> tuple[Any, list[Any]]:
+  def noise(self, key: tf.Tensor, buffers: list[tf.Tensor]) -> tuple[tf.Tensor, list[tf.Tensor]]:
     """(Ẑ_t int64[d], the buffers after it), from the round's key, int64[4]."""
     if not buffers:
       return self.sampler.draw(key, self.num_weights), []
@@ -261,7 +276,7 @@ class Grid:
     return noise, [tf.stack(self.correlation.after(held, added, product))]
 
 
-def count_noise(key: Any, stddev: float) -> Any:
+def count_noise(key: tf.Tensor, stddev: float) -> tf.Tensor:
   """float64 scalar: noise for a count, in multiples of 2^-16. A count (a multiple of 1/2) plus it is exact in float64.
 
   Args:
@@ -272,7 +287,7 @@ def count_noise(key: Any, stddev: float) -> Any:
   return tf.cast(sampler.draw(key, 1, stream=integer_noise.Stream(_COUNTS))[0], tf.float64) / _COUNT_STEPS
 
 
-def product(values: Any, factor: float) -> Any:
+def product(values: tf.Tensor, factor: float) -> tf.Tensor:
   """int64 values·factor with an error in (-3, 0], for |values| < 2^62 and a float64 factor in [0, 1].
 
   A factor below 1/2 is rounded to a multiple of 2^-53.

@@ -52,7 +52,7 @@ def banded(num_releases: int, most: int, apart: int, bands: int) -> tuple[float,
     bands: At least 1.
   """
 
-  def loss(steps):
+  def loss(steps: np.ndarray) -> tuple[float, np.ndarray]:
     column = np.zeros(num_releases)
     column[:bands] = np.cumsum(steps[::-1])[::-1]
     value, slopes = _log_loss(column, column[:bands], np.ones(1), most, apart)

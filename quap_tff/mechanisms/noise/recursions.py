@@ -13,10 +13,11 @@ import abc
 from collections.abc import Sequence
 import math
 import operator
-from typing import Any, Callable
+from typing import Callable
 
 import numpy as np
 
+from quap_tff.common import array_types
 from quap_tff.common import checks
 from quap_tff.common import lazy
 from quap_tff.common.numbers import arrays
@@ -77,7 +78,12 @@ class Correlation(checks.Checked, abc.ABC):
     """c_0 … c_{count-1}, float64[count]."""
 
   @abc.abstractmethod
-  def after(self, buffers: Sequence[Any], added: Any, times: Callable[[Any, float], Any] = operator.mul) -> list[Any]:
+  def after(
+    self,
+    buffers: Sequence[array_types.Array],
+    added: array_types.Array,
+    times: Callable[[array_types.Array, float], array_types.Array] = operator.mul,
+  ) -> list[array_types.Array]:
     """The d buffers after a release.
 
     Args:
@@ -87,11 +93,11 @@ class Correlation(checks.Checked, abc.ABC):
     """
 
   @abc.abstractmethod
-  def faded(self, buffers: Sequence[Any], elapsed: Any) -> list[Any]:
+  def faded(self, buffers: Sequence[array_types.Array], elapsed: array_types.Numbers) -> list[array_types.Array]:
     """The d buffers after `elapsed` releases that add nothing to them: float64s of any shape, whole numbers."""
 
   @abc.abstractmethod
-  def price(self, releases_left: Any) -> tuple[Any, list[Any]]:
+  def price(self, releases_left: array_types.Numbers) -> tuple[array_types.Numbers, list[array_types.Array]]:
     """What a weight in a release costs, counting that release and all that may follow it.
 
     Suppose that a client has weight w in a release, and that its buffers were h_j before it. The client shifts this
@@ -106,7 +112,7 @@ class Correlation(checks.Checked, abc.ABC):
     """
 
   @abc.abstractmethod
-  def overlap(self, gap: Any) -> Any:
+  def overlap(self, gap: array_types.Numbers) -> array_types.Numbers:
     """What evenly spread participations cost in addition to their own cost, in the limit of infinitely many.
 
     It is the sum over m ≥ 1 of the inner products of two unit participations that are m·gap releases apart, divided by
@@ -120,7 +126,13 @@ class Correlation(checks.Checked, abc.ABC):
     """
 
   @abc.abstractmethod
-  def lasting(self, factors: Sequence[Any], buffers: Sequence[Any], gap: Any, rounds: Any) -> list[Any]:
+  def lasting(
+    self,
+    factors: Sequence[array_types.Numbers],
+    buffers: Sequence[array_types.Array],
+    gap: array_types.Numbers,
+    rounds: array_types.Numbers,
+  ) -> list[array_types.Array]:
     """Σ_j κ_j·h_j, summed over evenly spread participations, the first of which is now; a summand for each buffer.
 
     Args:
@@ -130,7 +142,9 @@ class Correlation(checks.Checked, abc.ABC):
       rounds: The number of participations, at least 1: floats of that shape.
     """
 
-  def squared_norms(self, cohorts: Sequence[Any], weights: Sequence[Any], num_clients: int) -> np.ndarray:
+  def squared_norms(
+    self, cohorts: Sequence[array_types.Ids], weights: Sequence[np.ndarray], num_clients: int
+  ) -> np.ndarray:
     """‖C·w_i‖² of each client, float64[N]: Σ_s (Σ_{t≤s} c_{s-t}·w_i(t))² over all releases.
 
     Args:
@@ -150,7 +164,7 @@ class Correlation(checks.Checked, abc.ABC):
       latest[ids] = release
     return total
 
-  def covariance(self, cohorts: Sequence[Any], noise_multipliers: Sequence[float]) -> np.ndarray:
+  def covariance(self, cohorts: Sequence[array_types.Ids], noise_multipliers: Sequence[float]) -> np.ndarray:
     """The covariance of the noise in T releases, for each coordinate and in clipping norms, float64[T, T].
 
     Args:
@@ -224,13 +238,18 @@ class Exponentials(Correlation):
     powers = self.decays ** np.arange(max(count - 1, 0))[:, np.newaxis]
     return np.concatenate([[1.0], (powers * self.gains).sum(axis=1)])[:count]
 
-  def after(self, buffers: Sequence[Any], added: Any, times: Callable[[Any, float], Any] = operator.mul) -> list[Any]:
+  def after(
+    self,
+    buffers: Sequence[array_types.Array],
+    added: array_types.Array,
+    times: Callable[[array_types.Array, float], array_types.Array] = operator.mul,
+  ) -> list[array_types.Array]:
     return [times(own, decay) + added for own, (_, decay) in zip(buffers, self.terms)]
 
-  def faded(self, buffers: Sequence[Any], elapsed: Any) -> list[Any]:
+  def faded(self, buffers: Sequence[array_types.Array], elapsed: array_types.Numbers) -> list[array_types.Array]:
     return [own * arrays.whole_power(decay, elapsed) for own, (_, decay) in zip(buffers, self.terms)]
 
-  def price(self, releases_left: Any) -> tuple[Any, list[Any]]:
+  def price(self, releases_left: array_types.Numbers) -> tuple[array_types.Numbers, list[array_types.Array]]:
     if not self.num_buffers:
       return 1.0, []
     left = arrays.cast(releases_left, np.float64)
@@ -243,7 +262,7 @@ class Exponentials(Correlation):
     factors = [gain + decay * part for (gain, decay), part in zip(self.terms, by_term)]
     return 1.0 + sum(by_term[1:], by_term[0]), factors
 
-  def overlap(self, gap: Any) -> Any:
+  def overlap(self, gap: array_types.Numbers) -> array_types.Numbers:
     whole, _ = self.price(math.inf)
     xp = arrays.namespace(gap)
     result = 0.0 * gap
@@ -253,7 +272,13 @@ class Exponentials(Correlation):
       result = result + share * power / (1.0 - power)
     return result / whole
 
-  def lasting(self, factors: Sequence[Any], buffers: Sequence[Any], gap: Any, rounds: Any) -> list[Any]:
+  def lasting(
+    self,
+    factors: Sequence[array_types.Numbers],
+    buffers: Sequence[array_types.Array],
+    gap: array_types.Numbers,
+    rounds: array_types.Numbers,
+  ) -> list[array_types.Array]:
     xp = arrays.namespace(gap, rounds, *buffers)
     # Each participation overlaps with what is left of earlier ones, more faintly each time.
     return [

@@ -15,8 +15,10 @@ from typing import Any, Optional
 
 import numpy as np
 
+from quap_tff.common import array_types
 from quap_tff.common import checks
 from quap_tff.common import registry
+from quap_tff.common.lazy import tf
 from quap_tff.common.numbers import arrays
 from quap_tff.mechanisms.parts import schedules
 
@@ -45,7 +47,9 @@ class ClientBudgetRule(checks.Checked, abc.ABC):
     """The largest budget that any client can get in any round."""
 
   @abc.abstractmethod
-  def budgets(self, config: BudgetConfig, state: Any, client_ids: Any, rates: Any) -> Any:
+  def budgets(
+    self, config: BudgetConfig, state: array_types.Structure, client_ids: array_types.Array, rates: array_types.Array
+  ) -> array_types.Array:
     """ε_i(t).
 
     Args:
@@ -59,7 +63,7 @@ class ClientBudgetRule(checks.Checked, abc.ABC):
     """
 
   def initial_state(
-    self, config: BudgetConfig, num_clients: int, critical_shapes: Sequence[Any]
+    self, config: BudgetConfig, num_clients: int, critical_shapes: Sequence[tf.TensorShape]
   ) -> collections.OrderedDict[str, Any]:
     """Server state before round 1, by name; empty for rules without state.
 
@@ -70,15 +74,22 @@ class ClientBudgetRule(checks.Checked, abc.ABC):
     """
     return collections.OrderedDict()
 
-  def announced(self, state: Any) -> Any:
+  def announced(self, state: array_types.Structure) -> array_types.Structure:
     """The part of the state that clients need for `observe`."""
     return []
 
-  def observe(self, critical_update: Sequence[Any], announced: Any) -> Any:
+  def observe(self, critical_update: Sequence[tf.Tensor], announced: array_types.Structure) -> tf.Tensor:
     """What a client reports about the critical part of its finite update: a float32 scalar."""
     raise NotImplementedError
 
-  def next_state(self, config: BudgetConfig, state: Any, client_ids: Any, budgets: Any, observations: Any) -> Any:
+  def next_state(
+    self,
+    config: BudgetConfig,
+    state: array_types.Structure,
+    client_ids: array_types.Array,
+    budgets: array_types.Array,
+    observations: array_types.Array,
+  ) -> array_types.Structure:
     """The state after the cohort of round t is known, of the same structure.
 
     Args:
@@ -90,11 +101,13 @@ class ClientBudgetRule(checks.Checked, abc.ABC):
     """
     return state
 
-  def given(self, state: Any) -> Optional[Any]:
+  def given(self, state: array_types.Structure) -> Optional[array_types.Array]:
     """float[N], the budget of each client in its last round, if the state holds them; else they follow from rates."""
     return None
 
-  def after_round(self, state: Any, critical_mean: Sequence[Any], cohort_size: Any) -> Any:
+  def after_round(
+    self, state: array_types.Structure, critical_mean: Sequence[tf.Tensor], cohort_size: tf.Tensor
+  ) -> array_types.Structure:
     """The state after round t, given the noised critical part of its mean update."""
     return state
 
@@ -106,7 +119,9 @@ class Participation(ClientBudgetRule):
   def largest(self, config: BudgetConfig) -> float:
     return config.epsilon_base * (1 + config.alpha)
 
-  def budgets(self, config: BudgetConfig, state: Any, client_ids: Any, rates: Any) -> Any:
+  def budgets(
+    self, config: BudgetConfig, state: array_types.Structure, client_ids: array_types.Array, rates: array_types.Array
+  ) -> array_types.Array:
     return config.epsilon_base * (1.0 + config.alpha * arrays.namespace(rates).exp(-config.beta * rates))
 
 
@@ -117,7 +132,9 @@ class Uniform(ClientBudgetRule):
   def largest(self, config: BudgetConfig) -> float:
     return config.epsilon_base
 
-  def budgets(self, config: BudgetConfig, state: Any, client_ids: Any, rates: Any) -> Any:
+  def budgets(
+    self, config: BudgetConfig, state: array_types.Structure, client_ids: array_types.Array, rates: array_types.Array
+  ) -> array_types.Array:
     return 0.0 * rates + config.epsilon_base
 
 
@@ -143,7 +160,7 @@ class BudgetConfig(checks.Checked):
   client_rule: Optional[ClientBudgetRule] = None
   schedule: schedules.RoundSchedule = schedules.Even()
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     super().__post_init__()
     registry.lookup('round budget rule', self.round_rule, ROUND_RULES)
     if self.client_rule is not None and not isinstance(self.client_rule, ClientBudgetRule):
@@ -186,7 +203,7 @@ class BudgetConfig(checks.Checked):
     """The largest budget that any client or round can get."""
     return self.rule.largest(self) * self.schedule.largest(self.num_rounds)
 
-  def factor(self, round_num: Any) -> Any:
+  def factor(self, round_num: array_types.Numbers) -> array_types.Numbers:
     """f_t, by which all budgets of round t are multiplied; t from 1."""
     return self.schedule.factor(round_num, self.num_rounds)
 
@@ -196,7 +213,13 @@ def uniform(config: BudgetConfig) -> BudgetConfig:
   return dataclasses.replace(config, round_rule='uniform', client_rule=None)
 
 
-def client_budgets(config: BudgetConfig, rates: Any, in_warmup: Any, state: Any = None, client_ids: Any = None) -> Any:
+def client_budgets(
+  config: BudgetConfig,
+  rates: array_types.Array,
+  in_warmup: array_types.Booleans,
+  state: Optional[array_types.Structure] = None,
+  client_ids: Optional[array_types.Array] = None,
+) -> array_types.Array:
   """ε_i(t) of each client, before `BudgetConfig.factor` multiplies it.
 
   Args:
@@ -213,7 +236,12 @@ def client_budgets(config: BudgetConfig, rates: Any, in_warmup: Any, state: Any 
   return arrays.namespace(rates).where(in_warmup, base, config.rule.budgets(config, state, client_ids, rates))
 
 
-def round_budget(config: BudgetConfig, rates: Any, in_warmup: Any, budgets: Any = None) -> Any:
+def round_budget(
+  config: BudgetConfig,
+  rates: array_types.Array,
+  in_warmup: array_types.Booleans,
+  budgets: Optional[array_types.Array] = None,
+) -> array_types.Numbers:
   """ε_t, the scalar budget of a round, before `BudgetConfig.factor` multiplies it; ε_base if the cohort is empty.
 
   Args:
@@ -232,7 +260,7 @@ def round_budget(config: BudgetConfig, rates: Any, in_warmup: Any, budgets: Any 
   return xp.where(plain, base, ROUND_RULES[config.round_rule](config, rates, budgets))
 
 
-def _mean(values):
+def _mean(values: array_types.Array) -> array_types.Numbers:
   return arrays.namespace(values).mean(values)
 
 

@@ -12,6 +12,7 @@ import dataclasses
 import math
 from typing import Any, Optional
 
+from quap_tff.common import array_types
 from quap_tff.common import checks
 from quap_tff.common import registry
 from quap_tff.common.lazy import tf
@@ -30,7 +31,7 @@ _ROUNDING = 2.0**-24
 _FARTHEST_ROUND, _FARTHEST = 1.0, 10.0
 
 # Draws a float64 scalar of noise with a standard deviation.
-Noise = Callable[[float], Any]
+Noise = Callable[[float], 'tf.Tensor']
 
 # Each client of the cohort adds 1/2 or -1/2 to the centred count, as in the paper. A client without data adds nothing.
 _COUNT_SENSITIVITY = 0.5
@@ -108,7 +109,7 @@ class QuantileEma(ClipRule):
 
   releases_exact_norms = True
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     super().__post_init__()
     if self.max_clip is not None and self.min_clip > self.max_clip:
       raise ValueError(f'min_clip must not be above max_clip, found {self.min_clip} > {self.max_clip}.')
@@ -259,7 +260,7 @@ RULES = {
 }
 
 
-def quantile(values: tf.Tensor, q: Any) -> tf.Tensor:
+def quantile(values: tf.Tensor, q: array_types.Numbers) -> tf.Tensor:
   """The q-quantile of the finite entries of float32[M] `values`, interpolated as numpy's; NaN if there are none.
 
   `q` may be a list of K numbers. The result is then a float32[K].
@@ -289,7 +290,7 @@ def scaled_down(tensors: Sequence[tf.Tensor], factor: tf.Tensor) -> list[tf.Tens
   return [tf.cast(tf.cast(one, tf.float64) * factor, one.dtype) for one in tensors]
 
 
-def global_norm(tensors: Iterable[Any]) -> tf.Tensor:
+def global_norm(tensors: Iterable[tf.Tensor]) -> tf.Tensor:
   """The L2 norm of a list of float tensors taken together, float64; 0 for an empty list.
 
   It is not finite if an entry is not finite. The squares of all float32 numbers are within float64's range.

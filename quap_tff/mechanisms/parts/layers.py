@@ -81,8 +81,8 @@ def from_leaves(paths: Sequence[Sequence], shapes: Sequence[Sequence[int]]) -> t
   return from_shapes(shapes)
 
 
-def _group(names, shapes):
-  members = {}
+def _group(names: Sequence[str], shapes: Sequence[Sequence[int]]) -> tuple[Layer, ...]:
+  members: dict[str, list[int]] = {}
   for index, name in enumerate(names):
     members.setdefault(name.rpartition('/')[0] or name, []).append(index)
   return tuple(
@@ -91,11 +91,11 @@ def _group(names, shapes):
   )
 
 
-def _is_dense(weights):
+def _is_dense(weights: Sequence[tuple[tuple[str, str, str], Sequence[int]]]) -> bool:
   # A bare 'kernel' belongs to no named layer: its bias, if any, could not be distinguished from other layers' biases.
-  weights = [(name, shape) for (layer, _, name), shape in weights if layer]
-  ranks = {name: len(shape) for name, shape in weights}
-  return len(ranks) == len(weights) and ranks in ({'kernel': 2}, {'kernel': 2, 'bias': 1})
+  named = [(name, shape) for (layer, _, name), shape in weights if layer]
+  ranks = {name: len(shape) for name, shape in named}
+  return len(ranks) == len(named) and ranks in ({'kernel': 2}, {'kernel': 2, 'bias': 1})
 
 
 def critical_layers(layers: Sequence[Layer], selection: str) -> tuple[Layer, ...]:
@@ -133,7 +133,7 @@ def critical_indices(layers: Sequence[Layer], selection: str) -> tuple[int, ...]
   return tuple(sorted(index for layer in critical_layers(layers, selection) for index in layer.indices))
 
 
-def _names(layers):
+def _names(layers: Sequence[Layer]) -> str:
   return ', '.join(layer.name for layer in layers)
 
 

@@ -7,10 +7,10 @@ docs/method.md, section 4.
 
 import collections
 import dataclasses
-from typing import Any
 
 import numpy as np
 
+from quap_tff.common import array_types
 from quap_tff.common import checks
 from quap_tff.common import registry
 from quap_tff.common.numbers import arrays
@@ -36,12 +36,12 @@ class ParticipationConfig(checks.Checked):
   count_during_warmup: bool = True
 
 
-def in_warmup(config: ParticipationConfig, round_num: Any) -> Any:
+def in_warmup(config: ParticipationConfig, round_num: array_types.Numbers) -> array_types.Booleans:
   """Whether round `round_num` (int, from 1) is a warm-up round."""
   return round_num <= config.warmup_rounds
 
 
-def is_counted(config: ParticipationConfig, round_num: Any) -> Any:
+def is_counted(config: ParticipationConfig, round_num: array_types.Numbers) -> array_types.Booleans:
   """Whether taking part in round `round_num` is counted."""
   xp = arrays.namespace(round_num)
   return xp.logical_or(config.count_during_warmup, xp.logical_not(in_warmup(config, round_num)))
@@ -55,7 +55,9 @@ def initial_state(config: ParticipationConfig, num_clients: int) -> 'collections
   return state
 
 
-def rates_if_taking_part(config: ParticipationConfig, state: Any, round_num: Any) -> Any:
+def rates_if_taking_part(
+  config: ParticipationConfig, state: array_types.Structure, round_num: array_types.Numbers
+) -> array_types.Array:
   """p_i(t) that each client has if it takes part in round t.
 
   Args:
@@ -73,29 +75,35 @@ def rates_if_taking_part(config: ParticipationConfig, state: Any, round_num: Any
   return _cumulative(config, state['counts'] + arrays.cast(counted, np.int32), round_num)
 
 
-def rates(config: ParticipationConfig, state: Any, round_num: Any) -> Any:
+def rates(
+  config: ParticipationConfig, state: array_types.Structure, round_num: array_types.Numbers
+) -> array_types.Array:
   """p_i(t) of every client, float32[N], from the state after round t."""
   if config.rate == 'ema':
     return state['rates']
   return _cumulative(config, state['counts'], round_num)
 
 
-def of_clients(state: Any, client_ids: Any) -> Any:
+def of_clients(state: array_types.Structure, client_ids: array_types.Array) -> array_types.Structure:
   """The participation state of some clients, int[M] ids: that of `rates` and `rates_if_taking_part`, too."""
   return collections.OrderedDict((name, arrays.take(values, client_ids)) for name, values in state.items())
 
 
-def counted_rounds(config: ParticipationConfig, round_num: Any) -> Any:
+def counted_rounds(config: ParticipationConfig, round_num: array_types.Numbers) -> array_types.Array:
   """How many of the rounds 1..t are counted. At least 1, even if none is counted yet: rates are divided by it."""
   uncounted = 0 if config.count_during_warmup else config.warmup_rounds
   return arrays.namespace(round_num).maximum(round_num - uncounted, 1)
 
 
-def _cumulative(config, counts, round_num):
+def _cumulative(
+  config: ParticipationConfig, counts: array_types.Array, round_num: array_types.Numbers
+) -> array_types.Array:
   return arrays.cast(counts, np.float32) / arrays.cast(counted_rounds(config, round_num), np.float32)
 
 
-def next_state(config: ParticipationConfig, state: Any, cohort: Any, round_num: Any) -> Any:
+def next_state(
+  config: ParticipationConfig, state: array_types.Structure, cohort: array_types.Ids, round_num: array_types.Numbers
+) -> array_types.Structure:
   """The participation state after round `round_num`.
 
   A round with an empty cohort leaves counts and EMA rates as they are: nobody was asked, so nothing was learned about
@@ -118,7 +126,9 @@ def next_state(config: ParticipationConfig, state: Any, cohort: Any, round_num: 
   return new
 
 
-def statistics(config: ParticipationConfig, state: Any, round_num: Any) -> 'collections.OrderedDict[str, Any]':
+def statistics(
+  config: ParticipationConfig, state: array_types.Structure, round_num: array_types.Numbers
+) -> 'collections.OrderedDict[str, array_types.Numbers]':
   """Mean, standard deviation, minimum and maximum of the N rates, and the number of clients never counted (int32)."""
   all_rates = rates(config, state, round_num)
   xp = arrays.namespace(all_rates)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import Any
 
 from quap_tff.common import checks
 from quap_tff.common.lazy import tf
@@ -114,7 +113,7 @@ def _cut(share: float, size: tf.Tensor) -> tf.Tensor:
   return tf.cast(tf.floor(tf.cast(share, tf.float64) * tf.cast(size, tf.float64) + 1e-9), tf.int32)
 
 
-def _middle(values: tf.Tensor, cut: Any) -> tf.Tensor:
+def _middle(values: tf.Tensor, cut: tf.Tensor) -> tf.Tensor:
   """The mean of float[M, …] along the first axis, without the `cut` largest and smallest values of each coordinate."""
   ordered = tf.sort(values, axis=0)
   return tf.reduce_mean(ordered[cut : tf.shape(values)[0] - cut], axis=0)

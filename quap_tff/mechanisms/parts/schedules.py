@@ -9,10 +9,10 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-from typing import Any
 
 import numpy as np
 
+from quap_tff.common import array_types
 from quap_tff.common import checks
 from quap_tff.common.numbers import arrays
 
@@ -21,7 +21,7 @@ class RoundSchedule(checks.Checked, abc.ABC):
   """How ε_total is shared out among rounds. Subclasses are frozen dataclasses."""
 
   @abc.abstractmethod
-  def factor(self, round_num: Any, num_rounds: int) -> Any:
+  def factor(self, round_num: array_types.Numbers, num_rounds: int) -> array_types.Numbers:
     """f_t.
 
     Args:
@@ -41,7 +41,7 @@ class RoundSchedule(checks.Checked, abc.ABC):
 class Even(RoundSchedule):
   """f_t = 1, the documents' choice."""
 
-  def factor(self, round_num: Any, num_rounds: int) -> Any:
+  def factor(self, round_num: array_types.Numbers, num_rounds: int) -> array_types.Numbers:
     return 1.0
 
 
@@ -61,7 +61,7 @@ class Geometric(RoundSchedule):
 
   growth: float = checks.number_field('growth', 4.0, at_least=1e-3, at_most=1e3)
 
-  def factor(self, round_num: Any, num_rounds: int) -> Any:
+  def factor(self, round_num: array_types.Numbers, num_rounds: int) -> array_types.Numbers:
     if num_rounds == 1:
       return 1.0
     step = math.log(self.growth) / (num_rounds - 1)

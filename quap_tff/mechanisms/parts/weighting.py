@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import Any, Callable
+from typing import Callable
 
 import numpy as np
 
+from quap_tff.common import array_types
 from quap_tff.common import checks
 from quap_tff.common.numbers import arrays
 
@@ -26,7 +27,9 @@ class Weighting(checks.Checked, abc.ABC):
   is_equal: bool = False
 
   @abc.abstractmethod
-  def shares(self, budgets: Any, multiplier: Callable[[Any], Any]) -> Any:
+  def shares(
+    self, budgets: array_types.Array, multiplier: Callable[[array_types.Array], array_types.Array]
+  ) -> array_types.Array:
     """s_i, floats with the shape and type of `budgets`; their mean is 1.
 
     Args:
@@ -41,7 +44,9 @@ class Equal(Weighting):
 
   is_equal = True
 
-  def shares(self, budgets: Any, multiplier: Callable[[Any], Any]) -> Any:
+  def shares(
+    self, budgets: array_types.Array, multiplier: Callable[[array_types.Array], array_types.Array]
+  ) -> array_types.Array:
     return arrays.namespace(budgets).ones_like(budgets)
 
 
@@ -63,7 +68,9 @@ class Clusters(Weighting):
 
   clusters: int = checks.integer_field('clusters', 3, at_least=1, at_most=1000)
 
-  def shares(self, budgets: Any, multiplier: Callable[[Any], Any]) -> Any:
+  def shares(
+    self, budgets: array_types.Array, multiplier: Callable[[array_types.Array], array_types.Array]
+  ) -> array_types.Array:
     xp = arrays.namespace(budgets)
     size = arrays.size(budgets)
     if xp is np and not size:  # NumPy has no minimum of nothing.

@@ -26,10 +26,11 @@ from collections.abc import Sequence
 import dataclasses
 import functools
 import math
-from typing import Any, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 
+from quap_tff.common import array_types
 from quap_tff.common import checks
 from quap_tff.common import lazy
 from quap_tff.common.lazy import tf
@@ -51,10 +52,10 @@ class Buffer(NamedTuple):
     clip: float32 scalar, the largest clipping norm; 0 for an empty buffer.
   """
 
-  total: list[Any]
-  shares: Any
-  count: Any
-  clip: Any
+  total: list[tf.Tensor]
+  shares: tf.Tensor
+  count: tf.Tensor
+  clip: tf.Tensor
 
 
 class BufferedState(NamedTuple):
@@ -66,9 +67,9 @@ class BufferedState(NamedTuple):
     released: float32[N], Σ s(τ_i) of each client in the release of the latest round; all 0 if it released nothing.
   """
 
-  mechanism: Any
+  mechanism: mechanism.State
   buffer: Buffer
-  released: Any
+  released: tf.Tensor
 
 
 class Release(NamedTuple):
@@ -92,7 +93,7 @@ class Buffered(mechanism.Configured):
   size: int
   staleness: stalenesses.Staleness = stalenesses.Staleness()
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     super().__post_init__()
     config = self.config
     if config.noise.placement == 'client':
@@ -134,10 +135,10 @@ class Buffered(mechanism.Configured):
   def scaled(self, factor: float) -> Buffered:
     return dataclasses.replace(self, config=self.config.scaled(factor))
 
-  def seen(self, state: Any) -> dict[str, Any]:
+  def seen(self, state: mechanism.State) -> dict[str, Any]:
     return self.config.seen(state.mechanism)  # Of those who arrived.
 
-  def spent(self, state: Any, metrics: Any, cohort: np.ndarray) -> mechanism.RoundRecord:
+  def spent(self, state: mechanism.State, metrics: mechanism.Measurements, cohort: np.ndarray) -> mechanism.RoundRecord:
     """The state has those who were released, whom the ledger charges."""
     del cohort
     release = _release_of(np.asarray(state.released, np.float64))
@@ -152,7 +153,7 @@ class Buffered(mechanism.Configured):
       found.append(self._cost(release, config.client_budgets(state, clients), multiplier, 1.0))
     return found
 
-  def planned_releases(self, cohorts: Sequence[Any]) -> list[Release]:
+  def planned_releases(self, cohorts: Sequence[array_types.Ids]) -> list[Release]:
     """The release of each round if these clients arrive, int[M_t] for each round."""
     shares, count, versions, found = np.zeros(self.num_clients), 0, 1, []
     for round_num, cohort in enumerate(cohorts, 1):
@@ -166,7 +167,9 @@ class Buffered(mechanism.Configured):
         found.append(_release_of(np.zeros(0)))
     return found
 
-  def _cost(self, release, epsilons, noise_multiplier, clipping_norm):
+  def _cost(
+    self, release: Release, epsilons: np.ndarray, noise_multiplier: float, clipping_norm: float
+  ) -> mechanism.RoundRecord:
     """The ledger's weights end at 1, so a client that is in a release twice scales the noise down."""
     spent = self.config.cost(release.clients, epsilons, noise_multiplier, clipping_norm)
     largest = max(1.0, release.shares.max(initial=0.0))
@@ -180,12 +183,12 @@ class BufferedRounds(mechanism.Rounds):
 
   own_fields = {'staleness': 'how stale it is'}
 
-  def __init__(self, value: Buffered, specs, layers):
+  def __init__(self, value: Buffered, specs: mechanism.Specs, layers: mechanism.Layers):
     self.specs, self._size, self._config = specs, value.size, value.config
     self._inner = quap.QuapRounds(value.config, specs, layers)
     self.clips_by_this_round = self._inner.clips_by_this_round
 
-  def initial_state(self) -> Any:
+  def initial_state(self) -> mechanism.State:
     return BufferedState(
       mechanism=self._inner.initial_state(),
       buffer=Buffer(
@@ -197,14 +200,14 @@ class BufferedRounds(mechanism.Rounds):
       released=tf.zeros([self._config.num_clients], tf.float32),
     )
 
-  def announce(self, state: Any) -> mechanism.Struct:
+  def announce(self, state: mechanism.State) -> mechanism.Struct:
     return collections.OrderedDict(clip=state.mechanism.clip)
 
-  def report(self, update: list[Any], own: mechanism.Struct, announced: mechanism.Struct) -> mechanism.Struct:
+  def report(self, update: list[tf.Tensor], own: mechanism.Struct, announced: mechanism.Struct) -> mechanism.Struct:
     report = self._inner.report(update, own, {**announced, 'scale': 1.0})
     return collections.OrderedDict(report, staleness=tf.cast(own['staleness'], tf.int32))
 
-  def admit(self, state: Any, announced: mechanism.Struct, reports: mechanism.Struct) -> mechanism.Round:
+  def admit(self, state: mechanism.State, announced: mechanism.Struct, reports: mechanism.Struct) -> mechanism.Round:
     """The buffer is released if it is full.
 
     The budget of a release is that of all clients in the buffer, at their rates in the round of the release.
@@ -250,19 +253,25 @@ class BufferedRounds(mechanism.Rounds):
     )
     return arrived._replace(weights=shares, noise_multiplier=multiplier, sigma=sigma, after=after, metrics=metrics)
 
-  def _noise(self, after, inside):
+  def _noise(self, after: mechanism.State, inside: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """ε_t and z_t of a release, from the participation rates of everyone in the buffer."""
     kind = self._config.participation
     rates = participations.rates(kind, after.participation, after.round)
     return self._config.round_noise(tf.boolean_mask(rates, inside > 0), participations.in_warmup(kind, after.round))
 
   def contribution(
-    self, update: mechanism.Parts, report: mechanism.Struct, announced: mechanism.Struct, clip: Optional[Any] = None
-  ) -> list[Any]:
+    self,
+    update: mechanism.Parts,
+    report: mechanism.Struct,
+    announced: mechanism.Struct,
+    clip: Optional[tf.Tensor] = None,
+  ) -> list[tf.Tensor]:
     share = stalenesses.share(report['staleness'])
     return [u * tf.cast(share, u.dtype) for u in self._inner.contribution(update, report, announced, clip)]
 
-  def release(self, state: Any, admitted: mechanism.Round, total: list[Any]) -> tuple[Any, list[Any], mechanism.Struct]:
+  def release(
+    self, state: mechanism.State, admitted: mechanism.Round, total: list[tf.Tensor]
+  ) -> tuple[mechanism.State, list[tf.Tensor], mechanism.Struct]:
     """The mean of the buffer if it is released; else the result is exactly zero, which leaves the model as it is."""
     after, count = admitted.after, admitted.metrics['released_updates']
     filled = [a + b for a, b in zip(state.buffer.total, total)]
@@ -281,10 +290,10 @@ def _release_of(shares: np.ndarray) -> Release:
 
 
 @functools.lru_cache(maxsize=8)
-def _shares_function(staleness):
+def _shares_function(staleness: stalenesses.Staleness) -> Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]:
   """One graph for all rounds and cohorts of a distribution: eager operations one by one would take seconds."""
 
-  def shares(round_num, ids, versions):
+  def shares(round_num: tf.Tensor, ids: tf.Tensor, versions: tf.Tensor) -> tf.Tensor:
     of_one = lambda client_id: stalenesses.share(staleness.of(round_num, client_id, versions))
     return tf.map_fn(of_one, ids, fn_output_signature=tf.float32)
 
@@ -292,6 +301,6 @@ def _shares_function(staleness):
   return tf.function(shares, input_signature=signature)
 
 
-def _shares(staleness, round_num, ids, versions):
+def _shares(staleness: stalenesses.Staleness, round_num: int, ids: np.ndarray, versions: int) -> tf.Tensor:
   """s(τ_i(t)) of a cohort, float32[M]."""
   return _shares_function(staleness)(*(tf.constant(value, tf.int64) for value in (round_num, ids, versions)))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import dataclasses
 import math
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
+from quap_tff.common import array_types
 from quap_tff.common import checks
 from quap_tff.common import lazy
 from quap_tff.common import registry
@@ -92,7 +93,7 @@ class QuapConfig(mechanism.Mechanism):
   weighting: weightings.Weighting = weightings.Equal()
   aggregator: robust.Aggregator = robust.Mean()
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     super().__post_init__()
     checks.integer('num_clients', self.num_clients, at_least=1, at_most=2**31 - 1)
     if not isinstance(self.clip, clip_rules.ClipRule):
@@ -134,7 +135,7 @@ class QuapConfig(mechanism.Mechanism):
         'or a smaller epsilon or more rounds.'
       )
 
-  def _waits(self):
+  def _waits(self) -> str:
     if not self.weighting.is_equal:
       return 'how much an update counts depends on all of them'
     if not self.clip.uses_current_norms:
@@ -171,12 +172,12 @@ class QuapConfig(mechanism.Mechanism):
       note=rule.note,
     )
 
-  def _noise_follows(self):
+  def _noise_follows(self) -> str:
     if self.noise.scale != 1:
       return 'plan'  # An accountant has calibrated the scale on the planned cohorts.
     return 'nothing' if self.budget.round_rule == 'uniform' and self.noise.placement == 'server' else 'cohorts'
 
-  def _exact_releases(self):
+  def _exact_releases(self) -> Iterator[str]:
     if self.clip.releases_exact_norms:
       yield "the clipping norm is an un-noised function of the clients' update norms"
     if self.aggregator.needs_each_update:
@@ -195,18 +196,22 @@ class QuapConfig(mechanism.Mechanism):
   def scaled(self, factor: float) -> QuapConfig:
     return dataclasses.replace(self, noise=dataclasses.replace(self.noise, scale=factor))
 
-  def multiplier(self, epsilon: Any) -> tf.Tensor:
+  def multiplier(self, epsilon: array_types.Numbers) -> tf.Tensor:
     """z(ε, δ), with the noise's scale: the noise multiplier of a budget, elementwise."""
     return self.noise.scale * gaussian.noise_multiplier(self.noise.calibration, epsilon, self.noise.delta)
 
-  def shares(self, epsilons: Any) -> Any:
+  def shares(self, epsilons: array_types.Array) -> array_types.Array:
     """s_i of the cohort from its budgets ε_i(t), which are float[M], a tensor or an array."""
     calibration, delta = self.noise.calibration, self.noise.delta
     return self.weighting.shares(epsilons, lambda own: gaussian.noise_multiplier(calibration, own, delta))
 
   def round_noise(
-    self, rates: Any, in_warmup: Any, client_epsilons: Optional[Any] = None, budget_factor: Any = 1.0
-  ) -> tuple[Any, Any]:
+    self,
+    rates: tf.Tensor,
+    in_warmup: array_types.Booleans,
+    client_epsilons: Optional[tf.Tensor] = None,
+    budget_factor: array_types.Numbers = 1.0,
+  ) -> tuple[tf.Tensor, tf.Tensor]:
     """The budget of a round and its noise.
 
     Args:
@@ -229,11 +234,11 @@ class QuapConfig(mechanism.Mechanism):
     epsilon = budget_factor * budgets.round_budget(self.budget, rates, in_warmup, client_epsilons)
     return epsilon, self.multiplier(epsilon)
 
-  def seen(self, state: Any) -> dict[str, Any]:
+  def seen(self, state: mechanism.State) -> dict[str, Any]:
     counts_all = self.participation.count_during_warmup or not self.participation.warmup_rounds
     return {'counts': np.asarray(state.participation['counts'])} if counts_all else {}
 
-  def spent(self, state: Any, metrics: Any, cohort: np.ndarray) -> mechanism.RoundRecord:
+  def spent(self, state: mechanism.State, metrics: mechanism.Measurements, cohort: np.ndarray) -> mechanism.RoundRecord:
     counts = self.seen(state).get('counts')
     return self.cost(
       cohort,
@@ -281,7 +286,7 @@ class QuapConfig(mechanism.Mechanism):
       found.append(PlannedState(round_num, state, None))
     return found
 
-  def client_budgets(self, state: Any, cohort: np.ndarray) -> np.ndarray:
+  def client_budgets(self, state: mechanism.State, cohort: np.ndarray) -> np.ndarray:
     """ε_i(t) of the cohort, float64[M], from the state after the round."""
     given = self.budget.rule.given(state.budget)
     if given is not None:
@@ -296,7 +301,7 @@ class QuapConfig(mechanism.Mechanism):
     factor = self.budget.factor(state.round)
     return float(self.round_noise(tf.constant(rates), in_warmup, budget_factor=factor)[1])
 
-  def _rates(self, state, cohort):
+  def _rates(self, state: array_types.Structure, cohort: np.ndarray) -> tuple[array_types.Array, array_types.Booleans]:
     of_cohort = {name: arrays.take(np.asarray(value), cohort) for name, value in state.participation.items()}
     round_num = int(state.round)
     rates = participations.rates(self.participation, of_cohort, round_num)
@@ -307,5 +312,5 @@ class PlannedState(NamedTuple):
   """The part of a state that follows from cohorts alone: its `round`, the `participation` state, and no `budget`."""
 
   round: int
-  participation: Any
+  participation: array_types.Structure
   budget: None

@@ -63,7 +63,7 @@ class Local(mechanism.Configured):
 
   config: configs.QuapConfig
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     super().__post_init__()
     config = self.config
     if config.noise.placement != 'client':
@@ -92,18 +92,19 @@ class Local(mechanism.Configured):
   def scaled(self, factor: float) -> Local:
     return Local(self.config.scaled(factor))
 
-  def seen(self, state: Any) -> dict[str, Any]:
+  def seen(self, state: mechanism.State) -> dict[str, Any]:
     return self.config.seen(state)
 
-  def spent(self, state: Any, metrics: Any, cohort: np.ndarray) -> mechanism.RoundRecord:
+  def spent(self, state: mechanism.State, metrics: mechanism.Measurements, cohort: np.ndarray) -> mechanism.RoundRecord:
     return self._by_message(self.config.spent(state, metrics, cohort))
 
   def planned(self, cohorts: Sequence[np.ndarray]) -> list[mechanism.RoundRecord]:
     return [self._by_message(spent) for spent in self.config.planned(cohorts)]
 
-  def _by_message(self, spent):
+  def _by_message(self, spent: mechanism.RoundRecord) -> mechanism.RoundRecord:
     multipliers = np.asarray(self.config.multiplier(np.asarray(spent.budgets, np.float64)))
     smallest = float(multipliers.min(initial=np.inf)) if len(spent.cohort) else 0.0
+    assert spent.clipping_norm is not None
     return spent._replace(
       weights=smallest / multipliers,
       noise_multiplier=smallest,
@@ -115,21 +116,21 @@ class Local(mechanism.Configured):
 class LocalRounds(mechanism.Rounds):
   """Local privacy's functions for updates of known tensors. The state is that of QuAP-FL's rounds."""
 
-  def __init__(self, config: configs.QuapConfig, specs):
+  def __init__(self, config: configs.QuapConfig, specs: mechanism.Specs):
     self.config, self.specs = config, specs
 
-  def initial_state(self) -> Any:
+  def initial_state(self) -> mechanism.State:
     every = (layers_lib.Layer('all', tuple(range(len(self.specs))), False),)
     return quap.QuapRounds(self.config, self.specs, every).initial_state()
 
-  def announce(self, state: Any) -> mechanism.Struct:
+  def announce(self, state: mechanism.State) -> mechanism.Struct:
     # A client needs its own rate only; the simulation sends all of them, as it does the seed.
     return collections.OrderedDict(clip=state.clip, **quap.announced_budgets(self.config, state))
 
-  def report(self, update: list[Any], own: mechanism.Struct, announced: mechanism.Struct) -> mechanism.Struct:
+  def report(self, update: list[tf.Tensor], own: mechanism.Struct, announced: mechanism.Struct) -> mechanism.Struct:
     return collections.OrderedDict(client_id=own['client_id'])
 
-  def admit(self, state: Any, announced: mechanism.Struct, reports: mechanism.Struct) -> mechanism.Round:
+  def admit(self, state: mechanism.State, announced: mechanism.Struct, reports: mechanism.Struct) -> mechanism.Round:
     """The metrics follow from who takes part. `noise_multiplier` is the smallest one of a message of the cohort."""
     config = self.config
     ids = mechanism.checked_ids(config.num_clients, reports['client_id'])
@@ -165,8 +166,12 @@ class LocalRounds(mechanism.Rounds):
     )
 
   def contribution(
-    self, update: mechanism.Parts, report: mechanism.Struct, announced: mechanism.Struct, clip: Optional[Any] = None
-  ) -> list[Any]:
+    self,
+    update: mechanism.Parts,
+    report: mechanism.Struct,
+    announced: mechanism.Struct,
+    clip: Optional[tf.Tensor] = None,
+  ) -> list[tf.Tensor]:
     """A client's message: its clipped update and N(0, (2·C·z)²) on each entry, in the update's dtypes.
 
     | update             | what is noised               |
@@ -185,6 +190,8 @@ class LocalRounds(mechanism.Rounds):
     # One rounding, after the noise: post-processing.
     return [tf.cast(c + n, u.dtype) for c, n, u in zip(clipped, noise, update.values())]
 
-  def release(self, state: Any, admitted: mechanism.Round, total: list[Any]) -> tuple[Any, list[Any], mechanism.Struct]:
+  def release(
+    self, state: mechanism.State, admitted: mechanism.Round, total: list[tf.Tensor]
+  ) -> tuple[mechanism.State, list[tf.Tensor], mechanism.Struct]:
     divisor = tf.maximum(tf.cast(admitted.metrics['cohort_size'], tf.float64), 1.0)
     return admitted.after, [t / tf.cast(divisor, t.dtype) for t in total], admitted.metrics

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import dataclasses
 from typing import Any
 
+from quap_tff.common import array_types
 from quap_tff.common import checks
 from quap_tff.common.lazy import tf
 from quap_tff.common.numbers import seeds
@@ -54,7 +55,7 @@ class PtAdp(budget_rules.ClientBudgetRule):
     return _FACTOR**2 * config.epsilon_base
 
   def initial_state(
-    self, config: budget_rules.BudgetConfig, num_clients: int, critical_shapes: Sequence[Any]
+    self, config: budget_rules.BudgetConfig, num_clients: int, critical_shapes: Sequence[tf.TensorShape]
   ) -> collections.OrderedDict[str, Any]:
     exponents = tf.random.stateless_uniform([num_clients], seeds.initial_seed(self.seed, 'preferences'), -1.0, 1.0)
     return collections.OrderedDict(
@@ -64,16 +65,18 @@ class PtAdp(budget_rules.ClientBudgetRule):
       aggregate=[tf.zeros(shape, tf.float32) for shape in critical_shapes],
     )
 
-  def budgets(self, config: budget_rules.BudgetConfig, state: Any, client_ids: Any, rates: Any) -> Any:
+  def budgets(
+    self, config: budget_rules.BudgetConfig, state: array_types.Structure, client_ids: tf.Tensor, rates: tf.Tensor
+  ) -> tf.Tensor:
     preferences, credits = (tf.gather(state[name], client_ids) for name in ('preferences', 'credits'))
     shares = preferences * (1.0 + tf.minimum(credits, 1.0))
     total = config.epsilon_base * tf.cast(tf.size(client_ids), tf.float32)
     return tf.cast(_filled(shares, _FACTOR * preferences, total), rates.dtype)
 
-  def announced(self, state: Any) -> Any:
+  def announced(self, state: array_types.Structure) -> array_types.Structure:
     return state['aggregate']
 
-  def observe(self, critical_update: Sequence[Any], announced: Any) -> tf.Tensor:
+  def observe(self, critical_update: Sequence[tf.Tensor], announced: array_types.Structure) -> tf.Tensor:
     """The cosine of the update's critical part, clipped or not, with the last aggregate; 0 if either is zero."""
     product = tf.add_n(
       [tf.zeros([], tf.float64)]
@@ -83,8 +86,13 @@ class PtAdp(budget_rules.ClientBudgetRule):
     return tf.cast(tf.clip_by_value(tf.math.divide_no_nan(product, norms), -1.0, 1.0), tf.float32)
 
   def next_state(
-    self, config: budget_rules.BudgetConfig, state: Any, client_ids: Any, budgets: Any, observations: Any
-  ) -> Any:
+    self,
+    config: budget_rules.BudgetConfig,
+    state: array_types.Structure,
+    client_ids: tf.Tensor,
+    budgets: tf.Tensor,
+    observations: tf.Tensor,
+  ) -> array_types.Structure:
     indices = client_ids[:, tf.newaxis]
     preferences, credits = (tf.gather(state[name], client_ids) for name in ('preferences', 'credits'))
     bought = tf.clip_by_value(budgets / preferences - 1.0, 0.0, credits)
@@ -96,10 +104,12 @@ class PtAdp(budget_rules.ClientBudgetRule):
       aggregate=state['aggregate'],
     )
 
-  def given(self, state: Any) -> tf.Tensor:
+  def given(self, state: array_types.Structure) -> tf.Tensor:
     return state['given']
 
-  def after_round(self, state: Any, critical_mean: Sequence[Any], cohort_size: Any) -> Any:
+  def after_round(
+    self, state: array_types.Structure, critical_mean: Sequence[tf.Tensor], cohort_size: tf.Tensor
+  ) -> array_types.Structure:
     # A round with nobody leaves it as it is.
     aggregate = [
       tf.where(cohort_size > 0, tf.cast(mean, tf.float32), before)
@@ -108,7 +118,7 @@ class PtAdp(budget_rules.ClientBudgetRule):
     return collections.OrderedDict(state, aggregate=aggregate)
 
 
-def _filled(shares, caps, total):
+def _filled(shares: tf.Tensor, caps: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
   """min(caps, λ·shares) with the λ that makes the sum `total`, at most Σcaps: water-filling, float32[M] each."""
   order = tf.argsort(caps / shares)
   full = tf.cumsum(tf.gather(caps, order), exclusive=True)

@@ -16,10 +16,11 @@ import collections
 from collections.abc import Callable, Sequence
 import functools
 import math
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 import tensorflow as tf
 
+from quap_tff.common import array_types
 from quap_tff.common.numbers import seeds
 from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms.noise import gaussian
@@ -66,19 +67,21 @@ class QuapRounds(mechanism.Rounds):
   def __init__(
     self,
     config: configs.QuapConfig,
-    specs: Sequence[Any],
+    specs: mechanism.Specs,
     layers: Sequence[layers_lib.Layer],
-    learning_rate_fn: Optional[Callable[[Any], Any]] = None,
+    learning_rate_fn: mechanism.LearningRateFn = None,
   ):
-    if config.update_scale == 'pseudo_gradient' and learning_rate_fn is None:
-      raise ValueError(
-        "update_scale='pseudo_gradient' divides updates by the client learning rate: pass learning_rate_fn, "
-        'or use build_quap_fed_avg, which does.'
-      )
+    self._scale_fn: Callable[[tf.Tensor], tf.Tensor] = lambda round_num: 1.0
+    if config.update_scale == 'pseudo_gradient':
+      if learning_rate_fn is None:
+        raise ValueError(
+          "update_scale='pseudo_gradient' divides updates by the client learning rate: pass learning_rate_fn, "
+          'or use build_quap_fed_avg, which does.'
+        )
+      self._scale_fn = learning_rate_fn
     self.config, self.specs = config, specs
     self.critical = layers_lib.critical_indices(layers, config.critical_layers)
     self.clipped = tuple(range(len(specs))) if config.clip_scope == 'all_layers' else self.critical
-    self._scale_fn = learning_rate_fn if config.update_scale == 'pseudo_gradient' else lambda round_num: 1.0
     self._noise_at_clients = config.noise.placement == 'client'
     self._observes = config.budget.rule.observes_updates
     # Shares follow from the whole cohort.
@@ -88,7 +91,7 @@ class QuapRounds(mechanism.Rounds):
     if self.clips_by_this_round and not self.needs_each_update:
       self.waiting = tuple(sorted(self.clipped))
 
-  def initial_state(self) -> Any:
+  def initial_state(self) -> mechanism.State:
     config, shapes = self.config, [self.specs[i].shape for i in self.critical]
     return ServerState(
       round=tf.constant(0, tf.int32),
@@ -98,11 +101,11 @@ class QuapRounds(mechanism.Rounds):
       budget=config.budget.rule.initial_state(config.budget, config.num_clients, shapes),
     )
 
-  def _scale(self, state):
+  def _scale(self, state: ServerState) -> tf.Tensor:
     """The unit of norms: updates are divided by it before clipping and multiplied by it after noise."""
     return tf.cast(self._scale_fn(state.round + 1), tf.float32)
 
-  def announce(self, state: Any) -> mechanism.Struct:
+  def announce(self, state: mechanism.State) -> mechanism.Struct:
     """C_{t-1}, the unit of norms, and what noise and budgets depend on."""
     message = collections.OrderedDict(clip=state.clip, scale=self._scale(state))
     if self._noise_at_clients:
@@ -111,7 +114,7 @@ class QuapRounds(mechanism.Rounds):
       message['budget'] = self.config.budget.rule.announced(state.budget)
     return message
 
-  def norm(self, update: Sequence[tf.Tensor], scale: Any = 1.0) -> tf.Tensor:
+  def norm(self, update: Sequence[tf.Tensor], scale: array_types.Numbers = 1.0) -> tf.Tensor:
     """The norm that is clipped, in units of `scale`, float32, rounded up.
 
     It is NaN if any entry of the whole update is not finite, or if its norm is too large for float32.
@@ -125,7 +128,7 @@ class QuapRounds(mechanism.Rounds):
     )
     return tf.where(tf.math.is_finite(whole), norm, float('nan'))
 
-  def report(self, update: Any, own: mechanism.Struct, announced: mechanism.Struct) -> mechanism.Struct:
+  def report(self, update: list[tf.Tensor], own: mechanism.Struct, announced: mechanism.Struct) -> mechanism.Struct:
     norm = self.norm(update, announced['scale'])
     report = collections.OrderedDict(client_id=own['client_id'], norm=norm)
     if self._observes:
@@ -134,7 +137,7 @@ class QuapRounds(mechanism.Rounds):
       report['observation'] = tf.where(tf.math.is_finite(observed) & tf.math.is_finite(norm), observed, 0.0)
     return report
 
-  def admit(self, state: Any, announced: mechanism.Struct, reports: mechanism.Struct) -> mechanism.Round:
+  def admit(self, state: mechanism.State, announced: mechanism.Struct, reports: mechanism.Struct) -> mechanism.Round:
     config, budget, norms = self.config, self.config.budget, reports['norm']
     client_ids = mechanism.checked_ids(config.num_clients, reports['client_id'])
     round_num = state.round + 1
@@ -190,8 +193,12 @@ class QuapRounds(mechanism.Rounds):
     return dict(zip(update, _finite(list(update.values()), report['norm'])))
 
   def contribution(
-    self, update: mechanism.Parts, report: mechanism.Struct, announced: mechanism.Struct, clip: Optional[Any] = None
-  ) -> list[Any]:
+    self,
+    update: mechanism.Parts,
+    report: mechanism.Struct,
+    announced: mechanism.Struct,
+    clip: Optional[tf.Tensor] = None,
+  ) -> list[tf.Tensor]:
     """The update with its clipped layers clipped, all zero unless its norm is finite; then the client's own noise.
 
     That is under client placement: one float64 N(0, σ_i²) tensor for each critical one, σ_i = z(ε_i(t), δ)·C_t.
@@ -208,7 +215,7 @@ class QuapRounds(mechanism.Rounds):
       sent = sent + gaussian.noises(seed, [update[i] for i in self.critical], stddev)
     return sent
 
-  def combined(self, contributions: list[Any], weights: Any) -> list[Any]:
+  def combined(self, contributions: list[tf.Tensor], weights: tf.Tensor) -> list[tf.Tensor]:
     """Σ s_i·ū_i by the clients' shares; or M times the robust aggregate, and zero for an empty cohort."""
     if not self.config.aggregator.needs_each_update:
       return [tf.tensordot(tf.cast(weights, one.dtype), one, 1) for one in contributions]
@@ -220,7 +227,9 @@ class QuapRounds(mechanism.Rounds):
     ]
     return [one * tf.cast(size, one.dtype) for one in self.config.aggregator.centre(present)]
 
-  def release(self, state: Any, admitted: mechanism.Round, total: list[Any]) -> tuple[Any, list[Any], mechanism.Struct]:
+  def release(
+    self, state: mechanism.State, admitted: mechanism.Round, total: list[tf.Tensor]
+  ) -> tuple[mechanism.State, list[tf.Tensor], mechanism.Struct]:
     return self.finished(state, admitted, total, admitted.metrics['cohort_size'])
 
   def finished(
@@ -260,7 +269,7 @@ class QuapRounds(mechanism.Rounds):
     return admitted.after._replace(budget=budget), [u * tf.cast(scale, u.dtype) for u in mean], metrics
 
 
-def announced_budgets(config: configs.QuapConfig, state: Any) -> mechanism.Struct:
+def announced_budgets(config: configs.QuapConfig, state: mechanism.State) -> mechanism.Struct:
   """The message from which clients draw their own noise: all N clients' rates if they take part, and a seed."""
   round_num = state.round + 1
   return collections.OrderedDict(
@@ -272,7 +281,7 @@ def announced_budgets(config: configs.QuapConfig, state: Any) -> mechanism.Struc
 
 
 def own_multiplier(
-  config: configs.QuapConfig, client_id: tf.Tensor, announced: mechanism.Struct, dtype: Any = tf.float32
+  config: configs.QuapConfig, client_id: tf.Tensor, announced: mechanism.Struct, dtype: tf.DType = tf.float32
 ) -> tf.Tensor:
   """z(ε_i(t), δ) of a client, from `announced_budgets`."""
   # `admit` refuses an id out of range with a clear message, so looking up its rate must not fail first.
@@ -281,10 +290,10 @@ def own_multiplier(
   return config.multiplier(tf.cast(epsilon, dtype))
 
 
-def _finite(tensors, norm):
+def _finite(tensors: Sequence[tf.Tensor], norm: tf.Tensor) -> list[tf.Tensor]:
   """The tensors as they are; all zero unless `norm`, that of the whole update, is finite."""
   return tf.cond(tf.math.is_finite(norm), lambda: tensors, lambda: [tf.zeros_like(u) for u in tensors])
 
 
-def _round_seed(state, use):
+def _round_seed(state: ServerState, use: int) -> tf.Tensor:
   return seeds.fold_in(state.noise.seed, state.noise.counter, tf.constant(use, tf.int64))

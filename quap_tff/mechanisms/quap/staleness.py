@@ -12,8 +12,8 @@ log-normal speeds. Draws are pure in (seed, round, client), so τ says nothing a
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
+from quap_tff.common import array_types
 from quap_tff.common import checks
 from quap_tff.common.lazy import tf
 from quap_tff.common.numbers import seeds
@@ -38,7 +38,7 @@ class Staleness(checks.Checked):
   max_staleness: int = checks.integer_field('max_staleness', 10, at_least=0, at_most=MOST_VERSIONS - 1)
   seed: int = checks.integer_field('staleness seed', 0, at_least=0, at_most=2**63 - 1)
 
-  def of(self, round_num: Any, client_id: Any, num_versions: Any) -> tf.Tensor:
+  def of(self, round_num: tf.Tensor, client_id: tf.Tensor, num_versions: tf.Tensor) -> tf.Tensor:
     """τ_i(t), int32 scalar.
 
     Args:
@@ -55,6 +55,6 @@ class Staleness(checks.Checked):
     return tf.minimum(tf.cast(tf.floor(delay), tf.int32), tf.cast(num_versions, tf.int32) - 1)
 
 
-def share(staleness: Any) -> tf.Tensor:
+def share(staleness: array_types.Numbers) -> tf.Tensor:
   """s(τ) = 1/√(1 + τ), float32, elementwise."""
   return tf.math.rsqrt(1.0 + tf.cast(staleness, tf.float32))

@@ -446,6 +446,8 @@ class RunAccount:
   def _of_filter(self, clients: np.ndarray, whom: str) -> accounting.FormalReport:
     """The figures of a filter for noise that follows releases, for each of the clients bool[N]."""
     limit = self.mechanism.core.limit
+    # Noise that follows releases has one filter, whose limit is one number.
+    assert isinstance(limit, float)
     note = (
       'The noise was chosen from noised releases. So the figures are those of the filter, '
       f'ρ = {rounding.up(limit / 2)} for each client{whom}.'

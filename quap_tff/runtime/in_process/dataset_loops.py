@@ -78,7 +78,15 @@ def _element_attributes(node: Any, element: Sequence[int]) -> None:
     node.attr['output_shapes'].list.shape.add(unknown_rank=True)
 
 
-def _replace(nodes: Any, node: Any, prefix: str, types, state, element, output) -> None:
+def _replace(
+  nodes: Any,
+  node: Any,
+  prefix: str,
+  types: Sequence[int],
+  state: Sequence[int],
+  element: Sequence[int],
+  output: Callable[[str, str, int], str],
+) -> None:
   """Replaces `node` by the loop. `node` becomes the identity of the final state and keeps its name."""
   data = [edge for edge in node.input if not edge.startswith('^')]
   control = [edge for edge in node.input if edge.startswith('^')]
@@ -129,7 +137,15 @@ def _add_condition(function: Any, name: str, types: Sequence[int]) -> None:
   function.ret['more'] = 'has_value:has_value:0'
 
 
-def _add_body(function: Any, name: str, types, f: Any, state, element, others) -> None:
+def _add_body(
+  function: Any,
+  name: str,
+  types: Sequence[int],
+  f: Any,
+  state: Sequence[int],
+  element: Sequence[int],
+  others: Sequence[int],
+) -> None:
   arguments = _add_signature(function, name, types)
   value = function.node_def.add(name='value', op='OptionalGetValue', input=[arguments[0]])
   _element_attributes(value, element)

@@ -5,7 +5,7 @@ A computation is compiled once into a tree of Python closures, `run(bindings) ->
 never sees a cohort: a client's step on its values is written like a server's step on one value.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import functools
 from typing import Any, Callable, Optional
 
@@ -41,7 +41,7 @@ class Program:
     else:
       self._root = self.compile(block)
 
-  def __call__(self, argument: Any, runner: Any) -> Any:
+  def __call__(self, argument: streaming.Value, runner: streaming.Runner) -> streaming.Value:
     """Runs the computation.
 
     Args:
@@ -118,7 +118,7 @@ class Program:
     steps = [(name, self.compile(value)) for name, value in block.locals]
     result = self.compile(block.result)
 
-    def run(bindings):
+    def run(bindings: streaming.Bindings) -> streaming.Value:
       bindings = dict(bindings)
       for name, step in steps:
         bindings[name] = step(bindings)
@@ -173,13 +173,13 @@ class Program:
     return lambda bindings: value
 
 
-def _broadcast(runner, signature, argument):
+def _broadcast(runner: streaming.Runner, signature: tff.FunctionType, argument: streaming.Value) -> streaming.Value:
   if runner.meter is not None:
     runner.meter.add(down=runner.num_clients * traffic.sizer(signature.parameter.member)(argument))
   return argument
 
 
-def _select(runner, signature, argument):
+def _select(runner: streaming.Runner, signature: tff.FunctionType, argument: streaming.Value) -> streaming.Value:
   keys, _, server_value, select = argument
   element_type = signature.result.member.element
   slices = [select((server_value, key)) for key in tf.unstack(keys)]
@@ -189,46 +189,48 @@ def _select(runner, signature, argument):
   return values.sequence_from_values(slices, element_type)
 
 
-def _zero(type_spec):
+def _zero(type_spec: tff.Type) -> streaming.Value:
   return tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), values.tensor_specs(type_spec))
 
 
-def _elements(variant, element_type):
+def _elements(variant: tf.Tensor, element_type: tff.Type) -> Iterator[streaming.Value]:
   for element in values.dataset(variant, element_type):
     yield values.element_to_value(element, element_type)
 
 
-def _sequence_map(runner, signature, argument):
+def _sequence_map(runner: streaming.Runner, signature: tff.FunctionType, argument: streaming.Value) -> streaming.Value:
   function, sequence = argument
   source_type = signature.parameter[1].element
   mapped = [function(element) for element in _elements(sequence, source_type)]
   return values.sequence_from_values(mapped, signature.result.element)
 
 
-def _sequence_reduce(runner, signature, argument):
+def _sequence_reduce(
+  runner: streaming.Runner, signature: tff.FunctionType, argument: streaming.Value
+) -> streaming.Value:
   sequence, accumulator, operator = argument
   for element in _elements(sequence, signature.parameter[0].element):
     accumulator = operator((accumulator, element))
   return accumulator
 
 
-def _sequence_sum(runner, signature, argument):
+def _sequence_sum(runner: streaming.Runner, signature: tff.FunctionType, argument: streaming.Value) -> streaming.Value:
   total = _zero(signature.result)
   for element in _elements(argument, signature.parameter.element):
     total = tf.nest.map_structure(tf.add, total, element)
   return total
 
 
-def _apply(runner, signature, argument):
+def _apply(runner: streaming.Runner, signature: tff.FunctionType, argument: streaming.Value) -> streaming.Value:
   function, value = argument
   return function(value)
 
 
-def _evaluate(runner, signature, argument):
+def _evaluate(runner: streaming.Runner, signature: tff.FunctionType, argument: streaming.Value) -> streaming.Value:
   return argument(None)
 
 
-def _same(runner, signature, argument):
+def _same(runner: streaming.Runner, signature: tff.FunctionType, argument: streaming.Value) -> streaming.Value:
   return argument
 
 

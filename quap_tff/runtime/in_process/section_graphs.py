@@ -74,7 +74,7 @@ class SectionGraph:
   branches: bool = dataclasses.field(init=False)
   reads_datasets: bool = dataclasses.field(init=False)
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     nodes = list(self.graph_def.node)
     nodes += [node for function in self.graph_def.library.function for node in function.node_def]
     object.__setattr__(self, 'depends_on_call_order', any(_depends_on_call_order(node) for node in nodes))

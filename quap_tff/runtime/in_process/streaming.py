@@ -6,25 +6,52 @@ clients ahead of it. So the order of every floating-point sum is the cohort's fo
 lives until the last aggregation has taken it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 import contextlib
 import functools
-from typing import Any, Callable, Optional, TypeVar
+from typing import Any, Callable, Optional, Protocol, TypeVar
 
 import tensorflow_federated as tff
 
 from quap_tff.runtime.in_process import schedule
+from quap_tff.runtime.in_process import tensorflow_blocks
 from quap_tff.runtime.values import errors
 from quap_tff.runtime.values import traffic
 from quap_tff.runtime.values import values
 
-Bindings = dict[str, Any]
-Run = Callable[[Bindings], Any]
+# A value as `values` has it: nested tuples of tensors, of all clients a sequence of them, or a function of values.
+Value = Any
+Bindings = dict[str, Value]
+Run = Callable[[Bindings], Value]
 T = TypeVar('T')
 
 # Bound alongside the computation's own names, which are identifiers.
 RUNNER = '<runner>'
 _RESULT = '<result>'
+
+
+class Runner(Protocol):
+  """One invocation's threads and devices: `context._Runner`."""
+
+  num_clients: int
+  meter: Optional[traffic.Meter]
+
+  @property
+  def joins(self) -> bool: ...
+
+  def block_size(self, num_bytes: int) -> int: ...
+
+  def device(self) -> str: ...
+
+  def call(self, section: tensorflow_blocks.TensorFlowBlock, argument: Value) -> Value: ...
+
+  def map(
+    self,
+    function: Callable[[Sequence[Bindings]], Sequence[Value]],
+    items: Iterable[Bindings],
+    functions: Sequence[tensorflow_blocks.GraphFunction] = (),
+    size: int = 1,
+  ) -> Generator[Sequence[Value], None, None]: ...
 
 
 class Body:
@@ -164,7 +191,7 @@ class _Pass:
     for aggregation in self._aggregations:
       aggregation.start(bindings)
     kept = {name: values.PerClient() for name in self._kept}
-    runner = bindings[RUNNER]
+    runner: Runner = bindings[RUNNER]
     shared = {name: bindings[name] for name in [RUNNER, *self._shared]}
     joined = self._joined if runner.joins else None
     size, functions, wanted = 1, self._functions, True
@@ -291,7 +318,7 @@ def parts_of(block: tff.framework.ComputationBuildingBlock, kind: type[T]) -> li
   """All building blocks of a kind in `block`."""
   found: list[T] = []
 
-  def visit(inner):
+  def visit(inner: tff.framework.ComputationBuildingBlock) -> tuple[tff.framework.ComputationBuildingBlock, bool]:
     if isinstance(inner, kind):
       found.append(inner)
     return inner, False

@@ -21,6 +21,10 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+# A tensor, or a structure of them as TFF has it.
+_Structure = Any
+# Of each tensor of a value the sum, and an int32 scalar: how often it left its range.
+_Sum = tuple[Sequence[tf.Tensor], Sequence[tf.Tensor]]
 # TFF's limit: of the 63 bits of an int64, one at least is for the sum of two values.
 _MOST_BITS = 62
 
@@ -32,7 +36,7 @@ def with_plain_bodies(block: tff.framework.ComputationBuildingBlock) -> tff.fram
     TypeError: If the modulus of a sum has another dtype than its summand.
   """
 
-  def visit(inner):
+  def visit(inner: tff.framework.ComputationBuildingBlock) -> tuple[tff.framework.ComputationBuildingBlock, bool]:
     if isinstance(inner, tff.framework.Intrinsic) and inner.uri in _BODIES:
       return _BODIES[inner.uri](inner.type_signature.parameter).to_building_block(), True
     return inner, False
@@ -60,11 +64,11 @@ def _modular_sum(parameter: tff.StructType) -> tff.Computation:
       )
 
   @tff.federated_computation(parameter)
-  def body(argument):
+  def body(argument: tff.Value) -> tff.Value:
     summed = _sum(argument[0], value_type.member)
 
     @tff.tensorflow.computation(summed.type_signature.member, modulus_type)
-    def reduced(summed, modulus):
+    def reduced(summed: _Sum, modulus: _Structure) -> _Structure:
       total, wraps = summed
       # A power of two has no bit in common with the number below it, and no other positive number is so.
       wrong = [tf.where(tf.equal(tf.bitwise.bitwise_and(m, m - 1), 0), 0, w) for w, m in zip(wraps, _tensors(modulus))]
@@ -81,7 +85,7 @@ def _sum_up_to(parameter: tff.StructType, largest_of: Callable[[tf.Tensor], tf.T
   value_type, limit_type = parameter
 
   @tff.tensorflow.computation(value_type.member, limit_type)
-  def checked(value, limit):
+  def checked(value: _Structure, limit: _Structure) -> _Structure:
     checks = [
       tf.debugging.assert_less_equal(
         tf.reduce_max(tf.cast(one, tf.int64)),
@@ -93,12 +97,12 @@ def _sum_up_to(parameter: tff.StructType, largest_of: Callable[[tf.Tensor], tf.T
     with tf.control_dependencies(checks):
       return _packed(value_type.member, [tf.identity(one) for one in _tensors(value)])
 
-  def total(summed):
+  def total(summed: _Sum) -> _Structure:
     with tf.control_dependencies(_no_wraps(summed[1], value_type.member, 'smaller values')):
       return _packed(value_type.member, [tf.identity(one) for one in summed[0]])
 
   @tff.federated_computation(parameter)
-  def body(argument):
+  def body(argument: tff.Value) -> tff.Value:
     limit = tff.federated_value(argument[1], tff.CLIENTS)
     return _sum(tff.federated_map(checked, (argument[0], limit)), value_type.member, total)
 
@@ -118,7 +122,9 @@ _BODIES: dict[str, Callable[[tff.StructType], tff.Computation]] = {
 }
 
 
-def _sum(values: tff.Value, member: tff.Type, report: Callable[[Any], Any] = lambda summed: summed) -> tff.Value:
+def _sum(
+  values: tff.Value, member: tff.Type, report: Callable[[_Sum], _Structure] = lambda summed: summed
+) -> tff.Value:
   """The sum of clients' values in their own dtypes, and how often it left their range.
 
   Returns:
@@ -126,23 +132,23 @@ def _sum(values: tff.Value, member: tff.Type, report: Callable[[Any], Any] = lam
   """
 
   @tff.tensorflow.computation
-  def zero():
+  def zero() -> _Sum:
     return [tf.zeros(one.shape, one.dtype) for one in _tensors(member)], [tf.constant(0) for _ in _tensors(member)]
 
   sum_type = zero.type_signature.result
 
   @tff.tensorflow.computation(sum_type, member)
-  def add(summed, value):
+  def add(summed: _Sum, value: _Structure) -> _Sum:
     return _added(summed, _tensors(value), summed[1])
 
   @tff.tensorflow.computation(sum_type, sum_type)
-  def merge(a, b):
+  def merge(a: _Sum, b: _Sum) -> _Sum:
     return _added(a, b[0], [x + y for x, y in zip(a[1], b[1])])
 
   return tff.federated_aggregate(values, zero(), add, merge, tff.tensorflow.computation(report, sum_type))
 
 
-def _added(summed: Any, value: Sequence[tf.Tensor], wraps: Sequence[tf.Tensor]) -> tuple[list[Any], list[Any]]:
+def _added(summed: _Sum, value: Sequence[tf.Tensor], wraps: Sequence[tf.Tensor]) -> _Sum:
   before, after, found = summed[0], [], []
   for total, one, count in zip(before, value, wraps):
     after.append(total + one)

@@ -40,7 +40,7 @@ class FedNova(extension.Extension):
   effective_steps: Optional[float] = None
   mean_epochs: Optional[float] = None
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     if self.effective_steps is not None:
       checks.number('fednova effective_steps', self.effective_steps, above=0)
     if self.mean_epochs is not None:
@@ -49,7 +49,7 @@ class FedNova(extension.Extension):
         raise ValueError('fednova normalizes by steps (effective_steps) or by epochs (mean_epochs), found both.')
 
   @property
-  def _counts_steps(self):
+  def _counts_steps(self) -> bool:
     return self.effective_steps is None and self.mean_epochs is None
 
   @property

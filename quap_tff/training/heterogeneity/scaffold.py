@@ -27,6 +27,7 @@ from collections.abc import Sequence
 import dataclasses
 from typing import Any
 
+from quap_tff.common import array_types
 from quap_tff.common import registry
 from quap_tff.common.lazy import tf
 from quap_tff.training import extension
@@ -46,7 +47,7 @@ class Scaffold(extension.Extension):
   option: int = 2
   server_control: str = registry.name_field('scaffold server_control', 'sum', ('sum', 'released'))
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     super().__post_init__()
     if self.option not in (1, 2):
       raise ValueError(f"scaffold option must be 1 or 2, the paper's options I and II, found {self.option!r}.")
@@ -78,7 +79,7 @@ class Scaffold(extension.Extension):
       for c, mine in zip(message['control'], own)
     ]
 
-  def _unit(self, steps):
+  def _unit(self, steps: tf.Tensor) -> tf.Tensor:
     """A control over this number is a gradient: K_i where controls are sums over a round."""
     return tf.cast(tf.maximum(steps, 1), tf.float32) if self.server_control == 'released' else tf.constant(1.0)
 
@@ -90,7 +91,9 @@ class Scaffold(extension.Extension):
       return collections.OrderedDict()
     return collections.OrderedDict(change=self.kept(message, own, local) - extension.flat(own))
 
-  def _next_control(self, message, own, local):
+  def _next_control(
+    self, message: array_types.Structure, own: extension.Tensors, local: extension.Local
+  ) -> extension.Tensors:
     """c_i+."""
     unit = self._unit(local.steps)
     if self.option == 1:
