@@ -55,7 +55,7 @@ def _of_certified(plan: plans.Plan, schedule: Sequence[np.ndarray], draws: int, 
   # A private quantile's noised counts are a second mechanism, which this game leaves alone.
   mu = accounting.total_mu(plan.planned_ledger(schedule)).updates
   simulate: Any = distinguisher.held if plan.holds_noise else distinguisher.certified
-  return Game(float(mu.max()), simulate(plan.config, schedule, int(mu.argmax()), seed))
+  return Game(float(mu.max()), simulate(plan.core, schedule, int(mu.argmax()), seed))
 
 
 def _of_stock(plan: plans.Plan, schedule: Sequence[np.ndarray], draws: int, seed: Optional[int]) -> Optional[Game]:

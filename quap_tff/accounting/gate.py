@@ -49,6 +49,7 @@ from quap_tff.mechanisms.certified import privacy_filter
 from quap_tff.mechanisms.certified import spending as spendings
 from quap_tff.mechanisms.certified import weight_rules
 from quap_tff.mechanisms.noise import correlation as correlations
+from quap_tff.mechanisms.parts import clip_rules
 
 spents = lazy.module('quap_tff.accounting.spent')
 ciphers = lazy.module('cryptography.hazmat.primitives.ciphers')
@@ -115,7 +116,7 @@ class Gate:
         f'A gate needs the noise in numbers, found noise_multiplier={noise_multiplier!r} and {correlation!r}. Give '
         'them, or let Gate.calibrated(schedule, epsilon, delta) choose them.'
       )
-    self.config = certified_config.Certified(
+    self.config = certified_config.CertifiedConfig(
       num_clients,
       epsilon,
       delta,
@@ -124,10 +125,12 @@ class Gate:
       divisor=1.0,  # Of the program that divides.
       num_rounds=num_rounds,
       weights=weight_rules.Uniform(),
+      clip=clip_rules.Fixed(1.0),  # Its unit.
       own_epsilon=own_epsilon,  # type: ignore[arg-type]  # It becomes a tuple.
       spent_before=None if spent is None else spents.read_spent(spent, num_clients),  # type: ignore[arg-type]
     )
-    self._prices = self.config.prices
+    self.noise_multiplier = noise_multiplier
+    self._prices = self.config.to_mechanism().prices
     self._spending = spendings.Spending(correlation, num_clients)
     self.digests: list[bytes] = []
     self._asked = np.zeros(num_clients, bool)
@@ -168,8 +171,8 @@ class Gate:
     more.setdefault('correlation', correlations.Independent())
     config = certified_config.CertifiedConfig(num_clients, epsilon, delta, weights=weight_rules.Uniform(), **more)
     found = config.settled(cohorts).mechanism
-    numbers = num_clients, found.noise_multiplier, epsilon, delta, found.num_rounds
-    return cls(*numbers, found.correlation, found.own_epsilon, found.spent_before)
+    numbers = num_clients, found.noise_multiplier, epsilon, delta, found.config.num_rounds
+    return cls(*numbers, found.config.correlation, found.config.own_epsilon, found.config.spent_before)
 
   @property
   def num_clients(self) -> int:
@@ -334,7 +337,7 @@ class Gate:
       )
 
   def _record(self, ids: np.ndarray, weights: np.ndarray, released: Optional[bool]) -> mechanism.RoundRecord:
-    return mechanism.RoundRecord(ids, None, weights, self.config.noise_multiplier, released=released)
+    return mechanism.RoundRecord(ids, None, weights, self.noise_multiplier, released=released)
 
   def digest_of(self, number: int, record: mechanism.RoundRecord) -> bytes:
     """The 16 bytes that `digests` has for a round, whatever the order of its clients.
@@ -427,7 +430,7 @@ class Gate:
         f'The noise of release {last} takes back a part of the noise of release {last - 1}, which was not drawn here. '
         'Draw the noise of every committed round by this function, or of none.'
       )
-    drawn = self.config.noise_multiplier * self._standard_normal(source, tuple(shape))
+    drawn = self.noise_multiplier * self._standard_normal(source, tuple(shape))
     if not self._buffers:
       self._buffers = [np.zeros_like(drawn) for _ in range(correlation.num_buffers)]
     if any(one.shape != drawn.shape for one in self._buffers):

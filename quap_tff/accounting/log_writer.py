@@ -79,9 +79,7 @@ class LogWriter:
       OSError: If a file cannot be written. Then do not release the sum.
     """
     charged = self.gate.commit(cohort, weights, released, reservation)
-    record = mechanism.RoundRecord(
-      np.asarray(cohort), None, charged, self.gate.config.noise_multiplier, released=released
-    )
+    record = mechanism.RoundRecord(np.asarray(cohort), None, charged, self.gate.noise_multiplier, released=released)
     self._append(logs.row_texts(self.gate.rounds, record))
     self.gate.save(self._state)
 

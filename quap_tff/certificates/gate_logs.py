@@ -81,7 +81,7 @@ class Statements:
 
 
 class _Content(NamedTuple):
-  config: guarantee.Guarantee
+  config: guarantee.GuaranteeConfig
   statements: Statements
   code: Mapping[str, str]
   account: logs.LogAccount
@@ -192,7 +192,7 @@ def read(path: str) -> _Content:
   with folder_files.damage(GATE):
     abouts.check_text(GATE, value)
     abouts.check_code(value['code'])
-    config = folders.read_mechanism(certified_config.Certified.trust, value['gate'])
+    config = folders.read_config(certified_config.CertifiedConfig.trust, value['gate'])
     statements = Statements(**value['issuer'])
     if config.counts_norms:
       raise ValueError('it is not the mechanism of a gate')
@@ -203,12 +203,13 @@ def read(path: str) -> _Content:
     log = folder_files.check_regular(path, LOG, _MOST_BYTES)
     if not _has_one_form(log, config.num_clients):
       raise ValueError('it is not written in the one form of a log in a certificate')
-    account = _from_before(logs.account(logs.Log(log), config.noise_multiplier, config.correlation, planned), config)
+    z = config.to_mechanism().noise_multiplier
+    account = _from_before(logs.account(logs.Log(log), z, config.correlation, planned), config)
   epsilon = tradeoff.epsilon_of(np.sqrt(account.mu_squared), config.delta)
   return _Content(config, statements, value['code'], account, epsilon)
 
 
-def _from_before(account: logs.LogAccount, config: guarantee.Guarantee) -> logs.LogAccount:
+def _from_before(account: logs.LogAccount, config: guarantee.GuaranteeConfig) -> logs.LogAccount:
   """The account with what clients had spent before, also of those that are not in the log."""
   if config.spent_before is None:
     return account
@@ -292,7 +293,7 @@ def make(path: str, content: _Content) -> dict[str, Any]:
 
 def _statement(content: _Content, most: float) -> str:
   config, account, stated = content.config, content.account, content.statements
-  noise = 'drawn anew in each round'
+  noise, z = 'drawn anew in each round', float(config.to_mechanism().noise_multiplier)
   if config.correlation.num_buffers:
     noise = f'correlated from round to round with c_0 = 1 and {config.correlation.formula}'
   own = ' Each client has a bound of its own, at most this ε, in gate.json.' if config.own_epsilon is not None else ''
@@ -301,7 +302,7 @@ def _statement(content: _Content, most: float) -> str:
     f'A gate let {np.count_nonzero(account.counts):,} of {config.num_clients:,} clients take part in '
     f'{account.num_rounds:,} rounds of another program, “{stated.program}”. Clipping, sums and noise were that '
     "program's, and are taken from the issuer's statement. If each client's update was clipped to its weight times one "
-    f'norm, and Gaussian noise of {sentences.whole(float(config.prices.noise_multiplier))} times that norm, {noise}, '
+    f'norm, and Gaussian noise of {sentences.whole(z)} times that norm, {noise}, '
     'was added to each coordinate of every sum, then the noised sums of these rounds, and everything that is computed '
     'from them alone, are (ε, δ)-differentially private for each client with ε = '
     f'{sentences.whole(config.epsilon)} and δ = {sentences.whole(config.delta)}.{own} Unit: {accounting.UNIT}. '

@@ -297,7 +297,7 @@ def own_bounds(figures: Figures) -> list[tuple[float, int]]:
   return list(zip(bounds.tolist(), clients.tolist()))
 
 
-def spent_before(config: guarantee.Guarantee) -> dict[str, Any]:
+def spent_before(config: guarantee.GuaranteeConfig) -> dict[str, Any]:
   """How many clients had spent something before, and the most that one had; empty if none had."""
   if config.spent_before is None:
     return {}
@@ -306,7 +306,7 @@ def spent_before(config: guarantee.Guarantee) -> dict[str, Any]:
   return {'spent_before': {'clients': int(np.count_nonzero(before)), 'epsilon_max': up(float(most))}}
 
 
-def statement_before(config: guarantee.Guarantee, file: str) -> str:
+def statement_before(config: guarantee.GuaranteeConfig, file: str) -> str:
   """What a statement says of budgets that were spent before; '' if none were."""
   for before in spent_before(config).values():
     return (
@@ -317,7 +317,7 @@ def statement_before(config: guarantee.Guarantee, file: str) -> str:
   return ''
 
 
-def assumptions_before(config: guarantee.Guarantee, counts_rounding: bool = True) -> list[str]:
+def assumptions_before(config: guarantee.GuaranteeConfig, counts_rounding: bool = True) -> list[str]:
   """What is assumed of budgets that were spent before."""
   if config.spent_before is None:
     return []

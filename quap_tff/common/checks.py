@@ -16,6 +16,8 @@ CHECK, TYPE = 'check', 'type'
 NOT_IN_KEYS = 'not_in_keys'
 # Of a field's metadata: it is in keys only where it is not None, so that it could be added without changing others.
 IN_KEYS_IF_GIVEN = 'in_keys_if_given'
+# Of a field's metadata: its own fields take its place in keys.
+KEYS_IN_PLACE = 'keys_in_place'
 
 
 def number(

@@ -162,14 +162,18 @@ def value_of(config: Any, *registries: Mapping[str, Any]) -> Any:
 
   A choice of one of the registries is its spec, and any other abstract class's is one with the name of its class. So
   a class that is registered can be renamed. Fields with `checks.NOT_IN_KEYS` are left out, and so are those with
-  `checks.IN_KEYS_IF_GIVEN` that are None.
+  `checks.IN_KEYS_IF_GIVEN` that are None. The fields of one with `checks.KEYS_IN_PLACE` take its place.
   """
   if dataclasses.is_dataclass(config):
     registries = (*registries, *getattr(config, 'choices', ()))
     kept = [field for field in dataclasses.fields(config) if checks.NOT_IN_KEYS not in field.metadata]
-    values = {field.name: getattr(config, field.name) for field in kept}
-    optional = {field.name for field in kept if checks.IN_KEYS_IF_GIVEN in field.metadata}
-    return {n: _part_of(value, registries) for n, value in values.items() if value is not None or n not in optional}
+    found: dict[str, Any] = {}
+    for field in kept:
+      value = getattr(config, field.name)
+      if value is not None or checks.IN_KEYS_IF_GIVEN not in field.metadata:
+        part = _part_of(value, registries)
+        found.update(part if checks.KEYS_IN_PLACE in field.metadata else {field.name: part})
+    return found
   return list(config) if isinstance(config, tuple) else config
 
 

@@ -157,7 +157,7 @@ class Configuration(checks.Checked, abc.ABC):
     """See `Facts`."""
 
   @property
-  def core(self) -> Configuration:
+  def configuration(self) -> Configuration:
     """The configuration inside all that is around it."""
     return self
 
@@ -171,10 +171,10 @@ class Mechanism(Configuration):
 
   choices: ClassVar[Sequence[Mapping[str, Any]]] = ()
 
-  if TYPE_CHECKING:  # What is around a mechanism is around a mechanism.
-
-    @property
-    def core(self) -> Mechanism: ...
+  @property
+  def core(self) -> Mechanism:
+    """The mechanism that gets whole updates: without what chooses a part of each."""
+    return self
 
   @property
   def fingerprint(self) -> str:
@@ -186,8 +186,10 @@ class Mechanism(Configuration):
     """The most μ² that a filter lets each client spend, a number or float64[N]; None without a filter."""
     return None
 
-  # float64[N], μ² of what was released about each client before; None if nothing was. A field of certified ones.
-  spent_before: Optional[np.ndarray] = None
+  @property
+  def spent_before(self) -> Optional[Sequence[float]]:
+    """float[N], μ² of what was released about each client before; None if nothing was."""
+    return None
 
   @property
   def kept_slack(self) -> slacks.Slack:
@@ -264,13 +266,13 @@ class Mechanism(Configuration):
 
 
 class Configured(Mechanism):
-  """A mechanism around a configuration, which has the clients.
+  """A mechanism around a configuration, which has the clients. Subclasses add what else the rounds need.
 
   Attributes:
     config: The configuration.
   """
 
-  config: Mechanism
+  config: Configuration
 
   @property
   def num_clients(self) -> int:
@@ -278,7 +280,7 @@ class Configured(Mechanism):
     return self.config.num_clients
 
   @property
-  def core(self) -> Mechanism:
+  def configuration(self) -> Configuration:
     return self.config
 
 

@@ -84,7 +84,7 @@ class Plan(run_account.RunAccount):
     client_work = client_work if client_work is not None else client_update.ClientWorkConfig()
     # Looked up only if updates are divided by the learning rate: not every optimizer has one.
     rate = lambda round_num: client_update.learning_rate_at(client_optimizer, client_work, round_num)
-    self.mechanism.core.check_before_training()
+    self.core.check_before_training()
     own = self.mechanism.server_parts(model_fn, model, server_optimizer)
     aggregator, server_optimizer = own if own is not None else (self._lifted(rate), server_optimizer)
     process = learning_process.compose(

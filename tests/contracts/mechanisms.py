@@ -270,7 +270,7 @@ class MechanismContract:
     assert isinstance(value, dict) and value
     if plan.mechanism.facts.is_certified:
       name = registry.name_of(plan.config, folders.MECHANISMS)
-      assert folders.read_mechanism(name, json.loads(json.dumps(registry.value_of(plan.config)))) == plan.config
+      assert folders.read_config(name, json.loads(json.dumps(registry.value_of(plan.config)))) == plan.config
 
   def test_what_leaves_clients_is_what_is_stated(self, run):
     plan = run.plan

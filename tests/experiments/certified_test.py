@@ -52,7 +52,7 @@ class TestSeparation:
       plan = _experiment('--algorithm=certified:weights=worst_case,noise=blt', *arguments).plan
       found.add((plan.config.noise_multiplier, plan.correlation))
     ((multiplier, noise),) = found
-    limit = plan.config.prices.limit
+    limit = plan.core.prices.limit
     assert multiplier == pytest.approx(noise.worst_case(3, 2, 6) / math.sqrt(limit), rel=1e-6)
 
   def test_a_population_that_cannot_serve_it_is_refused_before_anything_is_loaded(self, monkeypatch):

@@ -80,7 +80,7 @@ def trained(experiment: setup.Experiment) -> training.Result:
 def configured(*arguments: str, num_clients: int = 10):
   """The mechanism's configuration in that run."""
   found = run(*arguments)
-  return found.method.configure(found.setting(num_clients)).core
+  return found.method.configure(found.setting(num_clients)).configuration
 
 
 @contextlib.contextmanager

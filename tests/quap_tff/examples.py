@@ -56,7 +56,7 @@ def certified(**changes: Any) -> CertifiedConfig:
 
 def noised(**changes: Any) -> Certified:
   """With noise of four clipping norms on a sum that is divided by two."""
-  return _changed(Certified, dict(_CERTIFIED, noise_multiplier=4.0, divisor=2.0, noise_seed=3), changes)
+  return certified(**{**dict(noise_multiplier=4.0, divisor=2.0, noise_seed=3), **changes}).to_mechanism()
 
 
 def held(**changes: Any) -> HeldConfig:

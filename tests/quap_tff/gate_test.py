@@ -14,10 +14,10 @@ from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms.certified import privacy_filter
 from quap_tff.mechanisms.certified import spending
 from quap_tff.mechanisms.certified import weight_rules
-from quap_tff.mechanisms.certified.config import Certified
 from quap_tff.mechanisms.certified.config import CertifiedConfig
 from quap_tff.mechanisms.noise import correlation as correlations
 from quap_tff.mechanisms.noise import integers
+from quap_tff.mechanisms.parts import clip_rules
 
 CORRELATIONS = {
   'independent': correlations.Independent(),
@@ -46,15 +46,18 @@ def _gate(name='independent', **more):
 
 
 def _config(name, rule, **more):
-  return Certified(
-    NUM_CLIENTS,
-    *(3.0, 1e-5, MULTIPLIERS[name]),
+  return CertifiedConfig(
+    num_clients=NUM_CLIENTS,
+    epsilon=3.0,
+    delta=1e-5,
+    noise_multiplier=MULTIPLIERS[name],
     correlation=CORRELATIONS[name],
+    clip=clip_rules.Fixed(1.0),
     divisor=2.0,
     num_rounds=NUM_ROUNDS,
     weights=rule,
     **more,
-  )
+  ).to_mechanism()
 
 
 def _bits(accounts):
@@ -181,7 +184,9 @@ class TestAccount:
     gate = quap_tff.Gate.calibrated(_schedule(), 3.0, 1e-5, correlation=of)
     config = CertifiedConfig(NUM_CLIENTS, 3.0, 1e-5, correlation=of, weights=weight_rules.Uniform())
     found = config.settled(_schedule()).mechanism
-    assert gate.config.noise_multiplier == found.noise_multiplier and gate.config.correlation == found.correlation
+    assert (
+      gate.config.noise_multiplier == found.noise_multiplier and gate.config.correlation == found.config.correlation
+    )
     assert gate.num_clients == NUM_CLIENTS and gate.config.num_rounds == NUM_ROUNDS
 
   def test_keeps_a_part_of_the_budget_as_certified_runs_do(self):

@@ -49,7 +49,9 @@ def observe(
     NotImplementedError: If a round needs more of a client than its update.
   """
   facts, targets = plan.mechanism.facts, len(updates[0][0])
-  rounds = plan.config.for_model([tf.TensorSpec(tensor.shape[1:], tf.float32) for tensor in updates[0]], layers)
+  # What is around QuAP-FL's mechanism is left out: an attack is on an update that is released at once.
+  mechanism = plan.core if facts.is_certified else plan.config
+  rounds = mechanism.for_model([tf.TensorSpec(tensor.shape[1:], tf.float32) for tensor in updates[0]], layers)
   critical = sorted(layers_lib.critical_indices(layers, facts.noised_layers))
   seen: dict[str, list[View]] = {'client_update': [], 'aggregate': []}
   for t in range(targets):

@@ -82,7 +82,7 @@ def rounds(plan: run_account.RunAccount, ledger: accounting.RunLedger) -> list[_
   cohorts = clients if plan.attendance is None else list(plan.attendance[: ledger.num_rounds])
   places = [_places(cohort, own) for cohort, own in zip(cohorts, clients)]
   kept = [own[np.argsort(place)] for own, place in zip(weights, places)]
-  planned = plan.config.simulated(cohorts, kept)
+  planned = plan.core.simulated(cohorts, kept)
   return [
     _Round(ids, own, one.weights[place], one.spent_max)
     for ids, own, one, place in zip(clients, weights, planned, places)
@@ -120,14 +120,14 @@ def ledger_problems(plan: run_account.RunAccount, ledger: accounting.RunLedger) 
     others = f' So have {len(strangers) - 1} other rounds.' if len(strangers) > 1 else ''
     return [
       f'Round {strangers[0]} of {folders.LEDGER} has other clients than are planned.{others} To certify cohorts as '
-      'they came, build the same process for a plan without a schedule, certified_plan(plan.mechanism), and give it '
+      'they came, build the same process for a plan without a schedule, certified_plan(plan.config), and give it '
       'this ledger.'
     ]
   clip = float(np.float32(config.clip.initial_norm))
   for number, one in enumerate(rounds(plan, ledger), 1):
     if not np.allclose(one.weights, one.planned, rtol=_SAME_WEIGHT, atol=0):
       found.append(f'Round {number} of {folders.LEDGER} has other weights than follow from the cohorts.')
-    planned = config.cost(one.clients, one.weights, clip, number)
+    planned = plan.core.cost(one.clients, one.weights, clip, number)
     constants = {
       'noise_multipliers': planned.noise_multiplier,
       'count_noise_multipliers': planned.count_noise_multiplier,

@@ -60,10 +60,10 @@ PROGRAMS: dict[str, programs.Program] = {LIBRARY: programs.Program(), TRAIN: tra
 
 # An ordinary machine's memory holds so many. A larger plan would take too long to compute again.
 _MOST_CLIENTS, _MOST_ROUNDS, _MOST_PARTICIPATIONS = 10**7, 10**6, 10**8
-# The mechanisms that a folder may name, by the trust of each of ours. One of a user's own program has another name.
-MECHANISMS: dict[str, type[guarantee.Guarantee]] = {
-  certified_config.Certified.trust: certified_config.Certified,
-  held_config.Held.trust: held_config.Held,
+# The configurations that a folder may name, by the trust of each of ours. One of a user's own program has another name.
+MECHANISMS: dict[str, type[guarantee.GuaranteeConfig]] = {
+  certified_config.CertifiedConfig.trust: certified_config.CertifiedConfig,
+  held_config.HeldConfig.trust: held_config.HeldConfig,
 }
 
 
@@ -179,7 +179,7 @@ def read(path: str) -> Content:
   check_version(MECHANISM, value)
   with folder_files.damage(MECHANISM):
     registry.lookup('trust', value['trust'], dict.fromkeys(one.trust for one in MECHANISMS.values()))
-    config, model = read_mechanism(value.get('kind', value['trust']), value['mechanism']), shapes.model_shape(value)
+    config, model = read_config(value.get('kind', value['trust']), value['mechanism']), shapes.model_shape(value)
     about = abouts.About(**{**value['issuer'], 'stretches': tuple(value['issuer']['stretches'])})
     if value['made_by'] not in PROGRAMS:
       raise ValueError(f'made_by must be {" or ".join(map(repr, PROGRAMS))}, found {value["made_by"]!r}')
@@ -215,8 +215,8 @@ def check_version(name: str, value: Any) -> None:
     raise folder_files.CannotTellError(f'{name} has version {found}, and this program knows version {VERSION} alone.')
 
 
-def read_mechanism(name: str, value: Mapping[str, Any]) -> guarantee.Guarantee:
-  """The mechanism of `MECHANISMS` whose fields `registry.value_of` wrote. Raises any error for other fields."""
+def read_config(name: str, value: Mapping[str, Any]) -> guarantee.GuaranteeConfig:
+  """The configuration of `MECHANISMS` whose fields `registry.value_of` wrote. Raises any error for other fields."""
   if name not in MECHANISMS:
     raise registry.UnknownChoiceError(str(registry.unknown_name_error('mechanism', name, list(MECHANISMS))))
   make = MECHANISMS[name]
@@ -227,12 +227,13 @@ def read_mechanism(name: str, value: Mapping[str, Any]) -> guarantee.Guarantee:
         raise ValueError(f'the {kind} must be a text, found {parts[name]!r}')
       parts[name] = registry.parse_spec(kind, parts[name], choices)
   parts['participation'] = participations.ParticipationConfig(**value['participation'])
-  mechanism = make(**parts)
-  if mechanism.num_clients > _MOST_CLIENTS:
+  config = make(**parts)
+  config.to_mechanism()  # Refuses what is left open.
+  if config.num_clients > _MOST_CLIENTS:
     raise folder_files.CannotTellError(
-      f'the run has {mechanism.num_clients:,} clients, and this program verifies runs of at most {_MOST_CLIENTS:,}.'
+      f'the run has {config.num_clients:,} clients, and this program verifies runs of at most {_MOST_CLIENTS:,}.'
     )
-  return mechanism
+  return config
 
 
 def _schedule(path, config) -> tuple[list[np.ndarray], Optional[list[np.ndarray]]]:

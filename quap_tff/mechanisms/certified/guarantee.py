@@ -95,7 +95,9 @@ class GuaranteeConfig(mechanism.Configuration):
       the seed is drawn from the operating system's entropy.
   """
 
+  choices = (correlations.FAMILIES, weight_rules.RULES, clip_rules.RULES)
   trust: ClassVar[str]
+
   num_clients: int = checks.integer_field('num_clients', at_least=1, at_most=2**31 - 1)
   epsilon: float = checks.number_field('epsilon', above=0, at_most=100)
   delta: float = checks.number_field('delta', above=0, below=1)
@@ -187,7 +189,7 @@ class GuaranteeConfig(mechanism.Configuration):
       raise ValueError(
         f'count_stddev must be in the range of noise in integers, {integers.COUNT_RANGE}, found {stddev:g}.'
       )
-    if not self._count_cost < self._limit_of(self.epsilon):
+    if not self.count_cost < self._limit_of(self.epsilon):
       raise ValueError(
         f'epsilon={self.epsilon} at delta={self.delta} is too small to pay for one noised count of the '
         'private quantile. Give the counts more noise (count_stddev), or use a fixed clipping norm.'
@@ -212,6 +214,10 @@ class GuaranteeConfig(mechanism.Configuration):
       ValueError: If a cohort does not consist of distinct ids in [0, N), if nobody takes part, if nobody's budget pays
         for a round or for the noised counts of all its rounds, or if the schedule does not keep what is promised.
     """
+
+  @abc.abstractmethod
+  def to_mechanism(self) -> Guarantee:
+    """The mechanism around this configuration. Raises `ValueError` if anything is left open."""
 
   def noise_scale(self, round_num: array_types.Numbers) -> array_types.Numbers:
     """f_t >= 1, a public function of t (from 1, a number or a tensor): round t draws noise of f_t·z·C_t.
@@ -240,7 +246,7 @@ class GuaranteeConfig(mechanism.Configuration):
     return privacy_filter.limit_of(epsilon * kept, self.delta * kept)
 
   @property
-  def _count_cost(self) -> float:
+  def count_cost(self) -> float:
     """1/c² of the noised count; 0 if there is none."""
     if self.clip is None:
       return 0.0
@@ -257,6 +263,26 @@ class GuaranteeConfig(mechanism.Configuration):
     if self.clip is not None:
       return self
     return dataclasses.replace(self, clip=clip_rules.Fixed(clip_rules.public_norm(num_rounds)))
+
+  @property
+  def most_releases(self) -> int:
+    """How many releases the account of rounding covers."""
+    return self.num_rounds if self.num_rounds is not None else _OPEN_ENDED
+
+  @property
+  def reserve_for_rounding(self) -> slacks.Slack:
+    """What a run keeps of ε and δ for rounding."""
+    return slacks.Slack(integers.RESERVE * self.smallest_epsilon, integers.RESERVE * self.delta)
+
+  @property
+  def slack_before(self) -> slacks.Slack:
+    """What is kept for rounding in everything that was released before: as much as a run may at most have."""
+    return slacks.Slack() if self.spent_before is None else self.reserve_for_rounding
+
+  @property
+  def smallest_epsilon(self) -> float:
+    """The smallest bound of a client."""
+    return min(self.own_epsilon or (self.epsilon,))
 
   @property
   def facts(self) -> mechanism.Facts:
@@ -277,39 +303,71 @@ class GuaranteeConfig(mechanism.Configuration):
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class Guarantee(GuaranteeConfig, mechanism.Mechanism):
-  """What both certified mechanisms share: a configuration with its noise and its divisor in numbers."""
+class Guarantee(mechanism.Configured):
+  """What both certified mechanisms share: a configuration in which nothing is left open, and its account.
 
-  choices = (correlations.FAMILIES, weight_rules.RULES, clip_rules.RULES)
+  Attributes:
+    needed: The fields of the configuration that must be given.
+  """
 
-  noise_multiplier: float = checks.number_field(
-    'noise_multiplier', at_least=SMALLEST_MULTIPLIER, at_most=LARGEST_MULTIPLIER
-  )
-  divisor: float = checks.number_field('divisor', above=0)
-  clip: clip_rules.ClipRule = clip_rules.Fixed(1.0)
+  config: GuaranteeConfig
+  needed: ClassVar[Sequence[str]] = ('noise_multiplier', 'divisor')
 
   def __post_init__(self) -> None:
     super().__post_init__()
-    if not self.correlation.is_settled:
+    config = self.config
+    for name in self.needed:
+      if getattr(config, name) is None:
+        raise ValueError(f'A mechanism needs its {name}, found None. Give it, or let `settled` choose it.')
+    if not config.correlation.is_settled:
       raise ValueError(
-        f'A mechanism needs its noise in numbers, found {self.correlation!r}. Give correlation=Independent() or one '
+        f'A mechanism needs its noise in numbers, found {config.correlation!r}. Give correlation=Independent() or one '
         'with all of its numbers, such as Ar1(0.9), or let `settled` choose them from a schedule.'
       )
-    if self.clip is None:
+    if config.clip is None:
       raise ValueError(
         'A mechanism needs a clipping norm, found clip=None. Give clip, such as clip_rules.Fixed(1.0), or num_rounds, '
         'from which `settled` chooses it.'
       )
 
   @property
+  def noise_multiplier(self) -> float:
+    """z."""
+    assert self.config.noise_multiplier is not None
+    return self.config.noise_multiplier
+
+  @property
+  def divisor(self) -> float:
+    """D."""
+    assert self.config.divisor is not None
+    return self.config.divisor
+
+  @property
+  def clip(self) -> clip_rules.ClipRule:
+    """C_t."""
+    assert self.config.clip is not None
+    return self.config.clip
+
+  @property
+  def limit(self) -> Union[float, np.ndarray]:
+    return self.config.limit
+
+  @property
+  def spent_before(self) -> Optional[Sequence[float]]:
+    return self.config.spent_before
+
+  @property
+  def facts(self) -> mechanism.Facts:
+    return self.config.facts
+
+  @property
   def prices(self) -> privacy_filter.Prices:
     """What taking part in a round costs a client if `noise_scale` is 1."""
     return privacy_filter.Prices(
-      limit=self.limit,
+      limit=self.config.limit,
       noise_multiplier=self.noise_multiplier,
-      count_cost=self._count_cost,
-      correlation=self.correlation,
+      count_cost=self.config.count_cost,
+      correlation=self.config.correlation,
     )
 
   def prices_of(
@@ -317,7 +375,7 @@ class Guarantee(GuaranteeConfig, mechanism.Mechanism):
   ) -> privacy_filter.Prices:
     """The prices of round t for some clients, int64[M], by `noise_scale`."""
     own = privacy_filter.prices_of(prices, client_ids)
-    return own._replace(noise_multiplier=own.noise_multiplier * self.noise_scale(round_num))
+    return own._replace(noise_multiplier=own.noise_multiplier * self.config.noise_scale(round_num))
 
   @abc.abstractmethod
   def simulated(
@@ -362,29 +420,11 @@ class Guarantee(GuaranteeConfig, mechanism.Mechanism):
   def _grid(self, num_weights: int) -> integers.Grid: ...
 
   @property
-  def most_releases(self) -> int:
-    """How many releases the account of rounding covers."""
-    return self.num_rounds if self.num_rounds is not None else _OPEN_ENDED
-
-  @property
   def kept_slack(self) -> slacks.Slack:
-    return self._with_slack_before(self._reserve)
-
-  @property
-  def _reserve(self) -> slacks.Slack:
-    return slacks.Slack(integers.RESERVE * self._smallest_epsilon, integers.RESERVE * self.delta)
+    return self._with_slack_before(self.config.reserve_for_rounding)
 
   def _with_slack_before(self, own: slacks.Slack) -> slacks.Slack:
-    return slacks.Slack(own.epsilon + self.slack_before.epsilon, own.delta + self.slack_before.delta)
-
-  @property
-  def slack_before(self) -> slacks.Slack:
-    """What is kept for rounding in everything that was released before: as much as a run may at most have."""
-    return slacks.Slack() if self.spent_before is None else self._reserve
-
-  @property
-  def _smallest_epsilon(self) -> float:
-    return min(self.own_epsilon or (self.epsilon,))
+    return slacks.Slack(own.epsilon + self.config.slack_before.epsilon, own.delta + self.config.slack_before.delta)
 
   def seen(self, state: mechanism.State) -> dict[str, Any]:
     return {'weights': state.weights}
@@ -406,10 +446,10 @@ class Guarantee(GuaranteeConfig, mechanism.Mechanism):
     Its budgets are the ε that the round, taken alone, costs each client at the total δ. So the ledger's Σε at k·δ is
     proven but loose, by basic composition.
     """
-    noise_multiplier = self.noise_multiplier * float(self.noise_scale(round_num))
+    noise_multiplier = self.noise_multiplier * float(self.config.noise_scale(round_num))
     return mechanism.RoundRecord(
       cohort=cohort,
-      budgets=tradeoff.budgets_of(self._mu(weights, noise_multiplier), self.delta),
+      budgets=tradeoff.budgets_of(self._mu(weights, noise_multiplier), self.config.delta),
       weights=weights,
       noise_multiplier=noise_multiplier,
       count_noise_multiplier=self.clip.count_noise_multiplier,
@@ -418,4 +458,4 @@ class Guarantee(GuaranteeConfig, mechanism.Mechanism):
 
   def _mu(self, weights: np.ndarray, noise_multiplier: float) -> np.ndarray:
     """The μ of a round, taken alone, for these weights."""
-    return np.sqrt((weights / noise_multiplier) ** 2 + self._count_cost * (weights > 0))
+    return np.sqrt((weights / noise_multiplier) ** 2 + self.config.count_cost * (weights > 0))

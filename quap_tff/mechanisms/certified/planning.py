@@ -15,13 +15,12 @@ makes noise cancel in part, but each participation affects more releases. The ch
 from collections.abc import Iterator, Sequence
 import dataclasses
 import math
-from typing import Optional
+from typing import Any, Optional
 
 import numpy as np
 
 from quap_tff.common import array_types
 from quap_tff.common import checks
-from quap_tff.common import registry
 from quap_tff.common.numbers import arrays
 from quap_tff.mechanisms.certified import config as configs
 from quap_tff.mechanisms.certified import guarantee
@@ -79,7 +78,7 @@ def calibrated(
   found = config.correlation.candidates(len(releases), *bounds)
   if len(found) > 1:
     chosen = (_chosen(config, one, cohorts, averages, bounds, _FEW_CANDIDATES) for one in found)
-    found = (max(chosen, key=lambda choice: choice[0])[1].mechanism.correlation,)
+    found = (max(chosen, key=lambda choice: choice[0])[1].mechanism.config.correlation,)
   return _chosen(config, found[0], cohorts, averages, bounds, _MOST_CANDIDATES)[1]
 
 
@@ -95,13 +94,14 @@ def share_of_ceiling(planned: guarantee.Planned, cohorts: Sequence[array_types.I
     planned: From `calibrated`.
     cohorts: int[M_t], the schedule, in which every round has clients.
   """
-  config = planned.mechanism
-  limits = np.broadcast_to(np.sqrt(config.limit), [config.num_clients])
+  mechanism = planned.mechanism
+  limits = np.broadcast_to(np.sqrt(mechanism.limit), [mechanism.num_clients])
   # Who has nothing left has no part in a round, and where nobody has anything left, there is none.
   cohorts = [ids for ids in (np.asarray(one)[limits[one] > 0] for one in cohorts) if len(ids)]
-  sums = np.array([one.weights.sum(dtype=np.float64) for one in config.simulated(cohorts)])
+  sums = np.array([one.weights.sum(dtype=np.float64) for one in mechanism.simulated(cohorts)])
   published = np.cumsum(planned.averaging.shares(len(cohorts))[::-1])[::-1]
-  covariance = config.correlation.covariance(cohorts, list(config.noise_multiplier * _scales(config, len(cohorts))))
+  scales = list(mechanism.noise_multiplier * _scales(mechanism.config, len(cohorts)))
+  covariance = mechanism.config.correlation.covariance(cohorts, scales)
   ceiling = limits[np.unique(np.concatenate(cohorts))].sum()
   return float(published @ sums / math.sqrt(published @ covariance @ published) / ceiling)
 
@@ -126,7 +126,7 @@ def _chosen(
   choices = []
   for average in averages:
     kept = postprocessing.kept_shares(average.shares(len(cohorts)))
-    left = kept * _scales(mechanism, len(cohorts))
+    left = kept * _scales(config, len(cohorts))
     objective = sums @ kept / (multipliers * correlation.published_noise(left))
     if not np.isfinite(objective).all():
       raise ValueError(f'No signal-to-noise ratio can be computed for {correlation!r} and {average!r}.')
@@ -136,8 +136,8 @@ def _chosen(
   if not sums[best].any():
     raise ValueError(f"noise_multiplier={multipliers[best]:g} is so small that nobody's budget pays for a round.")
   divisor = config.divisor if config.divisor is not None else float(sums[best][sums[best] > 0].mean())
-  mechanism = dataclasses.replace(mechanism, noise_multiplier=float(multipliers[best]), divisor=divisor)
-  return objective, guarantee.Planned(mechanism, average)
+  config = dataclasses.replace(mechanism.config, noise_multiplier=float(multipliers[best]), divisor=divisor)
+  return objective, guarantee.Planned(config.to_mechanism(), average)
 
 
 def _scales(config: guarantee.GuaranteeConfig, num_rounds: int) -> np.ndarray:
@@ -149,29 +149,30 @@ def _mechanism(
   config: configs.CertifiedConfig, correlation: correlations.Correlation, cohorts: Sequence[np.ndarray]
 ) -> configs.Certified:
   """The mechanism with this correlation, and with 1 as its noise multiplier or divisor if that is not given."""
-  values = {**registry.parameter_values(config), 'correlation': correlation}
-  values.update({name: 1.0 for name in ('noise_multiplier', 'divisor') if values[name] is None})
+  found: dict[str, Any] = {name: 1.0 for name in ('noise_multiplier', 'divisor') if getattr(config, name) is None}
   releases = [cohort for cohort in cohorts if len(cohort)]
-  if config.weights.needs_plan and releases and values.get('planned_rounds') is None:
+  if config.weights.needs_plan and releases and config.planned_rounds is None:
     # What weights of 1 in each client's planned rounds would cost is rounded up.
     rounds = np.bincount(np.concatenate(releases), minlength=config.num_clients)
     squares = correlation.squared_norms(releases, [np.ones(len(ids)) for ids in releases], config.num_clients)
-    values.update(planned_rounds=tuple(rounds.tolist()), planned_costs=tuple(np.maximum(squares, rounds).tolist()))
-  return config.mechanism_class(**values)
+    found.update(planned_rounds=tuple(rounds.tolist()), planned_costs=tuple(np.maximum(squares, rounds).tolist()))
+  return dataclasses.replace(config, correlation=correlation, **found).to_mechanism()
 
 
-def _worst_case_multiplier(config: configs.Certified, cohorts: Sequence[np.ndarray], bounds: tuple[int, int]) -> float:
+def _worst_case_multiplier(
+  mechanism: configs.Certified, cohorts: Sequence[np.ndarray], bounds: tuple[int, int]
+) -> float:
   """The noise multiplier for the worst case of public bounds.
 
   Under it, no client exceeds its budget if it takes part at most as often, and at intervals at least as long, as the
   bounds say.
   """
   most, apart = bounds
-  left = config.limit - most * config.prices.count_cost
+  left = mechanism.limit - most * mechanism.prices.count_cost
   if not left > 0:
-    raise ValueError(_TOO_MANY_COUNTS.format(epsilon=config.epsilon))
+    raise ValueError(_TOO_MANY_COUNTS.format(epsilon=mechanism.config.epsilon))
   num_releases = sum(len(cohort) > 0 for cohort in cohorts)
-  return config.correlation.worst_case(most, apart, num_releases) / math.sqrt(left) * (1 + _ROOM)
+  return mechanism.config.correlation.worst_case(most, apart, num_releases) / math.sqrt(left) * (1 + _ROOM)
 
 
 def participation_bounds(
@@ -198,17 +199,17 @@ def participation_bounds(
   return -(-len(releases) // min_separation), min_separation
 
 
-def _candidates(config: configs.Certified, cohorts: Sequence[np.ndarray], count: int) -> np.ndarray:
+def _candidates(mechanism: configs.Certified, cohorts: Sequence[np.ndarray], count: int) -> np.ndarray:
   """float64, descending: multipliers at which some client's budget lasts exactly until its last planned round."""
-  free = config.prices._replace(limit=_NO_LIMIT, noise_multiplier=1.0, count_cost=0.0)
+  free = mechanism.prices._replace(limit=_NO_LIMIT, noise_multiplier=1.0, count_cost=0.0)
   members, rounds = np.unique(np.concatenate(cohorts), return_counts=True)
   costs = np.zeros(len(members))
-  for ids, (_, spent) in zip(cohorts, _run(config, free, cohorts)):
+  for ids, (_, spent) in zip(cohorts, _run(mechanism, free, cohorts)):
     costs[np.searchsorted(members, ids)] = spent
-  left = privacy_filter.prices_of(config.prices, members).limit - rounds * config.prices.count_cost
+  left = privacy_filter.prices_of(mechanism.prices, members).limit - rounds * mechanism.prices.count_cost
   reachable = (costs > 0) & (left > 0)
   if not reachable.any():
-    raise ValueError(_TOO_MANY_COUNTS.format(epsilon=config.epsilon))
+    raise ValueError(_TOO_MANY_COUNTS.format(epsilon=mechanism.config.epsilon))
   exact = np.unique(np.sqrt(costs[reachable] / left[reachable]))
   chosen = np.unique(np.linspace(0, len(exact) - 1, count).round().astype(int))
   bounds = guarantee.SMALLEST_MULTIPLIER, guarantee.LARGEST_MULTIPLIER
@@ -216,32 +217,32 @@ def _candidates(config: configs.Certified, cohorts: Sequence[np.ndarray], count:
 
 
 def simulated(
-  config: configs.Certified, cohorts: Sequence[array_types.Ids], kept: Sequence[Optional[np.ndarray]] = ()
+  mechanism: configs.Certified, cohorts: Sequence[array_types.Ids], kept: Sequence[Optional[np.ndarray]] = ()
 ) -> list[guarantee.PlannedRound]:
   """See `guarantee.Guarantee.simulated`."""
-  rounds, largest, prices = [], 0.0, config.prices
-  for ids, (weights, spent) in zip(cohorts, _run(config, prices, cohorts, kept)):
+  rounds, largest, prices = [], 0.0, mechanism.prices
+  for ids, (weights, spent) in zip(cohorts, _run(mechanism, prices, cohorts, kept)):
     limit = privacy_filter.prices_of(prices, np.asarray(ids, np.int64)).limit
     largest = np.maximum(largest, privacy_filter.share_of(limit, spent).max(initial=0.0))  # NaN stays NaN.
     rounds.append(guarantee.PlannedRound(weights, float(largest)))
   return rounds
 
 
-def _weight_sums(config: configs.Certified, multipliers: np.ndarray, cohorts: Sequence[np.ndarray]) -> np.ndarray:
+def _weight_sums(mechanism: configs.Certified, multipliers: np.ndarray, cohorts: Sequence[np.ndarray]) -> np.ndarray:
   """Σ_i w_i(t) for each of Z noise multipliers, float64[Z, T]."""
   sums = np.zeros([len(multipliers), len(cohorts)])
-  members = min(config.num_clients, sum(map(len, cohorts)))
+  members = min(mechanism.config.num_clients, sum(map(len, cohorts)))
   at_once = max(1, _MOST_ACCOUNTS // members)
   for start in range(0, len(multipliers), at_once):
     rows = slice(start, start + at_once)
-    prices = config.prices._replace(noise_multiplier=multipliers[rows, np.newaxis])
-    for index, (weights, _) in enumerate(_run(config, prices, cohorts)):
+    prices = mechanism.prices._replace(noise_multiplier=multipliers[rows, np.newaxis])
+    for index, (weights, _) in enumerate(_run(mechanism, prices, cohorts)):
       sums[rows, index] = weights.sum(axis=1, dtype=np.float64)
   return sums
 
 
 def _run(
-  config: configs.Certified,
+  mechanism: configs.Certified,
   prices: privacy_filter.Prices,
   cohorts: Sequence[array_types.Ids],
   kept: Sequence[Optional[np.ndarray]] = (),
@@ -250,6 +251,7 @@ def _run(
 
   The accounts go on from the weights in `kept`, where there are any, and from the mechanism's own otherwise.
   """
+  config = mechanism.config
   # Accounts are kept for those who take part: of a million clients, most may never do.
   cohorts = [np.asarray(ids, np.int64) for ids in cohorts]
   members = np.unique(np.concatenate(cohorts)) if cohorts else np.zeros(0, np.int64)
@@ -261,9 +263,9 @@ def _run(
     ids = np.searchsorted(members, client_ids)
     participation = participations.next_state(config.participation, participation, ids, index + 1)
     before = privacy_filter.accounts_of(accounts, ids)
-    own_prices = config.prices_of(prices, client_ids, index + 1)
+    own_prices = mechanism.prices_of(prices, client_ids, index + 1)
     cohort_participation = participations.of_clients(participation, ids)
-    view = round_view(config, own_prices, cohort_participation, before, release, index + 1, client_ids)
+    view = round_view(mechanism, own_prices, cohort_participation, before, release, index + 1, client_ids)
     weights, own = privacy_filter.spend(own_prices, before, release, view.rounds_left, config.weights.weights(view))
     if index < len(kept) and kept[index] is not None:
       own = privacy_filter.charged(own_prices, before, release, view.rounds_left, kept[index])
@@ -273,7 +275,7 @@ def _run(
 
 
 def round_view(
-  config: configs.Certified,
+  mechanism: configs.Certified,
   prices: privacy_filter.Prices,
   participation: array_types.Structure,
   accounts: privacy_filter.Accounts,
@@ -284,7 +286,7 @@ def round_view(
   """What a weight rule gets to know about a round.
 
   Args:
-    config: The mechanism.
+    mechanism: The mechanism.
     prices: The prices of the round for its cohort.
     participation: The participation state of the cohort, this round included.
     accounts: The accounts of the cohort before the round.
@@ -292,7 +294,7 @@ def round_view(
     round_num: t, from 1.
     client_ids: int64[M], the cohort.
   """
-  planned = None
+  config, planned = mechanism.config, None
   if config.weights.needs_plan:
     costs = config.planned_costs if config.planned_costs is not None else config.planned_rounds
     planned = (
@@ -301,7 +303,7 @@ def round_view(
     )
   budget_shares = 1.0
   if config.own_epsilon is not None:
-    limits = np.asarray(config.limit)
+    limits = np.asarray(mechanism.limit)
     budget_shares = arrays.take(limits / limits.max(), client_ids)
   return weight_rules.RoundView(
     prices=prices,

@@ -83,24 +83,25 @@ class RoundsInIntegers(mechanism.Rounds):
   """What the rounds of both certified mechanisms share.
 
   Attributes:
-    config: The mechanism.
+    mechanism: The mechanism.
+    config: Its configuration.
     groups: The tensors that are clipped together.
     grid: The grid of its integers.
   """
 
   reports_by_sum = True
 
-  def __init__(self, config: Any, specs: mechanism.Specs, layers: Sequence[layers_lib.Layer]):
+  def __init__(self, of: Any, specs: mechanism.Specs, layers: Sequence[layers_lib.Layer]):
     if any(spec.dtype not in (tf.float32, tf.float64) for spec in specs):
       raise TypeError(
         f'Updates must be float32 or float64, found {[spec.dtype.name for spec in specs]}. With fewer bits, rounding '
         'could make an update larger than its clipping norm.'
       )
-    self.config, self.specs = config, specs
+    self.mechanism, self.config, self.specs = of, of.config, specs
     self._sizes = [math.prod(spec.shape) for spec in specs]
-    self.groups = layers_lib.clip_groups(config.clip_split, self._sizes, layers)
-    config.slack(sum(self._sizes))  # Refuses what cannot be paid for.
-    self.grid = config.grid(sum(self._sizes))
+    self.groups = layers_lib.clip_groups(self.config.clip_split, self._sizes, layers)
+    of.slack(sum(self._sizes))  # Refuses what cannot be paid for.
+    self.grid = of.grid(sum(self._sizes))
 
   def _norms(self, update: mechanism.Parts) -> list[tf.Tensor]:
     return [clip_rules.global_norm([update[i] for i in group.indices]) for group in self.groups]
@@ -113,18 +114,18 @@ class RoundsInIntegers(mechanism.Rounds):
 class CertifiedRounds(RoundsInIntegers):
   """The functions of a trusted server's certified mechanism for updates of known tensors."""
 
-  def __init__(self, config: configs.Certified, specs: mechanism.Specs, layers: Sequence[layers_lib.Layer]):
-    super().__init__(config, specs, layers)
+  def __init__(self, of: configs.Certified, specs: mechanism.Specs, layers: Sequence[layers_lib.Layer]):
+    super().__init__(of, specs, layers)
     # An entry of a client has at most K steps, and nobody is in a sum twice.
-    self._is_scaled = type(config).noise_scale is not guarantee.GuaranteeConfig.noise_scale
-    self.sum_dtype = np.int32 if self.grid.steps * config.num_clients < 2**31 else np.int64
+    self._is_scaled = type(self.config).noise_scale is not guarantee.GuaranteeConfig.noise_scale
+    self.sum_dtype = np.int32 if self.grid.steps * self.config.num_clients < 2**31 else np.int64
 
   def initial_state(self) -> mechanism.State:
     config = self.config
     return ServerState(
       round=tf.constant(0, tf.int32),
       participation=mechanism.initial_participation(config),
-      clip=tf.constant(config.clip.initial_norm, tf.float32),
+      clip=tf.constant(self.mechanism.clip.initial_norm, tf.float32),
       noise=self.initial_noise(config.noise_seed),
       buffers=self.grid.initial_buffers(),
       # Made by tf.zeros, so that the graph does not contain whole arrays.
@@ -164,11 +165,11 @@ class CertifiedRounds(RoundsInIntegers):
   def _weights_of(self, state: ServerState, ids: tf.Tensor) -> tf.Tensor:
     config, round_num, release = self.config, state.round + 1, state.noise.counter
     own = tf.nest.map_structure(lambda part: tf.gather(part, ids), state.accounts)
-    prices = config.prices_of(config.prices, ids, round_num)
+    prices = self.mechanism.prices_of(self.mechanism.prices, ids, round_num)
     participation = participations.of_clients(state.participation, ids)
     places = tf.range(tf.size(ids, tf.int64), dtype=tf.int64)
     as_if_all_came = participations.next_state(config.participation, participation, places, round_num)
-    view = planning.round_view(config, prices, as_if_all_came, own, release, round_num, ids)
+    view = planning.round_view(self.mechanism, prices, as_if_all_came, own, release, round_num, ids)
     return privacy_filter.spend(prices, own, release, view.rounds_left, config.weights.weights(view))[0]
 
   def report(self, update: list[tf.Tensor], own: mechanism.Struct, announced: mechanism.Struct) -> mechanism.Struct:
@@ -218,7 +219,7 @@ class CertifiedRounds(RoundsInIntegers):
     participation = participations.next_state(config.participation, state.participation, client_ids, round_num)
     weights = tf.gather(announced['weights'], client_ids)
     own = tf.nest.map_structure(lambda part: tf.gather(part, client_ids), state.accounts)
-    prices = config.prices_of(config.prices, client_ids, round_num)
+    prices = self.mechanism.prices_of(self.mechanism.prices, client_ids, round_num)
     own = privacy_filter.charged(prices, own, release, config.rounds_left(round_num), weights)
     places = client_ids[:, tf.newaxis]
     accounts = tf.nest.map_structure(
@@ -229,7 +230,7 @@ class CertifiedRounds(RoundsInIntegers):
       # Only clients with a positive weight count.
       counted = tf.boolean_mask(reports['norm'], weights > 0)
       key = self.round_key(state.noise, client_ids)
-      moved = config.clip.next_norm(clip, counted, lambda stddev: integers.count_noise(key, stddev))
+      moved = self.mechanism.clip.next_norm(clip, counted, lambda stddev: integers.count_noise(key, stddev))
       clip = tf.minimum(moved, guarantee.LARGEST_CLIP)
     after = state._replace(
       clip=clip,
@@ -237,12 +238,11 @@ class CertifiedRounds(RoundsInIntegers):
       accounts=accounts,
     )
     spent_max = tf.cast(tf.reduce_max(privacy_filter.share_of(config.limit, accounts.spent)), tf.float32)
-    return admitted(config, client_ids, weights, participation, state, after, spent_max=spent_max)
+    return admitted(self.mechanism, client_ids, weights, participation, state, after, spent_max=spent_max)
 
   def release(
     self, state: mechanism.State, admitted: mechanism.Round, total: list[tf.Tensor]
   ) -> tuple[mechanism.State, list[tf.Tensor], mechanism.Struct]:
-    config = self.config
     releases = admitted.noise_multiplier > 0
     noise, moved = self.grid.noise(self.round_key(state.noise, admitted.client_ids), state.buffers)
     # If nobody may add anything, all sums are zero, and nothing is released.
@@ -253,7 +253,7 @@ class CertifiedRounds(RoundsInIntegers):
       tf.cast(tf.cast(part, tf.int64) + tf.reshape(own, part.shape), tf.float64) * step
       for part, own in zip(total, noise)
     ]
-    result = [tf.cast(one / config.divisor, spec.dtype) for one, spec in zip(sums, self.specs)]
+    result = [tf.cast(one / self.mechanism.divisor, spec.dtype) for one, spec in zip(sums, self.specs)]
     return admitted.after._replace(buffers=buffers), result, admitted.metrics
 
   def round_key(self, noise: mechanism.NoiseState, client_ids: tf.Tensor) -> tf.Tensor:
@@ -269,7 +269,7 @@ class CertifiedRounds(RoundsInIntegers):
     return chacha20.derived_key(noise.seed, chacha20.nonce(noise.counter, words[0], words[1]))
 
 
-def check_weights(config: configs.Certified) -> None:
+def check_weights(of: configs.Certified) -> None:
   """Compares the weight rule's weights in TensorFlow with those in NumPy, over three rounds of a few clients.
 
   Rounds compute with tensors, and plans and verification with arrays. A rule for one of them only gives weights that no
@@ -278,6 +278,7 @@ def check_weights(config: configs.Certified) -> None:
   Raises:
     ValueError: If the weights differ, or the rule fails for tensors.
   """
+  config = of.config
   count = config.num_rounds if config.num_rounds is not None else _COMPARED_ROUNDS
   ids = np.arange(min(config.num_clients, _COMPARED_CLIENTS))
   cohorts = [ids] * min(count, _COMPARED_ROUNDS)
@@ -286,14 +287,14 @@ def check_weights(config: configs.Certified) -> None:
     'Write it by the functions of quap_tff.common.numbers.arrays, which take both: `xp = arrays.namespace(view.rates)`.'
   )
   with tf.init_scope():
-    rounds = CertifiedRounds(config, [tf.TensorSpec([1], tf.float32)], layers_lib.from_shapes([(1,)]))
+    rounds = CertifiedRounds(of, [tf.TensorSpec([1], tf.float32)], layers_lib.from_shapes([(1,)]))
     state = rounds.initial_state()
     for number in range(1, len(cohorts) + 1):
       try:
         found = rounds.announce(state)['weights'].numpy()[ids]
       except Exception as error:  # The rule is anybody's.
         raise ValueError(f'Weight rule {name} fails for tensors ({type(error).__name__}: {error}). {remedy}') from error
-      expected = config.simulated(cohorts[:number], kept)[-1].weights
+      expected = of.simulated(cohorts[:number], kept)[-1].weights
       other = np.flatnonzero(~np.isclose(found, expected, rtol=_SAME_WEIGHT, atol=0))
       if len(other):
         raise ValueError(
@@ -312,7 +313,7 @@ def after_checks(value: tf.Tensor, *checks: Optional[tf.Operation]) -> tf.Tensor
 
 
 def admitted(
-  config: guarantee.Guarantee,
+  of: guarantee.Guarantee,
   client_ids: tf.Tensor,
   weights: tf.Tensor,
   participation: array_types.Structure,
@@ -323,7 +324,7 @@ def admitted(
   """A round whose weights are decided. The server or the clients draw its noise.
 
   Args:
-    config: The mechanism.
+    of: The mechanism.
     client_ids: int64[M], the cohort, checked.
     weights: float32[M], in its order. If all are 0, the round releases nothing.
     participation: The participation state with this round.
@@ -333,10 +334,10 @@ def admitted(
   """
   round_num, size = state.round + 1, tf.size(weights)
   releases = tf.reduce_any(weights > 0)
-  multiplier = tf.cast(config.noise_multiplier * config.noise_scale(round_num), tf.float64)
+  multiplier = tf.cast(of.noise_multiplier * of.config.noise_scale(round_num), tf.float64)
   multiplier = tf.where(releases, multiplier, tf.zeros_like(multiplier))
-  sigma = tf.cast(multiplier * tf.cast(state.clip, tf.float64) / config.divisor, tf.float32)
-  spread = tf.scatter_nd(client_ids[:, tf.newaxis], weights, [tf.constant(config.num_clients, tf.int64)])
+  sigma = tf.cast(multiplier * tf.cast(state.clip, tf.float64) / of.divisor, tf.float32)
+  spread = tf.scatter_nd(client_ids[:, tf.newaxis], weights, [tf.constant(of.num_clients, tf.int64)])
   return mechanism.Round(
     client_ids=client_ids,
     weights=weights,
@@ -354,6 +355,6 @@ def admitted(
       weight_mean=tf.math.divide_no_nan(tf.reduce_sum(weights), tf.cast(size, tf.float32)),
       weight_min=tf.where(size > 0, tf.reduce_min(weights), 0.0),
       **more,
-      **mechanism.participation_metrics(config, participation, round_num),
+      **mechanism.participation_metrics(of.config, participation, round_num),
     ),
   )

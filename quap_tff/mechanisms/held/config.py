@@ -20,14 +20,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 import dataclasses
 import math
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 import numpy as np
 
 from quap_tff.common import array_types
 from quap_tff.common import checks
 from quap_tff.common import lazy
-from quap_tff.common import registry
 from quap_tff.common.numbers import slack as slacks
 from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms.certified import guarantee
@@ -89,6 +88,9 @@ class HeldConfig(guarantee.GuaranteeConfig):
       the secure sum's protocol, if it has one. Clients then add so much noise that the account holds whichever of them
       drop out. Only with independent noise. None: the secure sum must open for all announced clients, or for nobody,
       and the server must tell the truth about who they are.
+    planned_weights: float[N] in [0, 1], the weight of each client in each of its rounds. None: to be chosen from a
+      schedule.
+    most_clients: The size of the largest cohort. None: that of a schedule.
   """
 
   trust = 'secure_sum'
@@ -96,6 +98,8 @@ class HeldConfig(guarantee.GuaranteeConfig):
   correlation: correlations.Held = correlations.Held()
   dropout: float = checks.number_field('dropout', 0.0, at_least=0, at_most=0.9)
   threshold: Optional[float] = checks.number_field('threshold', None, above=0, at_most=1)
+  planned_weights: Optional[tuple[float, ...]] = None
+  most_clients: Optional[int] = checks.integer_field('most_clients', None, at_least=1)
 
   def __post_init__(self) -> None:
     super().__post_init__()
@@ -114,6 +118,34 @@ class HeldConfig(guarantee.GuaranteeConfig):
         'chooses who drops out, it chooses which noise is taken back. Use correlation=Held(0.0), or leave threshold '
         'out.'
       )
+    self._check_planned_weights()
+
+  def _check_planned_weights(self) -> None:
+    if self.planned_weights is None:
+      return
+    weights = np.asarray(self.planned_weights, np.float64)
+    if weights.shape != (self.num_clients,) or not ((weights >= 0) & (weights <= 1)).all():
+      raise ValueError(f'planned_weights must be float[{self.num_clients}] in [0, 1].')
+    if self.spent_before is not None:  # Who has nothing left sends nothing, whatever a plan for others gives it.
+      weights = np.where(self.limit > 0, weights, 0.0)
+    object.__setattr__(self, 'planned_weights', tuple((weights + 0.0).tolist()))  # -0.0 is 0.0.
+
+  @property
+  def sums_condition(self) -> str:
+    """What must be true of secure sums for the account to hold against the server, a clause (theorem 5)."""
+    if self.threshold is None:
+      return (
+        'each secure sum opens for all clients with a weight that were announced for it, or for nobody, and all '
+        'clients are told truthfully of every round and of who is in its sum'
+      )
+    return (
+      f'each secure sum opens for at least a share of {self.threshold} of the clients with a weight that were '
+      'announced for it, or for nobody, and all who are in it were told the same cohort'
+    )
+
+  @property
+  def facts(self) -> mechanism.Facts:
+    return super().facts._replace(trust_note=f'The figures hold against the server, too, if {self.sums_condition}.')
 
   def settled(
     self,
@@ -121,9 +153,17 @@ class HeldConfig(guarantee.GuaranteeConfig):
     averaging: postprocessing.Averaging = postprocessing.LastIterate(),
     min_separation: Optional[int] = None,
   ) -> guarantee.Planned:
-    """The bounds of a separation play no part here."""
+    """The bounds of a separation play no part here. Where weights are planned, only an average is left to be chosen."""
+    if self.planned_weights is not None and self.most_clients is not None:
+      largest = max(map(len, cohorts), default=0)
+      if largest > self.most_clients:
+        raise ValueError(
+          f'A round of the schedule has {largest:,} clients, but most_clients={self.most_clients:,}, for which the '
+          'secure sum and the account of rounding are made. Plan anew from this schedule, with a quap_tff.HeldConfig.'
+        )
+      if len(averages := averaging.candidates(len(cohorts))) == 1:
+        return guarantee.Planned(self.to_mechanism(), averages[0])
     checked = checks.schedule(cohorts, self.num_clients)
-    most_clients = max(map(len, checked), default=0)
     averages = averaging.candidates(len(checked))
     limits = np.broadcast_to(self.limit, [self.num_clients])
     # Who has nothing left sends nothing, and so adds no noise.
@@ -138,17 +178,19 @@ class HeldConfig(guarantee.GuaranteeConfig):
     found = self._plan_for(releases, limits, decay, shares, has_margin=True)
     weights = found.weights.astype(np.float32)
     weights = np.where(weights > found.weights, np.nextafter(weights, np.float32(0)), weights)
-    values: dict[str, Any] = registry.parameter_values(self)
-    values.update(
+    settled = dataclasses.replace(
+      self.clipped(len(releases)),
       noise_multiplier=found.noise_multiplier,
       correlation=correlations.Held(float(decay)),
       divisor=found.divisor if self.divisor is None else self.divisor,
       num_rounds=len(releases),
-      clip=self.clipped(len(releases)).clip,
       planned_weights=tuple(weights.tolist()),
-      most_clients=most_clients,
+      most_clients=max(map(len, checked)),
     )
-    return guarantee.Planned(Held(**values), averages[found.average])
+    return guarantee.Planned(settled.to_mechanism(), averages[found.average])
+
+  def to_mechanism(self) -> Held:
+    return Held(self)
 
   def _plan_for(
     self,
@@ -175,43 +217,26 @@ class HeldConfig(guarantee.GuaranteeConfig):
 
 
 @dataclasses.dataclass(frozen=True)
-class Held(guarantee.Guarantee, HeldConfig):
+class Held(guarantee.Guarantee):
   """The certified mechanism in which clients hold the noise. `HeldConfig.settled` makes it.
 
   Attributes:
-    planned_weights: float[N] in [0, 1], the weight of each client in each of its rounds.
-    most_clients: The size of the largest cohort.
+    config: The configuration, in which nothing is left open.
   """
 
-  num_rounds: int = checks.integer_field('num_rounds', at_least=1)
-  # Their defaults are refused: fields of the configuration have defaults, and none can follow without one.
-  planned_weights: tuple[float, ...] = ()
-  most_clients: int = checks.integer_field('most_clients', 0, at_least=1)
+  config: HeldConfig = dataclasses.field(metadata={checks.KEYS_IN_PLACE: True})
+  needed = ('noise_multiplier', 'divisor', 'num_rounds', 'planned_weights', 'most_clients')
 
-  def __post_init__(self) -> None:
-    super().__post_init__()
-    weights = np.asarray(self.planned_weights, np.float64)
-    if weights.shape != (self.num_clients,) or not ((weights >= 0) & (weights <= 1)).all():
-      raise ValueError(f'planned_weights must be float[{self.num_clients}] in [0, 1].')
-    if self.spent_before is not None:  # Who has nothing left sends nothing, whatever a plan for others gives it.
-      weights = np.where(self.limit > 0, weights, 0.0)
-    object.__setattr__(self, 'planned_weights', tuple((weights + 0.0).tolist()))  # -0.0 is 0.0.
+  @property
+  def planned_weights(self) -> np.ndarray:
+    """float32[N], w_i of each client in each of its rounds."""
+    return np.asarray(self.config.planned_weights, np.float32)
 
-  def settled(
-    self,
-    cohorts: Sequence[array_types.Ids],
-    averaging: postprocessing.Averaging = postprocessing.LastIterate(),
-    min_separation: Optional[int] = None,
-  ) -> guarantee.Planned:
-    """Only an average may be left to be chosen."""
-    largest = max(map(len, cohorts), default=0)
-    if largest > self.most_clients:
-      raise ValueError(
-        f'A round of the schedule has {largest:,} clients, but most_clients={self.most_clients:,}, for which the '
-        'secure sum and the account of rounding are made. Plan anew from this schedule, with a quap_tff.HeldConfig.'
-      )
-    averages = averaging.candidates(len(cohorts))
-    return guarantee.Planned(self, averages[0]) if len(averages) == 1 else super().settled(cohorts, averaging)
+  @property
+  def most_clients(self) -> int:
+    """The size of the largest cohort."""
+    assert self.config.most_clients is not None
+    return self.config.most_clients
 
   def check_colluders(self, colluders: Sequence[int], attendance_is_known: bool) -> None:
     if colluders and max(colluders) >= self.num_clients:
@@ -219,7 +244,7 @@ class Held(guarantee.Guarantee, HeldConfig):
         f'There are {self.num_clients:,} clients, so at most {self.num_clients - 1:,} can collude against one of '
         f'them, found {max(colluders):,}.'
       )
-    if colluders and self.threshold is not None:
+    if colluders and self.config.threshold is not None:
       raise ValueError(
         'An ε against colluders is not known for a plan with a threshold: the server also chooses who drops out. Leave '
         'one of them out.'
@@ -234,17 +259,17 @@ class Held(guarantee.Guarantee, HeldConfig):
     self, cohorts: Sequence[array_types.Ids], kept: Sequence[Optional[np.ndarray]] = ()
   ) -> list[guarantee.PlannedRound]:
     """A round that somebody's budget does not pay for is not released."""
-    account = held_noise.opened(self.num_clients, self.noise_multiplier, self.correlation.chosen)
-    planned, found, limit = np.asarray(self.planned_weights, np.float32), [], self.limit
+    account = held_noise.opened(self.num_clients, self.noise_multiplier, self.config.correlation.chosen)
+    found, limit = list[guarantee.PlannedRound](), self.config.limit
     for index, cohort in enumerate(cohorts):
       ids = np.asarray(cohort, np.int64)
       after = self._after(account, ids)
-      is_released = after.is_within(limit) and index < self.num_rounds
+      is_released = after.is_within(limit) and index < self.config.most_releases
       if index < len(kept) and (own := kept[index]) is not None:
         is_released = bool((own > 0).any())
       if is_released:
         account = after
-      weights = planned[ids] * np.float32(is_released)
+      weights = self.planned_weights[ids] * np.float32(is_released)
       found.append(
         guarantee.PlannedRound(weights, float(np.max(privacy_filter.share_of(limit, account.spent), initial=0.0)))
       )
@@ -252,7 +277,7 @@ class Held(guarantee.Guarantee, HeldConfig):
 
   def _after(self, account: held_noise.Account, ids: np.ndarray) -> held_noise.Account:
     """The account after a round in which these clients, int64[M], have their weights."""
-    weights = np.asarray(self.planned_weights, np.float32)[ids]
+    weights = self.planned_weights[ids]
     return account.after(ids[weights > 0], weights[weights > 0].astype(np.float64))
 
   def allowed(self, cohorts: Sequence[array_types.Ids], kept: Sequence[np.ndarray], cohort: np.ndarray) -> np.ndarray:
@@ -260,14 +285,14 @@ class Held(guarantee.Guarantee, HeldConfig):
 
     Nobody has one if the budget of somebody outside the cohort does not pay for what the round takes back.
     """
-    account = held_noise.opened(self.num_clients, self.noise_multiplier, self.correlation.chosen)
+    account = held_noise.opened(self.num_clients, self.noise_multiplier, self.config.correlation.chosen)
     for ids, weights in zip(cohorts, kept):
       if (weights > 0).any():
         account = self._after(account, np.asarray(ids, np.int64))
-    weights = np.asarray(self.planned_weights, np.float32)[cohort]
+    weights = self.planned_weights[cohort]
     # With fewer others there is less noise, so those who are left are looked at again.
     while (weights > 0).any():
-      is_over = self._after(account, cohort[weights > 0]).spent > self.limit
+      is_over = self._after(account, cohort[weights > 0]).spent > self.config.limit
       if not is_over.any():
         break
       leaves = is_over[cohort] & (weights > 0)
@@ -288,13 +313,13 @@ class Held(guarantee.Guarantee, HeldConfig):
       clipping_norm: Of the round.
       round_num: t, from 1.
     """
-    weights = np.asarray(self.planned_weights, np.float32)[announced].astype(np.float64)
-    is_charged = anybody_came or self.threshold is not None
+    weights = self.planned_weights[announced].astype(np.float64)
+    is_charged = anybody_came or self.config.threshold is not None
     return self.cost(announced, weights * is_charged, clipping_norm, round_num)
 
   def _grid(self, num_weights: int) -> integers.Grid:
     smallest = min(stddev for stddev in self.share_stddevs if stddev)
-    steps = max(_SHARE_STEPS, _SHARE_STEPS_BY_DRAW * math.sqrt(num_weights * self.most_releases))
+    steps = max(_SHARE_STEPS, _SHARE_STEPS_BY_DRAW * math.sqrt(num_weights * self.config.most_releases))
     finest = grid = integers.Grid(smallest, num_weights, smallest_stddev=steps)
     while 2 * self.most_clients * self.share_bound(grid) >= _LARGEST_SUM:
       steps /= 2
@@ -309,17 +334,17 @@ class Held(guarantee.Guarantee, HeldConfig):
     return grid.steps + math.ceil(integer_noise.REACH * (fresh + 2 * taken_back)) + 3
 
   def slack(self, num_weights: int) -> slacks.Slack:
-    grid = self.grid(num_weights)
-    largest = max(self.epsilon, slacks.LARGEST_EPSILON)
+    grid, config = self.grid(num_weights), self.config
+    largest = max(config.epsilon, slacks.LARGEST_EPSILON)
     more = held_noise.discreteness_slack(
-      *(largest, self.delta),
+      *(largest, config.delta),
       noise_steps=self.share_scale * grid.steps,
-      decay=self.correlation.chosen,
-      num_releases=self.most_releases,
+      decay=config.correlation.chosen,
+      num_releases=config.most_releases,
       num_coordinates=num_weights,
       num_participations=self._most_participations,
     )
-    return self._with_slack_before(grid.slack(self._smallest_epsilon, largest, self.delta, self._draws(grid), more))
+    return self._with_slack_before(grid.slack(config.smallest_epsilon, largest, config.delta, self._draws(grid), more))
 
   def _draws(self, grid: integers.Grid) -> list[tuple[float, int]]:
     """The draws of all releases, as `Grid.slack` takes them. A client in a new chain draws twice with the σ of W."""
@@ -328,34 +353,17 @@ class Held(guarantee.Guarantee, HeldConfig):
 
   @property
   def _most_participations(self) -> int:
-    return self.most_releases * self.most_clients
+    return self.config.most_releases * self.most_clients
 
   @property
   def share_stddevs(self) -> tuple[float, float]:
     """The standard deviations of V and W, in clipping norms; W is 0 for independent noise."""
-    return held_noise.stddevs(self.share_scale, self.correlation.chosen)
-
-  @property
-  def sums_condition(self) -> str:
-    """What must be true of secure sums for the account to hold against the server, a clause (theorem 5)."""
-    if self.threshold is None:
-      return (
-        'each secure sum opens for all clients with a weight that were announced for it, or for nobody, and all '
-        'clients are told truthfully of every round and of who is in its sum'
-      )
-    return (
-      f'each secure sum opens for at least a share of {self.threshold} of the clients with a weight that were '
-      'announced for it, or for nobody, and all who are in it were told the same cohort'
-    )
-
-  @property
-  def facts(self) -> mechanism.Facts:
-    return super().facts._replace(trust_note=f'The figures hold against the server, too, if {self.sums_condition}.')
+    return held_noise.stddevs(self.share_scale, self.config.correlation.chosen)
 
   @property
   def share_scale(self) -> float:
     """s of noise that clients hold. With a threshold θ, the account has √θ of it, which is left if others drop out."""
-    return self.noise_multiplier / math.sqrt(self.threshold or 1.0)
+    return self.noise_multiplier / math.sqrt(self.config.threshold or 1.0)
 
   def _mu(self, weights: np.ndarray, noise_multiplier: float) -> np.ndarray:
     return super()._mu(weights, noise_multiplier) / math.sqrt(_LEAST_SHARE)

@@ -68,11 +68,11 @@ def silence(plan: PublicPlan, round_num: int) -> Answer:
   )
 
 
-class HasConfig(Protocol):
+class HasCore(Protocol):
   """A plan of a mechanism: `quap_tff.plans.Plan`."""
 
   @property
-  def config(self) -> mechanism.Mechanism: ...
+  def core(self) -> mechanism.Mechanism: ...
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -99,21 +99,22 @@ class PublicPlan:
   opened: held_noise.Account
 
   @classmethod
-  def of(cls, plan: Union[HasConfig, configs.Held, None]) -> PublicPlan:
+  def of(cls, plan: Union[HasCore, configs.Held, None]) -> PublicPlan:
     """That of a `quap_tff.certified_plan` of a `quap_tff.HeldConfig`, or of its mechanism."""
-    config = getattr(plan, 'config', plan)
-    if not isinstance(config, configs.Held):
+    held = getattr(plan, 'core', plan)
+    if not isinstance(held, configs.Held):
       raise ValueError(
         'A guard is for a plan in which clients hold the noise: quap_tff.certified_plan of a HeldConfig.'
       )
+    config = held.config
     return cls(
-      weights=np.asarray(config.planned_weights, np.float32).astype(np.float64),
+      weights=held.planned_weights.astype(np.float64),
       limit=config.limit,
-      num_rounds=config.num_rounds,
-      most_clients=config.most_clients,
+      num_rounds=config.most_releases,
+      most_clients=held.most_clients,
       threshold=config.threshold,
-      number=plan_number(config.fingerprint),
-      opened=held_noise.opened(config.num_clients, config.noise_multiplier, config.correlation.chosen),
+      number=plan_number(held.fingerprint),
+      opened=held_noise.opened(config.num_clients, held.noise_multiplier, config.correlation.chosen),
     )
 
   def sends(self, clients: np.ndarray) -> np.ndarray:
@@ -238,7 +239,7 @@ class ClientGuard:
 
   def __init__(
     self,
-    plan: Union[HasConfig, configs.Held, PublicPlan],
+    plan: Union[HasCore, configs.Held, PublicPlan],
     client_id: int,
     key: Union[bytes, np.ndarray],
     memory: Optional[str] = None,

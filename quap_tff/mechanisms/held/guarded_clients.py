@@ -29,7 +29,7 @@ class GuardedClients:
   What is simulated is what a deployment runs: each client answers by its own `guard.ClientGuard`.
   """
 
-  def __init__(self, plan: Union[guard.HasConfig, configs.Held, None], secret: bytes):
+  def __init__(self, plan: Union[guard.HasCore, configs.Held, None], secret: bytes):
     """Starts before the first round.
 
     Args:

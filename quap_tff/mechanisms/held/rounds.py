@@ -58,23 +58,23 @@ class HeldRounds(certified.RoundsInIntegers):
   own_fields = {'answer': "the answer of the client's guard"}
   kept_fields = ('noise_key',)
 
-  def __init__(self, config: configs.Held, specs: mechanism.Specs, layers: Sequence[layers_lib.Layer]):
-    super().__init__(config, specs, layers)
-    fresh, taken_back = (one * self.grid.steps for one in config.share_stddevs)
+  def __init__(self, of: configs.Held, specs: mechanism.Specs, layers: Sequence[layers_lib.Layer]):
+    super().__init__(of, specs, layers)
+    fresh, taken_back = (one * self.grid.steps for one in of.share_stddevs)
     self._fresh = integer_noise.Sampler(fresh, is_rounded=False)
     self._taken_back = integer_noise.Sampler(taken_back, is_rounded=False) if taken_back else None
-    self.secure_bounds = [config.share_bound(self.grid)] * len(specs)
-    self.most_clients = config.most_clients
-    self._weights = np.asarray(config.planned_weights, np.float32)
-    self._clip = np.float32(config.clip.initial_norm)
-    self._plan = guard.plan_number(config.fingerprint)
+    self.secure_bounds = [of.share_bound(self.grid)] * len(specs)
+    self.most_clients = of.most_clients
+    self._weights = of.planned_weights
+    self._clip = np.float32(of.clip.initial_norm)
+    self._plan = guard.plan_number(of.fingerprint)
 
   def initial_state(self) -> mechanism.State:
     config = self.config
     return ServerState(
       round=tf.constant(0, tf.int32),
       participation=mechanism.initial_participation(config),
-      clip=tf.constant(config.clip.initial_norm, tf.float32),
+      clip=tf.constant(self._clip),
       last_rounds=tf.zeros([config.num_clients], tf.int64),
       weights=tf.zeros([config.num_clients], tf.float32),
     )
@@ -133,7 +133,7 @@ class HeldRounds(certified.RoundsInIntegers):
       state.last_rounds, client_ids[:, tf.newaxis], tf.where(sends, tf.cast(round_num, tf.int64), known)
     )
     return certified.admitted(
-      config, client_ids, weights, participation, state, state._replace(last_rounds=last_rounds)
+      self.mechanism, client_ids, weights, participation, state, state._replace(last_rounds=last_rounds)
     )
 
   def contribution(
@@ -175,7 +175,6 @@ class HeldRounds(certified.RoundsInIntegers):
   def release(
     self, state: mechanism.State, admitted: mechanism.Round, total: list[tf.Tensor]
   ) -> tuple[mechanism.State, list[tf.Tensor], mechanism.Struct]:
-    assert self.config.divisor is not None
-    step = float(self._clip) / self.grid.steps / self.config.divisor
+    step = float(self._clip) / self.grid.steps / self.mechanism.divisor
     result = [tf.cast(tf.cast(one, tf.float64) * step, spec.dtype) for one, spec in zip(total, self.specs)]
     return admitted.after, result, admitted.metrics

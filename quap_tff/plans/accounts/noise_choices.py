@@ -22,6 +22,7 @@ from quap_tff.mechanisms.certified import spending
 from quap_tff.mechanisms.certified import weight_rules
 from quap_tff.mechanisms.held import config as held_config
 from quap_tff.mechanisms.noise import correlation as correlations
+from quap_tff.mechanisms.parts import clip_rules
 
 # The families that a trusted server can use, with open numbers.
 _FAMILIES = (correlations.Independent(), correlations.Ar1(), correlations.Banded(), correlations.Blt())
@@ -117,12 +118,12 @@ def choices(cohorts: Sequence[np.ndarray], num_clients: int, epsilon: float, del
 
 
 def _planned(planned: guarantee.Planned, releases: Sequence[np.ndarray]) -> Choice:
-  config = planned.mechanism
+  mechanism, config = planned.mechanism, planned.mechanism.config
   ended = np.zeros(config.num_clients, bool)
-  for ids, one in zip(releases, config.simulated(releases)):
+  for ids, one in zip(releases, mechanism.simulated(releases)):
     ended[ids] |= one.weights == 0
   share = planning.share_of_ceiling(planned, releases)
-  return Choice(config.correlation, config.trust, True, config.noise_multiplier, share, int(ended.sum()))
+  return Choice(config.correlation, config.trust, True, mechanism.noise_multiplier, share, int(ended.sum()))
 
 
 def ends(
@@ -133,16 +134,17 @@ def ends(
   for share in SHARES:
     # A filter keeps a part of ε and δ for rounding: with just what is needed, it would lower the last weights.
     z = needed * share if share < 1 else needed * (1 + 2.0**-8)
-    config = certified_config.Certified(
+    config = certified_config.CertifiedConfig(
       num_clients,
       *(epsilon, delta, z),
       correlation=correlation,
       divisor=1.0,
       num_rounds=len(cohorts),
       weights=weight_rules.Uniform(),
+      clip=clip_rules.Fixed(1.0),
     )
     first = np.zeros(num_clients, np.int64)
-    for number, (ids, one) in enumerate(zip(cohorts, config.simulated(cohorts)), 1):
+    for number, (ids, one) in enumerate(zip(cohorts, certified_config.Certified(config).simulated(cohorts)), 1):
       none = ids[one.weights == 0]
       first[none[first[none] == 0]] = number
     ended = first[first > 0]

@@ -146,6 +146,11 @@ class RunAccount:
   @property
   def config(self) -> Any:
     """The configuration of the mechanism, without what is around it."""
+    return self.core.configuration
+
+  @property
+  def core(self) -> Any:
+    """The mechanism, without what chooses a part of each update."""
     return self.mechanism.core
 
   @property
@@ -189,8 +194,7 @@ class RunAccount:
   @property
   def slack(self) -> slacks.Slack:
     """What rounding costs, which the formal figures include. Before the model is known, all that is kept for it."""
-    core = self.mechanism.core
-    return core.kept_slack if self.model is None else core.slack(sum(self.model.sizes))
+    return self.core.kept_slack if self.model is None else self.core.slack(sum(self.model.sizes))
 
   @property
   def cohorts(self) -> str:
@@ -205,7 +209,7 @@ class RunAccount:
   @functools.cached_property
   def planned(self) -> list[guarantee.PlannedRound]:
     """Of a certified run the weights of each planned round, if those who are `expected` come."""
-    return self.config.simulated(self.expected)
+    return self.core.simulated(self.expected)
 
   @functools.cached_property
   def share_of_ceiling(self) -> Optional[float]:
@@ -213,7 +217,7 @@ class RunAccount:
     if not self.schedule:
       return None
     assert self.averaging is not None
-    return planning.share_of_ceiling(guarantee.Planned(self.config, self.averaging), self.schedule)
+    return planning.share_of_ceiling(guarantee.Planned(self.core, self.averaging), self.schedule)
 
   @property
   def sampler(self) -> samplers.Sampler:
@@ -290,7 +294,7 @@ class RunAccount:
         'knows who will come, plan without a schedule: certified_plan(config, expected=…).'
       )
     history = list(ledger.history)
-    return self.config.allowed([one.cohort for one in history], [one.weights for one in history], ids)
+    return self.core.allowed([one.cohort for one in history], [one.weights for one in history], ids)
 
   def _check_round(self, round_num: int) -> None:
     most = self.config.num_rounds if self.mechanism.facts.is_certified else None
@@ -324,7 +328,7 @@ class RunAccount:
 
   def new_ledger(self) -> accounting.RunLedger:
     """An empty ledger for a run of this plan."""
-    before = self.mechanism.core.spent_before
+    before = self.core.spent_before
     return accounting.RunLedger(self.num_clients, self.delta, self.fingerprint, self.correlation, before)
 
   def planned_ledger(
@@ -425,7 +429,7 @@ class RunAccount:
   def _formal(self, ledger: accounting.RunLedger) -> accounting.FormalReport:
     """The figures of a ledger."""
     facts = self.mechanism.facts
-    if self.mechanism.core.limit is not None and facts.unplannable and self.protection.model_protected:
+    if self.core.limit is not None and facts.unplannable and self.protection.model_protected:
       # What the rounds happened to cost is itself a release. The filter's limit held beforehand.
       spent = rounding.up(float(accounting.total_mu(ledger).whole.max()) ** 2 / 2)
       whom = f' that took part, and not what rounds happened to cost (at most ρ = {spent})'
@@ -434,18 +438,18 @@ class RunAccount:
 
   def _bound(self, ledger: accounting.RunLedger, cohorts: Any) -> accounting.FormalReport:
     """The figures that hold for a run over these cohorts wherever it ends; raises `NoBoundError` if there are none."""
-    limit = self.mechanism.core.limit
+    limit = self.core.limit
     if limit is None:
       return self._formal(accounting.completed(ledger, self.planned_ledger(cohorts)))
     if self.mechanism.facts.unplannable:
       clients = np.isin(np.arange(self.num_clients), np.concatenate(cohorts))
       return self._of_filter(clients, ' that was planned to take part')
     limits = np.broadcast_to(np.sqrt(limit), [self.num_clients])
-    return self._formal(accounting.of_limits(limits, self.delta, self.mechanism.core.spent_before))
+    return self._formal(accounting.of_limits(limits, self.delta, self.core.spent_before))
 
   def _of_filter(self, clients: np.ndarray, whom: str) -> accounting.FormalReport:
     """The figures of a filter for noise that follows releases, for each of the clients bool[N]."""
-    limit = self.mechanism.core.limit
+    limit = self.core.limit
     # Noise that follows releases has one filter, whose limit is one number.
     assert isinstance(limit, float)
     note = (

@@ -107,7 +107,7 @@ def _settled_on(
   missing = [name for name in _NUMBERS if getattr(config, name) is None]
   if not config.correlation.is_settled:
     missing.append(f'the numbers of correlation={config.correlation!r}')
-  if config.holds_noise and not isinstance(config, guarantee.Guarantee):
+  if config.holds_noise and getattr(config, 'planned_weights', None) is None:
     missing.append("the clients' weights")
   if missing:
     raise ValueError(
@@ -165,9 +165,9 @@ def _for_any_cohorts(planned: guarantee.Planned) -> guarantee.Planned:
   mechanism = planned.mechanism
   if not isinstance(mechanism, held_config.Held):
     return planned
-  weights = np.asarray(mechanism.planned_weights)
+  weights = np.asarray(mechanism.config.planned_weights)
   weights = np.where(weights > 0, weights, weights[weights > 0].min())
-  mechanism = dataclasses.replace(
-    mechanism, planned_weights=tuple(weights.tolist()), most_clients=mechanism.num_clients
+  config = dataclasses.replace(
+    mechanism.config, planned_weights=tuple(weights.tolist()), most_clients=mechanism.num_clients
   )
-  return planned._replace(mechanism=mechanism)
+  return planned._replace(mechanism=config.to_mechanism())

@@ -173,7 +173,7 @@ class TestEpsilon:
     @hypothesis.settings(derandomize=True, deadline=None)
     @hypothesis.given(strategies.floats(1e-6, 1.0))
     def check(share):
-      exact = plan.slack.of(math.sqrt(share * plan.config.prices.limit), 1e-5)
+      exact = plan.slack.of(math.sqrt(share * plan.core.prices.limit), 1e-5)
       assert exact <= shown.of({'spent_max': float(np.float32(share))}) <= exact * (1 + 1e-6)
 
     check()

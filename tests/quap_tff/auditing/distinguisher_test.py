@@ -53,7 +53,7 @@ def _config(noise='independent', weights='uniform', **more):
 def _claims(config):
   """μ of each client, float64[N]."""
   weights = [planned.weights for planned in config.simulated(_SCHEDULE)]
-  return np.sqrt(config.correlation.squared_norms(_SCHEDULE, weights, _CLIENTS)) / config.noise_multiplier
+  return np.sqrt(config.config.correlation.squared_norms(_SCHEDULE, weights, _CLIENTS)) / config.noise_multiplier
 
 
 def _played(config, draws=20_000, schedule=_SCHEDULE, target=None):

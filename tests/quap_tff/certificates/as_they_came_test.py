@@ -30,7 +30,7 @@ def _ledger(plan, came=CAME):
   found = plan.new_ledger()
   for cohort in came:
     weights = plan.ask(found, cohort)
-    found.append(plan.config.cost(np.array(cohort, np.int64), weights.astype(np.float64), 1.0, found.num_rounds + 1))
+    found.append(plan.core.cost(np.array(cohort, np.int64), weights.astype(np.float64), 1.0, found.num_rounds + 1))
   return found
 
 
@@ -125,7 +125,7 @@ def test_forgeries(change, words, came, capsys):
 class TestRefusals:
   def test_a_planned_run_with_other_clients_is_certified_without_its_schedule(self, tmp_path):
     planned = _plan(EXPECTED)
-    unplanned = plans.certified_plan(planned.mechanism, model=made.MODEL)
+    unplanned = plans.certified_plan(planned.config, model=made.MODEL)
     unplanned = dataclasses.replace(unplanned, leaving=planned.leaving)
     ledger = _ledger(unplanned)
     with pytest.raises(
@@ -138,6 +138,6 @@ class TestRefusals:
   def test_more_rounds_than_the_account_is_for(self, tmp_path):
     plan = _plan()
     ledger = _ledger(plan, [*CAME, [1]])
-    ledger.append(plan.config.cost(np.array([2]), np.array([0.5]), 1.0, ledger.num_rounds + 1))
+    ledger.append(plan.core.cost(np.array([2]), np.array([0.5]), 1.0, ledger.num_rounds + 1))
     with pytest.raises(ValueError, match='ledger.npz has 5 rounds, and 4 are planned'):
       certificates.write(str(tmp_path / 'came'), plan, ledger, made.WEIGHTS, ABOUT)

@@ -70,7 +70,7 @@ class TestFigures:
     plan = _plan()
     # μ² of client 0: (1/2)² + (0.5/2.5)² of the sums, (1/4)² of the count; of client 1: (0.5/2)² + (1/4)².
     mu = [math.sqrt(0.25 + 0.04 + 0.0625), math.sqrt(0.125), 0, 0, 0]
-    slack = plan.config.slack(8)
+    slack = plan.core.slack(8)
     epsilon = tradeoff.epsilon_of(np.array(mu), 1e-5 - slack.delta) + slack.epsilon * (np.array(mu) > 0)
     achieved = make(plan)['achieved']
     assert achieved['mu_max'] == _up(mu[0]) and achieved['epsilon_max'] == _up(epsilon[0])
@@ -122,7 +122,7 @@ class TestFigures:
 
   def test_the_bound_on_mu_is_the_largest_that_keeps_epsilon(self, make):
     plan = _plan()
-    slack = plan.config.slack(8)
+    slack = plan.core.slack(8)
     assert make(plan)['guarantee']['mu'] == _up(tradeoff.mu_at_most(3.0 - slack.epsilon, 1e-5 - slack.delta))
 
   def test_the_statement_rounds_up(self, make):
@@ -151,7 +151,7 @@ class TestFigures:
 
   def test_other_relations_and_groups(self, make):
     plan = _plan()
-    slack = plan.config.slack(8)
+    slack = plan.core.slack(8)
     mu = tradeoff.mu_at_most(3.0 - slack.epsilon, 1e-5 - slack.delta)
     rows = make(plan)['other_relations']
     assert [row['mu'] for row in rows] == [_up(k * mu) for k in (1, 2, 2, 3, 5)]
@@ -172,7 +172,7 @@ class TestFigures:
     assert [row['clients'] for row in rows] == [1, 2]
     account = held_noise.opened(4, plan.config.noise_multiplier, 0.5)
     for ids in cohorts:
-      account = account.after(np.array(ids), np.asarray(plan.config.planned_weights)[ids])
+      account = account.after(np.array(ids), np.asarray(plan.core.planned_weights)[ids])
     assert [row['mu'] for row in rows] == [_up(held_noise.mu_against_any(account, k).max()) for k in (1, 2)]
     assert certificates.make(content)['achieved']['mu_max'] < rows[0]['mu'] < rows[1]['mu']
 
@@ -278,7 +278,7 @@ class TestRefusals:
 
   def test_a_budget_that_is_met_exactly_is_no_excess(self, make):
     plan = made.plan(schedule=[[0]] * 1000, num_clients=1)
-    slack = plan.config.slack(8)
+    slack = plan.core.slack(8)
     weight = tradeoff.mu_at_most(3.0 - slack.epsilon, 1e-5 - slack.delta) / math.sqrt(1000)
     ledger = plan.new_ledger()
     for _ in range(1000):

@@ -52,7 +52,7 @@ def _set(*place, value):
 def _refit(path):
   """Makes the ledger and clients.csv anew, as the changed mechanism would have them."""
   value = made.read(path, _MECHANISM)
-  config = folders.read_mechanism(value['trust'], value['mechanism'])
+  config = folders.read_config(value['trust'], value['mechanism'])
   schedule, attendance = folders._schedule(str(path), config)
   plan = plans.certified_plan(
     config,
@@ -102,8 +102,8 @@ _VALUES = {
   'other weights': (('mechanism', 'weights', 'uniform'), 'fingerprint'),
   'no rounds': (('mechanism', 'num_rounds', None), 'the mechanism plans None'),
   'fewer rounds': (('mechanism', 'num_rounds', 3), 'the mechanism plans 3'),
-  'no noise': (('mechanism', 'noise_multiplier', None), 'noise_multiplier must be a finite number'),
-  'no divisor': (('mechanism', 'divisor', None), 'divisor must be a finite number'),
+  'no noise': (('mechanism', 'noise_multiplier', None), 'needs its noise_multiplier, found None'),
+  'no divisor': (('mechanism', 'divisor', None), 'needs its divisor, found None'),
   'a rule that is not a text': (('mechanism', 'weights', {'uniform': 1}), 'the weight rule must be a text'),
   'a field less': (('mechanism', 'participation', {}), _WRITTEN),
   'a seed of the noise': (('mechanism', 'noise_seed', 3), 'could get no certificate. Its noise has a seed'),

@@ -64,9 +64,9 @@ def leaving(of):
 def ledger(of, rounds=None):
   """The ledger of the first rounds of a plan; by default of all."""
   found, clip = of.new_ledger(), float(np.float32(of.config.clip.initial_norm))
-  planned = of.config.simulated(of.expected)
+  planned = of.core.simulated(of.expected)
   for number, (cohort, one) in list(enumerate(zip(of.expected, planned), 1))[:rounds]:
-    found.append(of.config.cost(cohort, one.weights.astype(np.float64), clip, number))
+    found.append(of.core.cost(cohort, one.weights.astype(np.float64), clip, number))
   return found
 
 

@@ -14,6 +14,7 @@ from quap_tff.common.numbers import tradeoff
 from quap_tff.mechanisms.certified import config as configs
 from quap_tff.mechanisms.certified import weight_rules
 from quap_tff.mechanisms.noise import correlation as correlations
+from tests.quap_tff import examples
 from tests.quap_tff.certificates import gate_logs_test
 from tests.quap_tff.certificates import made
 
@@ -159,7 +160,7 @@ class TestRefuses:
 
   def test_nothing_is_as_none(self):
     assert self._config((0, 0, 0)) == configs.CertifiedConfig(3, 3.0, DELTA)
-    assert 'spent_before' not in configs.Certified(3, 3.0, DELTA, 1.0, divisor=1.0).fingerprint
+    assert 'spent_before' not in examples.noised().fingerprint
 
   def test_when_nobody_has_anything_left(self):
     most = tradeoff.mu_at_most(3.0, DELTA) ** 2
@@ -172,7 +173,7 @@ class TestRefuses:
     most = tradeoff.mu_at_most(3.0, DELTA) ** 2
     config = quap_tff.HeldConfig(3, 3.0, DELTA, spent_before=(most, 0, 0)).settled([[0, 1], [1, 2]]).mechanism
     assert config.planned_weights[0] == 0 < min(config.planned_weights[1:])
-    assert dataclasses.replace(config, planned_weights=(0.5, 0.5, 0.5)).planned_weights == (0, 0.5, 0.5)
+    assert dataclasses.replace(config.config, planned_weights=(0.5, 0.5, 0.5)).planned_weights == (0, 0.5, 0.5)
 
   def test_one_worst_case_for_all(self):
     with pytest.raises(ValueError, match='by spent_before each has something else left'):

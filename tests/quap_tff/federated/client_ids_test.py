@@ -10,7 +10,6 @@ import tensorflow_federated as tff
 import quap_tff
 from quap_tff import runtime
 from quap_tff.federated import client_ids
-from quap_tff.mechanisms.parts import clip_rules
 from tests.quap_tff import examples
 from tests.quap_tff import linear_model
 
@@ -89,15 +88,7 @@ class TestWithClientIds:
     assert 'finite ε' in str(plan.report(ledger))
 
   def test_stock_client_work_under_certified(self, work):
-    config = quap_tff.Certified(
-      num_clients=4,
-      epsilon=3.0,
-      delta=1e-5,
-      noise_multiplier=4.0,
-      divisor=2.0,
-      noise_seed=1,
-      clip=clip_rules.Fixed(1.0),
-    )
+    config = examples.noised(num_clients=4, noise_seed=1)
     with _in_process():
       process = _process(quap_tff.CertifiedAggregationFactory(config), work)
       output = process.next(process.initialize(), [linear_model.client(3, 2.0)])
@@ -122,12 +113,7 @@ class TestWithClientIds:
 class TestStockBuilders:
   @pytest.mark.parametrize(
     'aggregator',
-    [
-      quap_tff.QuapAggregationFactory(_config()),
-      quap_tff.CertifiedAggregationFactory(
-        quap_tff.Certified(num_clients=4, epsilon=3.0, delta=1e-5, noise_multiplier=4.0, divisor=2.0)
-      ),
-    ],
+    [quap_tff.QuapAggregationFactory(_config()), quap_tff.CertifiedAggregationFactory(examples.noised(num_clients=4))],
   )
   def test_the_error_names_the_adapter(self, aggregator):
     with pytest.raises(TypeError, match='(?s)Found the type float32.*quap_tff.with_client_ids'):

@@ -179,7 +179,7 @@ def test_real_nodes_refuse_a_server_that_lies(start):
 def _check_who_came(run, nodes, cohorts):
   came = [one for _, one in run.rounds]
   # Nobody is expected whose budget pays for no more.
-  cohorts = [ids[one.weights > 0] for ids, one in zip(cohorts, run.bundle.plan.config.simulated(cohorts))]
+  cohorts = [ids[one.weights > 0] for ids, one in zip(cohorts, run.bundle.plan.core.simulated(cohorts))]
   lost = np.concatenate([nodes['b'], nodes['d']])
   for number in (1, 5):
     np.testing.assert_array_equal(came[number - 1], np.sort(cohorts[number - 1]))

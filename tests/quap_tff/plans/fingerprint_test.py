@@ -23,11 +23,14 @@ from quap_tff.mechanisms.quap import local
 from quap_tff.mechanisms.quap import staleness
 from quap_tff.mechanisms.quap.config import NoiseConfig
 from quap_tff.mechanisms.quap.config import QuapConfig
+from tests.quap_tff import examples
 
 _EVERY_LAYER = dict(clip_scope='all_layers', critical_layers='all')
 _LOCAL = QuapConfig(8, clip=clip_rules.Fixed(), noise=NoiseConfig('client'), **_EVERY_LAYER)
 _BUFFERED = QuapConfig(8, clip=clip_rules.Fixed(1.0), **_EVERY_LAYER)
-_CERTIFIED = Certified(8, 3.0, 1e-5, 2.0, divisor=3.0, num_rounds=2)
+_CERTIFIED = examples.certified(
+  num_clients=8, noise_multiplier=2.0, divisor=3.0, num_rounds=2, weights=weight_rules.Participation()
+)
 _SCHEDULE = [[0, 1, 2], [3, 4]]
 
 

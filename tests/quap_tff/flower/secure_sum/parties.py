@@ -57,7 +57,7 @@ class Bundle(player.Bundle):
 
 def bound(bundle):
   """The largest absolute value of a client's integers."""
-  return (int(bundle.modulus[0]) - 1) // (2 * bundle.plan.config.most_clients)
+  return (int(bundle.modulus[0]) - 1) // (2 * bundle.plan.core.most_clients)
 
 
 class Parties:

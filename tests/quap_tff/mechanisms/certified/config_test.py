@@ -12,10 +12,10 @@ from quap_tff.common import registry
 from quap_tff.common.lazy import tf
 from quap_tff.mechanisms.certified import privacy_filter
 from quap_tff.mechanisms.certified import weight_rules
-from quap_tff.mechanisms.certified.config import Certified
+from quap_tff.mechanisms.certified.config import CertifiedConfig
 from quap_tff.mechanisms.certified.privacy_filter import Prices
 from quap_tff.mechanisms.certified.privacy_filter import Standing
-from quap_tff.mechanisms.held.config import Held
+from quap_tff.mechanisms.held.config import HeldConfig
 from quap_tff.mechanisms.noise import correlation as correlations
 from quap_tff.mechanisms.noise import integers
 from quap_tff.mechanisms.parts import clip_rules
@@ -28,13 +28,15 @@ def _view(rates=None, in_warmup=False, **overrides):
 
 
 def _config(**overrides):
-  values = dict(num_clients=4, epsilon=3.0, delta=1e-5, noise_multiplier=5.0, divisor=2.0)
-  return Certified(**{**values, **overrides})
+  values = dict(num_clients=4, epsilon=3.0, delta=1e-5, noise_multiplier=5.0, divisor=2.0, clip=clip_rules.Fixed(1.0))
+  values.update(correlation=correlations.Independent(), weights=weight_rules.Participation())
+  return CertifiedConfig(**{**values, **overrides}).to_mechanism()
 
 
 def _held(decay, **overrides):
   values = dict(num_clients=4, epsilon=3.0, delta=1e-5, noise_multiplier=5.0, divisor=2.0, num_rounds=7, most_clients=4)
-  return Held(**{**values, 'correlation': correlations.Held(decay), 'planned_weights': (1.0,) * 4, **overrides})
+  values.update(correlation=correlations.Held(decay), planned_weights=(1.0,) * 4, clip=clip_rules.Fixed(1.0))
+  return HeldConfig(**{**values, **overrides}).to_mechanism()
 
 
 class TestCertified:
@@ -58,7 +60,7 @@ class TestCertified:
       (dict(weights=weight_rules.SpendEvenly()), 'SpendEvenly needs a public schedule. Give planned_rounds'),
       (dict(num_rounds=0), 'num_rounds must be an integer at least 1'),
       (dict(correlation=correlations.Ar1()), 'needs its noise in numbers'),
-      (dict(noise_multiplier=None), 'noise_multiplier must be a finite number'),
+      (dict(noise_multiplier=None), 'needs its noise_multiplier, found None'),
       (dict(planned_rounds=[1, 2, 3, 4], planned_costs=[1, 2, 3, 3.9]), 'planned_costs must be'),
       (dict(planned_rounds=[1, 2]), r'planned_rounds must be int\[4\]'),
       (dict(planned_rounds=[1, 2, 3, -1]), r'planned_rounds must be int\[4\]'),
@@ -77,14 +79,14 @@ class TestCertified:
 
   def test_is_frozen_comparable_and_takes_an_array_as_plan(self):
     config = _config(weights=weight_rules.SpendEvenly(), planned_rounds=np.array([1, 2, 3, 4], np.int32))
-    assert config.planned_rounds == (1, 2, 3, 4)
+    assert config.config.planned_rounds == (1, 2, 3, 4)
     assert hash(config) == hash(dataclasses.replace(config))
     with pytest.raises(dataclasses.FrozenInstanceError):
       config.epsilon = 1.0
 
   def test_numbers_of_numpy_are_kept_as_those_of_python(self):
     def config(integer, number):
-      return Certified(
+      return CertifiedConfig(
         integer(10),
         number(3.0),
         1e-5,
@@ -94,17 +96,17 @@ class TestCertified:
         weights=weight_rules.Participation(alpha=number(0.5)),
         clip=clip_rules.Fixed(number(0.5)),
         own_epsilon=(number(2.0),) * 10,
-      )
+      ).to_mechanism()
 
     found = config(np.int64, np.float32)
     assert found.fingerprint == config(int, float).fingerprint
     json.dumps(dataclasses.asdict(found))  # It takes numbers of Python alone.
 
   def test_counts_have_their_price(self):
-    assert _config().prices.count_cost == 0.0 and not _config().counts_norms
+    assert _config().prices.count_cost == 0.0 and not _config().config.counts_norms
     config = _config(clip=clip_rules.PrivateQuantile(count_stddev=4.0))
     # One client moves the centred count by 1/2: μ = 1/8.
-    assert config.prices.count_cost == 1 / 64 and config.counts_norms
+    assert config.prices.count_cost == 1 / 64 and config.config.counts_norms
 
 
 class TestRounding:
@@ -117,20 +119,20 @@ class TestRounding:
   def test_a_client_that_spends_all_is_within_epsilon_with_the_slack(self):
     for epsilon in (0.1, 3.0, 20.0):
       config = _config(epsilon=epsilon, num_rounds=60)
-      found = config.slack(2570).of(np.sqrt([config.prices.limit]), config.delta)
+      found = config.slack(2570).of(np.sqrt([config.prices.limit]), config.config.delta)
       assert 0.999 * epsilon < found[0] <= epsilon
 
   def test_releases_are_the_planned_rounds_and_counts_are_draws(self):
     fixed = _config(num_rounds=7)
-    assert fixed.most_releases == 7
-    counted = dataclasses.replace(fixed, clip=clip_rules.PrivateQuantile(count_stddev=4.0))
+    assert fixed.config.most_releases == 7
+    counted = _config(num_rounds=7, clip=clip_rules.PrivateQuantile(count_stddev=4.0))
     # ε' grows with the root of the number of draws.
     assert counted.slack(100).epsilon == pytest.approx(fixed.slack(100).epsilon * math.sqrt(101 / 100), rel=1e-9)
     # A count has noise of a scale of its own, so wide here that δ does not pay for so many values.
-    wide = dataclasses.replace(counted, clip=clip_rules.PrivateQuantile(count_stddev=2.0**29), delta=1e-19)
-    dataclasses.replace(wide, clip=counted.clip).slack(100)
+    wide = dict(num_rounds=7, delta=1e-19)
+    _config(**wide, clip=counted.clip).slack(100)
     with pytest.raises(ValueError, match='or a larger delta'):
-      wide.slack(100)
+      _config(**wide, clip=clip_rules.PrivateQuantile(count_stddev=2.0**29)).slack(100)
 
   def test_the_draws_of_both_shares_count(self):
     _held(0.5, delta=3e-21).slack(100)
@@ -144,7 +146,7 @@ class TestRounding:
   @pytest.mark.parametrize('epsilon', [1e-3, 0.5, 3.0, 30.0])
   def test_without_planned_rounds_a_million_are_paid_for(self, epsilon):
     config = _config(epsilon=epsilon)
-    assert config.most_releases == 10**6
+    assert config.config.most_releases == 10**6
     assert config.slack(2570).epsilon <= config.kept_slack.epsilon
 
   @pytest.mark.parametrize(
@@ -237,6 +239,6 @@ class TestWeightRules:
   def test_online_needs_to_know_how_many_rounds(self):
     with pytest.raises(ValueError, match='Online spreads what is left of a budget over .* Give num_rounds'):
       _config(weights=weight_rules.Online())
-    assert _config(weights=weight_rules.Online(), num_rounds=9).num_rounds == 9
+    assert _config(weights=weight_rules.Online(), num_rounds=9).config.num_rounds == 9
     with pytest.raises(ValueError, match='prior_a must be a finite number greater than 0'):
       weight_rules.Online(prior_a=0.0)

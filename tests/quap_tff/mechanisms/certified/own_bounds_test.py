@@ -75,7 +75,7 @@ class TestWeights:
     rounds = 200
     schedule = [np.arange(6)] * rounds
     plan = plans.certified_plan(_config(weights=rule), schedule)
-    squares = np.sum([r.weights.astype(np.float64) ** 2 for r in plan.config.simulated(schedule)], axis=0)
+    squares = np.sum([r.weights.astype(np.float64) ** 2 for r in plan.core.simulated(schedule)], axis=0)
     spent = np.sqrt(squares) / plan.config.noise_multiplier
     chosen = np.array([tradeoff.mu_at_most(own * _KEPT, _DELTA * _KEPT) for own in _OWN])
     assert (spent <= chosen).all()
@@ -91,8 +91,8 @@ class TestFilter:
       cohorts = _cohorts(seed)
       # Less noise than planned, so that the filter and not the rule decides.
       config = _config(weights=rule, correlation=noise).settled(cohorts).mechanism
-      config = dataclasses.replace(config, noise_multiplier=config.noise_multiplier / 3)
-      plan = plans.certified_plan(config, cohorts, model=_MODEL)
+      config = dataclasses.replace(config.config, noise_multiplier=config.noise_multiplier / 3).to_mechanism()
+      plan = plans.certified_plan(config.config, cohorts, model=_MODEL)
       found = config.simulated(cohorts)
       ledger = plan.new_ledger()
       for number, (cohort, one) in enumerate(zip(cohorts, found), 1):
@@ -100,14 +100,14 @@ class TestFilter:
       assert not _excesses(plan, ledger)
       assert found[-1].spent_max <= 1 + 1e-9
       # Much smaller bounds would be passed: budgets are used.
-      tighter = dataclasses.replace(config, own_epsilon=tuple(own / 4 for own in _OWN))
+      tighter = dataclasses.replace(config.config, own_epsilon=tuple(own / 4 for own in _OWN))
       [excess] = _excesses(plans.certified_plan(tighter, cohorts, model=_MODEL), ledger)
       assert 'have spent more than their bound' in excess
 
   def test_the_server_gives_the_planned_weights(self):
     cohorts = _cohorts(7)
     config = _config().settled(cohorts).mechanism
-    config = dataclasses.replace(config, noise_multiplier=config.noise_multiplier / 2)
+    config = dataclasses.replace(config.config, noise_multiplier=config.noise_multiplier / 2).to_mechanism()
     process = rounds.Process(config, [[1]])
     state = process.initialize()
     for cohort, planned in zip(cohorts, config.simulated(cohorts)):
@@ -127,7 +127,7 @@ class TestFilter:
     uniform = plans.certified_plan(_config(own_epsilon=None, weights=weight_rules.Uniform()), cohorts)
     scaled = plans.certified_plan(_config(own_epsilon=(2.0,) * 6), cohorts)
     assert scaled.config.noise_multiplier == uniform.config.noise_multiplier
-    for a, b in zip(*(plan.config.simulated(cohorts) for plan in (uniform, scaled))):
+    for a, b in zip(*(plan.core.simulated(cohorts) for plan in (uniform, scaled))):
       np.testing.assert_array_equal(a.weights, b.weights)
 
 

@@ -36,7 +36,7 @@ class _State(NamedTuple):
 
 def _run(config, cohorts):
   """The state after rounds of these cohorts, and their ledger."""
-  plan_of_run = plans.certified_plan(config, [], certificate=False)
+  plan_of_run = plans.certified_plan(config.config, [], certificate=False)
   ledger = plan_of_run.new_ledger()
   process = rounds.Process(config, [[1]])
   state = process.initialize()
@@ -114,8 +114,8 @@ class TestCalibrated:
     mechanism = _calibrated(config, cohorts)
     weights = np.array([[1, 1, 0], [1, 0, 0], [1, 0, 0], [0, 0, 1]])
     matrix = scipy.linalg.toeplitz(correlations.Ar1(0.5).coefficients(4), np.zeros(4))
-    assert mechanism.planned_rounds == (3, 1, 1)
-    np.testing.assert_allclose(mechanism.planned_costs, np.square(matrix @ weights).sum(axis=0), rtol=1e-9)
+    assert mechanism.config.planned_rounds == (3, 1, 1)
+    np.testing.assert_allclose(mechanism.config.planned_costs, np.square(matrix @ weights).sum(axis=0), rtol=1e-9)
     assert _calibrated(mechanism, [[0, 1, 2]] * 4) == mechanism
 
   def test_a_given_noise_multiplier_gets_its_divisor(self):
@@ -210,7 +210,7 @@ class TestPopulation:
       )
       planned = config.settled(schedule).mechanism
       rounds = planned.simulated(schedule)
-      results.append((planned.noise_multiplier, planned.divisor, planned.correlation, rounds))
+      results.append((planned.noise_multiplier, planned.divisor, planned.config.correlation, rounds))
     assert results[0][:3] == results[1][:3]
     for few, many in zip(results[0][3], results[1][3]):
       np.testing.assert_array_equal(few.weights, many.weights)

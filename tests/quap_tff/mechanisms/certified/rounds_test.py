@@ -4,6 +4,7 @@ Sums of integers are exact, so tests of sensitivity need no tolerance.
 """
 
 import collections
+import dataclasses
 import fractions
 import functools
 import math
@@ -21,7 +22,7 @@ from quap_tff.common.numbers import chacha20
 from quap_tff.common.numbers import tradeoff
 from quap_tff.mechanisms import playing
 from quap_tff.mechanisms.certified import weight_rules
-from quap_tff.mechanisms.certified.config import Certified
+from quap_tff.mechanisms.certified.config import CertifiedConfig
 from quap_tff.mechanisms.noise import correlation as correlations
 from quap_tff.mechanisms.noise import integer_noise
 from quap_tff.mechanisms.parts import clip_rules
@@ -139,7 +140,8 @@ class TestSensitivity:
     assert whole.grid.steps == 2**10 and whole.sum_dtype == dtype
 
 
-class _Halving(Certified):
+@dataclasses.dataclass(frozen=True)
+class _Halving(CertifiedConfig):
   """Each round has half of the noise of the one before; the second, and last, has z·C."""
 
   def noise_scale(self, round_num):
@@ -163,8 +165,8 @@ class TestNoise:
     assert measurements['sigma'] == 1.0 and measurements['noise_multiplier'] == 4.0
 
   def test_scales_of_rounds_leave_clipping_as_it_is(self):
-    fields = registry.parameter_values(_config(clip=clip_rules.Fixed(0.5), num_rounds=2))
-    config, state = _Halving(**{**fields, 'noise_seed': 3}), None
+    fields = registry.parameter_values(_config(clip=clip_rules.Fixed(0.5), num_rounds=2).config)
+    config, state = _Halving(**{**fields, 'noise_seed': 3}).to_mechanism(), None
     loud = np.full(2000, 9.0)
     for t, (scale, spent) in enumerate([(2.0, 1 / 64), (1.0, 5 / 64)], 1):
       before = state
@@ -179,9 +181,9 @@ class TestNoise:
       assert config.simulated([[1, 2]] * t)[-1].spent_max == pytest.approx(spent / config.limit)
 
   def test_correlated_noise_has_one_scale(self):
-    fields = registry.parameter_values(_config(num_rounds=2, correlation=correlations.Ar1(0.5)))
+    fields = registry.parameter_values(_config(num_rounds=2, correlation=correlations.Ar1(0.5)).config)
     with pytest.raises(ValueError, match='Under correlated noise all rounds have one scale'):
-      _Halving(**fields)
+      _Halving(**fields).to_mechanism()
 
   def test_does_not_go_by_the_cohort_or_its_weights(self):
     config = _config(clip=clip_rules.Fixed(0.5), weights=weight_rules.Participation(9.0, 5.0))

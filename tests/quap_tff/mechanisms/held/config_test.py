@@ -28,7 +28,7 @@ def _planned(cohorts, num_clients=40, averaging=postprocessing.Planned(), decay=
 def _run(config, cohorts, dropout=0.0, seed=0):
   """The account after a run, and the share of its rounds that the filter refused."""
   rng, refused, weights = np.random.default_rng(seed), 0, np.array(config.planned_weights)
-  account = held_noise.opened(config.num_clients, config.noise_multiplier, config.correlation.decay)
+  account = held_noise.opened(config.num_clients, config.noise_multiplier, config.config.correlation.decay)
   for cohort in cohorts:
     came = cohort[rng.random(len(cohort)) >= dropout]
     after = account.after(came, weights[came])
@@ -72,14 +72,14 @@ def test_the_best_ratio_of_signal_to_noise_is_chosen():
   def ratio(planned):
     (config, average), kept = planned, postprocessing.kept_shares(planned.averaging.shares(30))
     signal = sum(share * np.array(config.planned_weights)[cohort].sum() for share, cohort in zip(kept, cohorts))
-    covariance = config.correlation.covariance(cohorts, [config.noise_multiplier])
+    covariance = config.config.correlation.covariance(cohorts, [config.noise_multiplier])
     assert average == planned.averaging
     return signal / np.sqrt(kept @ covariance @ kept)
 
   found = {decay: ratio(_planned(cohorts, averaging=averaging, decay=decay)) for decay in correlation.DECAYS}
   best = _planned(cohorts, averaging=averaging)
   assert ratio(best) == max(found.values()) > 1.1 * found[0.0]
-  assert 0 < best.mechanism.correlation.decay < 0.97
+  assert 0 < best.mechanism.config.correlation.decay < 0.97
   chosen = _planned(cohorts)
   assert ratio(chosen) >= ratio(best) and chosen.averaging in postprocessing.Planned().candidates(30)
 
@@ -104,7 +104,7 @@ def test_without_room_for_dropout_many_rounds_are_refused():
 
 def test_a_given_divisor_is_kept():
   (free, _), (given, _) = _planned(_schedule()), _planned(_schedule(), divisor=3.0)
-  assert given == dataclasses.replace(free, divisor=3.0) != free
+  assert given == dataclasses.replace(free.config, divisor=3.0).to_mechanism() != free
 
 
 def test_one_client_alone():

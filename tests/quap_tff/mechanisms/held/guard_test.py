@@ -13,7 +13,6 @@ import pytest
 
 from quap_tff import plans
 from quap_tff.common import files
-from quap_tff.mechanisms.certified.config import Certified
 from quap_tff.mechanisms.held import guard
 from quap_tff.mechanisms.held import guard_memory
 from quap_tff.mechanisms.held import guarded_clients
@@ -94,13 +93,13 @@ class TestAnswer:
     np.testing.assert_allclose(own._standing.chain.account.spent, account.spent, rtol=1e-12)
 
   def test_weights_are_charged_as_they_are_sent(self):
-    config = dataclasses.replace(_plan().config, planned_weights=(0.3,) * _CLIENTS)
+    config = dataclasses.replace(_plan().config, planned_weights=(0.3,) * _CLIENTS).to_mechanism()
     sent = guard.ClientGuard(config, 0, _KEY).answer(1, [0, 1, 2], [])['weight']
     assert float(sent) > 0.3 and guard.PublicPlan.of(config).weights[0] == sent
 
   def test_a_plan_that_holds_no_noise_has_no_guards(self):
     with pytest.raises(ValueError, match='quap_tff.certified_plan of a HeldConfig'):
-      guard.ClientGuard(Certified(_CLIENTS, 3.0, 1e-5, 2.0, divisor=1.0), 0, _KEY)
+      guard.ClientGuard(examples.noised(num_clients=_CLIENTS), 0, _KEY)
 
 
 class TestDishonestServers:
@@ -252,7 +251,7 @@ class TestThreshold:
 
   def test_the_noise_of_the_smallest_set_is_that_of_the_account(self):
     plan = _plan([[0, 1, 2, 3]] * 4, 0.0, threshold=2 / 3)
-    fresh, taken_back = plan.config.share_stddevs
+    fresh, taken_back = plan.core.share_stddevs
     assert taken_back == 0 and fresh == pytest.approx(plan.config.noise_multiplier * math.sqrt(1.5), rel=1e-12)
 
 
@@ -402,7 +401,7 @@ class TestMemory:
 
 class TestGuardedClients:
   def test_who_cannot_pay_and_who_has_no_weight_is_silent(self):
-    config = _plan().config
+    config = _plan().core
     guarded = guarded_clients.GuardedClients(config, b'secret')
     answers = guarded.answers(1, [5, 0])
     assert list(answers) == [0, 5] and answers[0]['weight'] > 0 and answers[5]['weight'] == 0
@@ -413,11 +412,11 @@ class TestGuardedClients:
     assert guarded.spent_max <= 1
 
   def test_after_the_planned_rounds_all_are_silent(self):
-    answers = guarded_clients.GuardedClients(_plan().config, b'secret').answers(6, [0, 1, 2])
+    answers = guarded_clients.GuardedClients(_plan().core, b'secret').answers(6, [0, 1, 2])
     assert not any(one['weight'] for one in answers.values())
 
   def test_keys_are_the_clients_own(self):
-    config = _plan().config
+    config = _plan().core
     keys = lambda secret: [
       one['noise_key'].tobytes() for one in guarded_clients.GuardedClients(config, secret).answers(1, [0, 1]).values()
     ]

@@ -63,7 +63,7 @@ def _answer(config, client, round_num=1, last_round=0, key=None):
 
 def _account(config, cohorts):
   """What a run of these cohorts costs."""
-  account = held_noise.opened(9, config.noise_multiplier, config.correlation.decay)
+  account = held_noise.opened(9, config.noise_multiplier, config.config.correlation.decay)
   for cohort in cohorts:
     account = account.after(cohort, np.asarray(config.planned_weights)[cohort])
   return account
@@ -72,7 +72,7 @@ def _account(config, cohorts):
 class TestAccount:
   @pytest.mark.parametrize('decay', [0.0, 0.7])
   def test_everyone_stays_within_the_limit_whoever_comes(self, decay):
-    config = dataclasses.replace(_config(_schedule(rounds=12), decay), most_clients=5)
+    config = dataclasses.replace(_config(_schedule(rounds=12), decay).config, most_clients=5).to_mechanism()
     rounds, generator = _rounds(config), np.random.default_rng(2)
     guarded, state, refused = _guarded(config), rounds.initial_state(), 0
     account, weights = held_noise.opened(9, config.noise_multiplier, decay), np.asarray(config.planned_weights)
@@ -109,7 +109,7 @@ class TestAccount:
     config = _config(decay=decay)
     account = held_noise.opened(9, config.noise_multiplier, decay).after(np.array([4]), np.ones(1))
     (budget,) = config.cost(np.array([4]), np.ones(1), 0.5, 1).budgets
-    assert budget >= tradeoff.epsilon_of(np.sqrt(account.spent[4]), config.delta) * (1 - 1e-6)
+    assert budget >= tradeoff.epsilon_of(np.sqrt(account.spent[4]), config.config.delta) * (1 - 1e-6)
 
   def test_after_the_planned_rounds_nothing_is_released(self):
     schedule = _schedule(rounds=2)
@@ -124,7 +124,7 @@ class TestAccount:
   def test_a_simulation_goes_on_where_its_ledger_ends(self):
     schedule = _schedule()
     config = _config(schedule)
-    plan = plans.certified_plan(config, schedule)
+    plan = plans.certified_plan(config.config, schedule)
     rounds, guarded, ledger = _rounds(config), _guarded(config), plan.new_ledger()
     state = rounds.initial_state()
     for round_num, cohort in enumerate(schedule[:5], 1):
@@ -362,7 +362,7 @@ class TestRefusals:
 
   def test_weights_that_are_not_those_of_all_clients(self):
     with pytest.raises(ValueError, match='planned_weights'):
-      dataclasses.replace(_config(), planned_weights=(1.0,))
+      dataclasses.replace(_config().config, planned_weights=(1.0,))
 
   @pytest.mark.parametrize(
     'changes, attendance_is_known, words',
@@ -376,6 +376,6 @@ class TestRefusals:
       _config(**changes).check_colluders((1,), attendance_is_known)
 
   def test_a_grid_that_overflows(self):
-    config = dataclasses.replace(_config(), noise_multiplier=1e9)
+    config = dataclasses.replace(_config().config, noise_multiplier=1e9).to_mechanism()
     with pytest.raises(ValueError, match='overflow'):
       _rounds(config, [tf.TensorSpec([10**9], tf.float32)])

@@ -15,11 +15,11 @@ import pytest
 
 from quap_tff.common.lazy import tf
 from quap_tff.federated.line_search import mechanism as line_search
-from quap_tff.mechanisms.certified import config as certified_config
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import layers
 from quap_tff.mechanisms.quap import config as configs
 from quap_tff.mechanisms.quap import local
+from tests.quap_tff import examples
 
 # Grid steps in the bound, for each √d, unless z = 4 and σ = 2^12 need more.
 _INTEGER_STEPS = 512
@@ -47,7 +47,7 @@ def _of_quap(**overrides):
 
 def _of_certified(update, bound):
   """In the units of updates: steps of the grid times bound/K."""
-  config = certified_config.Certified(num_clients=3, epsilon=3.0, delta=1e-5, noise_multiplier=4.0, divisor=2.0)
+  config = examples.noised(num_clients=3)
   announced = dict(weights=tf.ones([3]), clip=tf.constant(bound, tf.float32))
   sent = _sent(config, update, dict(client_id=tf.constant(1, tf.int64)), announced)
   steps = max(_INTEGER_STEPS * math.sqrt(sum(int(tf.size(one)) for one in update)), 2**10)

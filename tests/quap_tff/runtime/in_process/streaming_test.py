@@ -13,13 +13,13 @@ import tensorflow_federated as tff
 
 from quap_tff import runtime
 from quap_tff.federated import aggregation
-from quap_tff.mechanisms.certified import config as certified_configs
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import layers
 from quap_tff.mechanisms.quap import config as configs
 from quap_tff.runtime.in_process import context as in_process
 from quap_tff.runtime.in_process import tensorflow_blocks
 from quap_tff.runtime.values import values
+from tests.quap_tff import examples
 from tests.quap_tff.runtime import comparison
 
 _CLIENTS = 60
@@ -47,9 +47,7 @@ def _context():
 def _aggregator(rule):
   if rule.startswith('certified'):
     clip = _RULES[rule[len('certified_') :]]
-    config = certified_configs.Certified(
-      num_clients=_CLIENTS, epsilon=3.0, delta=1e-5, noise_multiplier=4.0, divisor=2.0, noise_seed=3, clip=clip
-    )
+    config = examples.noised(num_clients=_CLIENTS, clip=clip)
     return aggregation.CertifiedAggregationFactory(config, _LAYERS)
   config = configs.QuapConfig(num_clients=_CLIENTS, clip=_RULES[rule], noise=configs.NoiseConfig(seed=1))
   return aggregation.QuapAggregationFactory(config, _LAYERS)
