@@ -116,7 +116,7 @@ class TestCalibrated:
     matrix = scipy.linalg.toeplitz(correlations.Ar1(0.5).coefficients(4), np.zeros(4))
     assert mechanism.config.planned_rounds == (3, 1, 1)
     np.testing.assert_allclose(mechanism.config.planned_costs, np.square(matrix @ weights).sum(axis=0), rtol=1e-9)
-    assert _calibrated(mechanism, [[0, 1, 2]] * 4) == mechanism
+    assert _calibrated(mechanism.config, [[0, 1, 2]] * 4) == mechanism
 
   def test_a_given_noise_multiplier_gets_its_divisor(self):
     # z = 2/μ pays for 4 of 8 rounds; the mean is over rounds in which something is added.
