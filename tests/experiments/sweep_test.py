@@ -28,12 +28,8 @@ _ALGORITHMS = 'algorithm=fedavg|fixed_dp:clip=1.0|quap'
 def _write(run, rounds, seconds=2.0, interrupted=False, accuracy=0.5, with_summary=True):
   """What a run leaves in its folder."""
   os.makedirs(run.path, exist_ok=True)
-  stretch = {
-    'first_round': 1,
-    'code': run_folder.code(),
-    'versions': {},
-    'machine': {'platform': 'x', 'cores': 2, 'gpus': 0},
-  }
+  machine = {'platform': 'x', 'cores': 2, 'gpus': 0}
+  stretch = {'first_round': 1, 'code': run_folder.code(), 'versions': {}, 'machine': machine}
   files.write_json(os.path.join(run.path, 'run.json'), {'identity': dict(run.identity), 'stretches': [stretch]})
   with open(os.path.join(run.path, 'metrics.csv'), 'w', newline='') as f:
     writer = csv.writer(f)
