@@ -169,7 +169,7 @@ def _has_one_form(path: str, num_clients: int) -> bool:
     return all(f.read(len(part)) == part for part in _lines(_rounds(path, num_clients))) and not f.read(1)
 
 
-def _text(config, statements, code) -> str:
+def _text(config: guarantee.Guarantee, statements: Statements, code: Mapping[str, Any]) -> str:
   return files.json_text(
     {
       'version': folders.VERSION,
@@ -301,9 +301,9 @@ def _statement(content: _Content, most: float) -> str:
     f'A gate let {np.count_nonzero(account.counts):,} of {config.num_clients:,} clients take part in '
     f'{account.num_rounds:,} rounds of another program, “{stated.program}”. Clipping, sums and noise were that '
     "program's, and are taken from the issuer's statement. If each client's update was clipped to its weight times one "
-    f'norm, and Gaussian noise of {sentences.whole(float(config.prices.noise_multiplier))} times that norm, {noise}, was '
-    'added to each coordinate of every sum, then the noised sums of these rounds, and everything that is computed from '
-    'them alone, are (ε, δ)-differentially private for each client with ε = '
+    f'norm, and Gaussian noise of {sentences.whole(float(config.prices.noise_multiplier))} times that norm, {noise}, '
+    'was added to each coordinate of every sum, then the noised sums of these rounds, and everything that is computed '
+    'from them alone, are (ε, δ)-differentially private for each client with ε = '
     f'{sentences.whole(config.epsilon)} and δ = {sentences.whole(config.delta)}.{own} Unit: {accounting.UNIT}. '
     f"Neighbours: {accounting.ZERO_OUT}. It is assumed that who takes part does not depend on clients' data. "
     f'Amplification by sampling is not counted. The client that spent most has spent ε ≤ {rounding.up(most, 6)}; this '

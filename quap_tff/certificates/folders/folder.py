@@ -248,7 +248,7 @@ def model_shape(value: Mapping[str, Any]) -> layers_lib.ModelShape:
   return layers_lib.ModelShape(tuple(layers), shapes)
 
 
-def _schedule(path, config) -> tuple[list[np.ndarray], Optional[list[np.ndarray]]]:
+def _schedule(path: str, config: guarantee.Guarantee) -> tuple[list[np.ndarray], Optional[list[np.ndarray]]]:
   """The drawn clients of each round, and those who come, if this is known before the run."""
   known = {'offsets': np.int64, 'clients': np.int64}
   arrays = folder_files.read_arrays(path, SCHEDULE, [known, {**known, 'comes': bool}])
