@@ -7,7 +7,7 @@ The folder may come from anybody.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import datetime
 import json
 import math
@@ -19,6 +19,7 @@ from experiments.command import parts as run_parts
 from experiments.command import run as run_lib
 from experiments.folders import folder as run_folder
 from experiments.running import final_summary
+from quap_tff import accounting
 from quap_tff import plans
 from quap_tff.certificates import certificate as certificates
 from quap_tff.certificates.folders import about as abouts
@@ -29,6 +30,7 @@ from quap_tff.certificates.folders import shapes
 from quap_tff.certificates.folders import train_runs
 from quap_tff.certificates.folders.folder_files import FolderError
 from quap_tff.mechanisms.parts import participation as participations
+from quap_tff.plans.accounts import run_account
 
 if TYPE_CHECKING:
   from experiments.running import setup  # It loads TensorFlow.
@@ -121,7 +123,7 @@ def check(content: folders.Content) -> list[str]:
   )
 
 
-def _plan(content, run_json) -> tuple[plans.Plan, run_lib.Run]:
+def _plan(content: folders.Content, run_json: dict[str, Any]) -> tuple[plans.Plan, run_lib.Run]:
   """The run's plan, and its configuration, from run.json."""
   with folder_files.damage(run_folder.RUN, 'is damaged, or its flags contradict each other'):
     resolved, identity = run_json['resolved'], run_json['identity']
@@ -145,7 +147,9 @@ def _plan(content, run_json) -> tuple[plans.Plan, run_lib.Run]:
     return run.plan(resolved['num_clients'], shapes.model_shape(resolved), resolved['test_is_of_clients']), run
 
 
-def _mechanism_problems(content, files, plan, run) -> list[str]:
+def _mechanism_problems(
+  content: folders.Content, files: train_runs.RunFiles, plan: plans.Plan, run: run_lib.Run
+) -> list[str]:
   """Where mechanism.json and schedule.npz are not those that the flags give."""
   with folder_files.damage(f'{run_folder.RUN} or {run_folder.SUMMARY}'):
     expected = about(
@@ -168,18 +172,18 @@ def _mechanism_problems(content, files, plan, run) -> list[str]:
   return found
 
 
-def _cohorts(run, num_clients, rounds):
+def _cohorts(run: run_lib.Run, num_clients: int, rounds: int) -> list[np.ndarray]:
   participation = run.participation(num_clients)
   return [participation.cohort(round_num) for round_num in range(1, rounds + 1)]
 
 
-def _are_same(one, other) -> bool:
+def _are_same(one: Optional[Sequence[Any]], other: Optional[Sequence[Any]]) -> bool:
   if one is None or other is None:
     return one is other
   return len(one) == len(other) and all(map(np.array_equal, map(np.sort, one), map(np.sort, other)))
 
 
-def _metrics_problems(content, rows) -> list[str]:
+def _metrics_problems(content: folders.Content, rows: Iterable[Mapping[str, str]]) -> list[str]:
   """Where metrics.csv has a figure that differs from the ledger's."""
   found = []
   for row, expected in zip(rows, _expected_rows(content.plan, content.ledger)):
@@ -195,7 +199,7 @@ def _number(cell: str) -> float:
   return float(cell or math.nan)
 
 
-def _expected_rows(plan, ledger) -> Iterator[dict[str, float]]:
+def _expected_rows(plan: run_account.RunAccount, ledger: accounting.RunLedger) -> Iterator[dict[str, float]]:
   """What metrics.csv must say about each round, computed from the ledger."""
   config, state = plan.config, ledger.state_dict()
   participation = participations.initial_state(config.participation, config.num_clients)
@@ -217,7 +221,9 @@ def _expected_rows(plan, ledger) -> Iterator[dict[str, float]]:
     yield {**row, **{f'participation_{key}': float(value) for key, value in statistics.items()}}
 
 
-def _summary_problems(content, files, plan, run) -> list[str]:
+def _summary_problems(
+  content: folders.Content, files: train_runs.RunFiles, plan: plans.Plan, run: run_lib.Run
+) -> list[str]:
   """Where summary.json differs from the one that the other files give."""
   name = run_folder.SUMMARY
   with folder_files.damage(f'{name} or {run_folder.METRICS}'):

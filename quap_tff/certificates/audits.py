@@ -116,7 +116,7 @@ def problems(record: Any, certificate: Mapping[str, Any]) -> list[str]:
     return [str(error)]
 
 
-def _check_figures(record, certificate) -> None:
+def _check_figures(record: Mapping[str, Any], certificate: Mapping[str, Any]) -> None:
   """Raises `ValueError` for a measured figure that no audit of the certified run measures."""
   game, clients = record['game'], record['canary_clients']
   for name in ('canaries', 'repeats'):
@@ -162,7 +162,7 @@ def _check_share(kind: str, record: Mapping[str, Any], stddev: float) -> None:
     raise ValueError(f'{positives} of {record[positives]!r} contradicts {kind}_mean, found {record[f"{kind}_mean"]!r}')
 
 
-def _expected(record, certificate) -> dict[str, Any]:
+def _expected(record: Mapping[str, Any], certificate: Mapping[str, Any]) -> dict[str, Any]:
   """The record with what follows from the certificate and from the counts."""
   guarantee, issuer, game = certificate['guarantee'], certificate['issuer'], record['game']
   tests = number_of_tests(game is not None)
@@ -187,7 +187,7 @@ def _expected(record, certificate) -> dict[str, Any]:
   return {**expected, 'sha256': certificates.sealed(record)['sha256']}
 
 
-def _bounds(part, record, tests) -> dict[str, Any]:
+def _bounds(part: Mapping[str, Any], record: Mapping[str, Any], tests: int) -> dict[str, Any]:
   guesses = lower_bounds.Guesses(*(part[name] for name in lower_bounds.Guesses._fields))
   bound = lower_bounds.bound(guesses, record['delta'], lower_bounds.each(record['confidence'], tests))
   return lower_bounds.as_dict(guesses, bound)
@@ -251,7 +251,7 @@ def rows(measured: Mapping[str, Any]) -> list[list[str]]:
   return table + [['Confidence', confidence]]
 
 
-def _tests(measured) -> list[_Test]:
+def _tests(measured: Mapping[str, Any]) -> list[_Test]:
   bound, claimed, game = measured['epsilon_lower_bound'], measured['claimed_epsilon'], measured['game']
   claim = f'the {measured["claim"]} ε = {rounding.up(claimed)}' if claimed is not None else ''
   tests = [_Test(bound, claimed, f'the canaries prove ε ≥ {rounding.down(bound)}', claim)]

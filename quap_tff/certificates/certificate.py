@@ -179,13 +179,13 @@ def differences(found: Any, expected: Any, tolerance: float = TOLERANCE, path: s
     yield f'{path or "it"}: it says {_shown(found)}, but the files give {_shown(expected)}.'
 
 
-def _same(found, expected, tolerance) -> bool:
+def _same(found: Any, expected: Any, tolerance: float) -> bool:
   if isinstance(expected, float) and type(found) is float:
     # Another version of a library may round the last bit differently.
     return math.isclose(found, expected, rel_tol=tolerance, abs_tol=0.0)
   return type(found) is type(expected) and found == expected
 
 
-def _shown(value) -> str:
+def _shown(value: Any) -> str:
   shown = repr(value)
   return shown if len(shown) <= 200 else f'{shown[:200]}…'

@@ -201,7 +201,7 @@ def _template() -> Any:
   return environment.from_string(_TEMPLATE)
 
 
-def _in_short(certificate) -> list[tuple[str, str]]:
+def _in_short(certificate: Mapping[str, Any]) -> list[tuple[str, str]]:
   """Who is protected against whom, how strongly, and for how long: for a reader who knows no mathematics."""
   clients, trust = certificate['achieved']['clients'], sentences.OF_TRUST[certificate['guarantee']['trust']].in_short
   return [
@@ -223,7 +223,7 @@ def _in_short(certificate) -> list[tuple[str, str]]:
   ]
 
 
-def _about(certificate) -> list[tuple[str, str]]:
+def _about(certificate: Mapping[str, Any]) -> list[tuple[str, str]]:
   issuer = certificate['issuer']
   accuracy, features = issuer['test_accuracy'], issuer['features']
   dataset = issuer['dataset'] if features == 'none' else f'{issuer["dataset"]}, features {features}'
@@ -241,7 +241,7 @@ def _before(spent: Mapping[str, Any]) -> tuple[str, str]:
   return 'Spent before', f'by {spent["clients"]:,} clients, at most ε = {rounding.up(spent["epsilon_max"], 6)}'
 
 
-def _figures(certificate) -> list[tuple[str, str]]:
+def _figures(certificate: Mapping[str, Any]) -> list[tuple[str, str]]:
   guarantee, achieved, facts = (certificate[name] for name in ('guarantee', 'achieved', 'facts'))
   quantiles = ', '.join(f'{float(q):.0%}: {rounding.up(value)}' for q, value in achieved['epsilon_quantiles'].items())
   bound, delta, mu = rounding.up(guarantee['epsilon'], 15), rounding.up(guarantee['delta'], 15), guarantee['mu']
@@ -275,12 +275,12 @@ def _figures(certificate) -> list[tuple[str, str]]:
   ]
 
 
-def _came(certificate) -> bool:
+def _came(certificate: Mapping[str, Any]) -> bool:
   """Whether the cohorts are certified as they came."""
   return certificate['guarantee']['cohorts'] == run_account.AS_THEY_CAME
 
 
-def _digests(certificate) -> list[tuple[str, str]]:
+def _digests(certificate: Mapping[str, Any]) -> list[tuple[str, str]]:
   program = lambda code: f'quap_tff {code["quap_tff"]}, source {code["source_sha256"]}'
   provenance = certificate['provenance']
   return [
@@ -299,7 +299,7 @@ def _across(epsilon: float, edges: Sequence[float]) -> float:
   return _LEFT + _WIDTH * (epsilon - edges[0]) / (edges[-1] - edges[0])
 
 
-def _only_bar(achieved) -> str:
+def _only_bar(achieved: Mapping[str, Any]) -> str:
   """What to say in place of a histogram in which all clients are in one bar."""
   ended = ' when the run ended: a reading' if achieved['is_reading'] else ''
   most, least = (rounding.up(achieved['epsilon_quantiles'][share], 6) for share in ('1', '0'))

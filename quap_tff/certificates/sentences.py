@@ -4,7 +4,7 @@ Verification makes them again and compares them, so a change of any is a new ver
 rounded to six digits on the safe side: so any machine, with any version of the libraries, makes the same text.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import math
 from typing import Any, NamedTuple
 
@@ -395,7 +395,7 @@ def _with_before(plan: run_account.RunAccount, mu: np.ndarray) -> float:
   return float(mu.max() if before is None else np.sqrt(mu**2 + np.asarray(before)).max())
 
 
-def _with_epsilon(figures, rows) -> list[dict[str, Any]]:
+def _with_epsilon(figures: Figures, rows: Iterable[tuple[dict[str, Any], float]]) -> list[dict[str, Any]]:
   """The rows with their μ and ε, but for those whose ε the slack does not cover."""
   config, slack = figures.plan.config, figures.plan.slack
   # The ε of μ is rounded up by less than this tolerance.
@@ -446,7 +446,7 @@ def releases(figures: Figures) -> list[dict[str, Any]]:
   return [dict(zip(('what', 'rounds', 'share_of_worst_client', 'how'), row)) for row in rows]
 
 
-def _noise(multipliers, more='') -> str:
+def _noise(multipliers: np.ndarray, more: str = '') -> str:
   if not len(multipliers):
     return 'never released'
   ends = sorted({rounding.down(multipliers.min(), 6), rounding.down(multipliers.max(), 6)}, key=float)

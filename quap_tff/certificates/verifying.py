@@ -1,6 +1,6 @@
 """Issues the certificate of a folder from its files, and verifies it by making it again."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import importlib
 import os
 import shutil
@@ -188,7 +188,7 @@ def verify(folder: str, public_key: Optional[str] = None, check: Optional[Check]
   return Verdict([], warnings, _changes_of_code(content.about.stretches), certificate['statement'], unchecked=unchecked)
 
 
-def _unchecked(folder, key) -> list[str]:
+def _unchecked(folder: str, key: Any) -> list[str]:
   """A sentence for each signature that no key was given for."""
   names = (folders.SIGNATURE, folders.AUDIT_SIGNATURE) if key is None else ()
   there = [name for name in names if os.path.lexists(os.path.join(folder, name))]
@@ -210,7 +210,7 @@ def problems_of(content: folders.Content, certificate: Any, check: Optional[Chec
   return certificates.text_problems(content.path, certificate, expected)
 
 
-def _problems(content, check) -> list[str]:
+def _problems(content: folders.Content, check: Optional[Check]) -> list[str]:
   return evidence.problems(content) or (check(content) if check is not None else [])
 
 
@@ -224,14 +224,14 @@ def _page_problems(path: str, certificate: Any, audit: Optional[audits.Audit], i
   return [] if is_same else [f'{folders.PAGE} does not match {folders.CERTIFICATE}.']
 
 
-def _warnings(content, is_checked) -> list[str]:
+def _warnings(content: folders.Content, is_checked: bool) -> list[str]:
   found, here = [], abouts.this_code()
   if content.code != here:
     found.append(f'The run was made by other code: {content.code}. This code is {here}.')
   return found + content.program.warnings(content.path, is_checked)
 
 
-def _changes_of_code(stretches) -> list[str]:
+def _changes_of_code(stretches: Sequence[Mapping[str, Any]]) -> list[str]:
   """A sentence for each stretch of rounds, if they were run by different code."""
   if len({repr(stretch['code']) for stretch in stretches}) < 2:
     return []

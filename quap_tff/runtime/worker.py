@@ -46,7 +46,7 @@ class Worker(tff.program.FederatedContext):
     errors.WorkerError: If it does not start.
   """
 
-  def __init__(self):
+  def __init__(self) -> None:
     self._process = worker_processes.WorkerProcess()
     self.pid = self._process.pid
     self._lock = threading.Lock()
@@ -118,7 +118,7 @@ class Worker(tff.program.FederatedContext):
 
 
 def _execution_context(stub: '_Stub') -> tff.framework.SyncContext:
-  def stack(cardinalities):
+  def stack(cardinalities: dict[Any, int]) -> Any:
     cardinalities.setdefault(tff.CLIENTS, 0)
     executor = tff.framework.RemoteExecutor(stub)
     executor.set_cardinalities(cardinalities)

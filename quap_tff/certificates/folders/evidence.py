@@ -4,6 +4,7 @@ The folder may come from anybody. Each problem is a sentence. What the program t
 checked by its `programs.Program`.
 """
 
+from collections.abc import Sequence
 import math
 from typing import Any, Callable, NamedTuple, TypeVar
 import zipfile
@@ -173,7 +174,7 @@ def model_problems(content: folders.Content) -> list[str]:
   assert content.plan.model is not None
   (name,), shapes = models, sorted(content.plan.model.shapes)
 
-  def read(tensors):
+  def read(tensors: Sequence[Any]) -> list[str]:
     found = sorted(tuple(tensor.shape) for tensor in tensors)
     if found != shapes:
       return [f'{name} holds tensors of the shapes {found}, and {folders.MECHANISM} says {shapes}.']
@@ -197,7 +198,7 @@ def in_model(path: str, name: str, read: Callable[[list[Any]], _Read]) -> _Read:
       return read(_tensors(weights))
 
 
-def _tensors(weights) -> list[Any]:
+def _tensors(weights: Any) -> list[Any]:
   tensors: list[Any] = []
   weights.visititems(lambda _, item: tensors.append(item) if hasattr(item, 'shape') else None)
   # The numbers of such a tensor are in other files, or are not stored at all.

@@ -145,7 +145,7 @@ def mechanism_text(
   return json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + '\n'
 
 
-def _schedule_arrays(plan) -> dict[str, np.ndarray]:
+def _schedule_arrays(plan: run_account.RunAccount) -> dict[str, np.ndarray]:
   arrays = {
     'offsets': np.cumsum([0, *map(len, plan.schedule)], dtype=np.int64),
     'clients': np.concatenate([np.zeros(0, np.int64), *plan.schedule]),
@@ -235,7 +235,7 @@ def read_mechanism(name: str, value: Mapping[str, Any]) -> guarantee.Guarantee:
   return mechanism
 
 
-def _schedule(path, config) -> tuple[list[np.ndarray], Optional[list[np.ndarray]]]:
+def _schedule(path: str, config: guarantee.Guarantee) -> tuple[list[np.ndarray], Optional[list[np.ndarray]]]:
   """The drawn clients of each round, and those who come, if this is known before the run."""
   known = {'offsets': np.int64, 'clients': np.int64}
   arrays = folder_files.read_arrays(path, SCHEDULE, [known, {**known, 'comes': bool}])
@@ -259,7 +259,7 @@ def _schedule(path, config) -> tuple[list[np.ndarray], Optional[list[np.ndarray]
     return split(clients), [own[here] for own, here in zip(split(clients), split(arrays['comes']))]
 
 
-def _ledger(path, plan) -> accounting.RunLedger:
+def _ledger(path: str, plan: run_account.RunAccount) -> accounting.RunLedger:
   with folder_files.damage(LEDGER):
     expected = plan.new_ledger().state_dict()
     arrays = folder_files.read_arrays(path, LEDGER, [expected])

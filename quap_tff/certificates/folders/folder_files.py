@@ -147,19 +147,19 @@ def read_json(path: str, name: str) -> Any:
     )
 
 
-def _integer(text):
+def _integer(text: str) -> int:
   if len(text) > 20:
     raise ValueError(f'{text[:20]}… has too many digits')
   return int(text)
 
 
-def _finite(text):
+def _finite(text: str) -> float:
   if not math.isfinite(float(text)):
     raise ValueError(f'{text} is not a finite number')
   return float(text)
 
 
-def _without_repetition(pairs):
+def _without_repetition(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
   value = dict(pairs)
   if len(value) != len(pairs):
     raise ValueError('a key appears twice')

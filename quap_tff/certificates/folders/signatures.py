@@ -3,7 +3,7 @@
 import base64
 import binascii
 import os
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 from quap_tff.certificates.folders import folder as folders
 from quap_tff.certificates.folders import folder_files
@@ -28,7 +28,7 @@ def read_public_key(path: str) -> Any:
   return _read_key(path, serialization.load_pem_public_key, 'Ed25519PublicKey')
 
 
-def _read_key(path, load, kind):
+def _read_key(path: str, load: Callable[[bytes], Any], kind: str) -> Any:
   try:
     with open(path, 'rb') as f:
       key = load(f.read())
