@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
   return 0
 
 
-def write(roots: Sequence[str], folder: str, command: str) -> tuple[list[study.Group], list[pages.Section]]:
+def write(roots: Sequence[str], folder: str, command: str) -> tuple[list[study.StudyGroup], list[pages.Section]]:
   """Writes the report on the runs in `roots` into a folder; returns their groups and its sections.
 
   Args:
@@ -61,7 +61,7 @@ def write(roots: Sequence[str], folder: str, command: str) -> tuple[list[study.G
   return groups, built
 
 
-def read(roots: Sequence[str]) -> tuple[list[study.Group], list[runs_lib.LeftOut]]:
+def read(roots: Sequence[str]) -> tuple[list[study.StudyGroup], list[runs_lib.LeftOut]]:
   """The groups of runs and a list of what is left out, which standard error names as well.
 
   Raises:

@@ -59,11 +59,11 @@ _PARALLEL = flags.DEFINE_integer(
 _DRY_RUN = flags.DEFINE_bool('dry_run', False, 'List the runs and their commands, and start none.', flag_values=_FLAGS)
 
 
-def _start(run: plan.Run) -> children.Child:
+def _start(run: plan.SweepRun) -> children.Child:
   return children.Child(_arguments(run), f'{run.path}.log')
 
 
-def main(argv: list[str], start: Callable[[plan.Run], children.Child] = _start) -> int:
+def main(argv: list[str], start: Callable[[plan.SweepRun], children.Child] = _start) -> int:
   """Does what the flags in `argv[1:]` say; returns the exit status. `start` starts a run, by default in a process."""
   interrupts.install()
   try:
@@ -99,7 +99,7 @@ def _parse(argv: Sequence[str]) -> list[str]:
   return list(argv[end + 1 :])
 
 
-def _prepare(base: Sequence[str]) -> tuple[plan.Record, list[plan.Run]]:
+def _prepare(base: Sequence[str]) -> tuple[plan.Record, list[plan.SweepRun]]:
   """The sweep, and the runs that this call is about."""
   record = plan.extended(_OUTPUT_DIR.value, base, _VARY.value)
   by_grid = plan.runs_of(_OUTPUT_DIR.value, record.base, record.grids)
@@ -108,13 +108,13 @@ def _prepare(base: Sequence[str]) -> tuple[plan.Record, list[plan.Run]]:
   return record, list({run.name: run for runs in by_grid for run in runs}.values())
 
 
-def _arguments(run: plan.Run) -> list[str]:
+def _arguments(run: plan.SweepRun) -> list[str]:
   if _PARALLEL.value == 1 or run.num_threads is not None:
     return run.arguments
   return [*run.arguments, f'--num_threads={max(1, len(os.sched_getaffinity(0)) // _PARALLEL.value)}']
 
 
-def _list(runs: Sequence[plan.Run]) -> int:
+def _list(runs: Sequence[plan.SweepRun]) -> int:
   standings = {run.name: scheduler.standing(run) for run in runs}
   for run in runs:
     at = standings[run.name]
@@ -125,7 +125,7 @@ def _list(runs: Sequence[plan.Run]) -> int:
   return 0
 
 
-def _summarize(runs: Sequence[plan.Run], failed: dict[str, str], interrupted: bool, seconds: float) -> int:
+def _summarize(runs: Sequence[plan.SweepRun], failed: dict[str, str], interrupted: bool, seconds: float) -> int:
   done = [run.name for run in runs if scheduler.standing(run).finished]
   print(f'{len(done)} of {len(runs)} runs are done.')
   for name, error in failed.items():
@@ -141,7 +141,7 @@ def _summarize(runs: Sequence[plan.Run], failed: dict[str, str], interrupted: bo
 
 
 def _print_json(
-  runs: Sequence[plan.Run], done: Sequence[str], failed: dict[str, str], interrupted: bool, seconds: float
+  runs: Sequence[plan.SweepRun], done: Sequence[str], failed: dict[str, str], interrupted: bool, seconds: float
 ) -> None:
   result = {
     'runs': len(runs),

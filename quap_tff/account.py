@@ -278,7 +278,7 @@ def _noise_for(
   return 0
 
 
-def _choices_table(found: Sequence[noise_choices.Choice]) -> log_report.Table:
+def _choices_table(found: Sequence[noise_choices.Choice]) -> log_report.TextTable:
   rows = [
     (
       correlations.spec_of(one.correlation),
@@ -291,7 +291,7 @@ def _choices_table(found: Sequence[noise_choices.Choice]) -> log_report.Table:
     for one in found
   ]
   header = ('noise', 'trusted', 'weights', 'z', 'share of the ceiling', 'budgets that end')
-  return log_report.Table(
+  return log_report.TextTable(
     'Which mechanism makes how much of the budgets',
     header,
     rows,
@@ -302,13 +302,13 @@ def _choices_table(found: Sequence[noise_choices.Choice]) -> log_report.Table:
 
 def _ends_table(
   cohorts: Sequence[np.ndarray], num_clients: int, epsilon: float, delta: float, correlation: correlations.Correlation
-) -> log_report.Table:
+) -> log_report.TextTable:
   rows = [
     (rounding.up(one.noise_multiplier, 5), f'{one.ended:,}', *(str(r) if r else '' for r in one[2:]))
     for one in noise_choices.ends(cohorts, num_clients, epsilon, delta, correlation)
   ]
   header = ('z', 'budgets that end', 'the first in round', 'their median')
-  return log_report.Table('With less noise and a filter, at weights of 1', header, rows, '')
+  return log_report.TextTable('With less noise and a filter, at weights of 1', header, rows, '')
 
 
 @contextlib.contextmanager
@@ -355,7 +355,7 @@ def _correlation(arguments: argparse.Namespace) -> correlations.Correlation:
     raise ValueError('--correlation: give its numbers here, as in ar1:decay=0.9. Only a training run chooses them.')
   checks.integer('every', arguments.every, at_least=1)
   checks.integer('rounds_after', arguments.rounds_after, at_least=0)
-  if isinstance(correlation, correlations.Held):
+  if isinstance(correlation, correlations.HeldNoise):
     raise ValueError('--correlation: what noise costs that clients hold depends on everybody. Give that of a server.')
   if not correlation.num_buffers and (arguments.every, arguments.rounds_after) != (1, 0):
     raise ValueError(

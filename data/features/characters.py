@@ -72,7 +72,7 @@ _GLYPH_POINTS = 40  # On each stroke; at 28 pixels they are less than a pixel ap
 _FILLED = 20 / 28
 
 
-class Glyphs(Alphabet):
+class GlyphStrokes(Alphabet):
   """Glyphs, each of one to three strokes anywhere: float32[k, 3, 4, 2], control points of cubic Bézier curves."""
 
   def painted(self, labels: np.ndarray, side: int, rng: np.random.Generator) -> np.ndarray:
@@ -104,7 +104,7 @@ class Glyphs(Alphabet):
     return points, present
 
 
-def random_glyphs(size: int, rng: np.random.Generator) -> Glyphs:
+def random_glyphs(size: int, rng: np.random.Generator) -> GlyphStrokes:
   """`size` random glyphs; strokes often begin where the one before passes, and some are straight or closed."""
   present = np.arange(_GLYPH_STROKES) < rng.integers(1, _GLYPH_STROKES + 1, size)[:, None]
   strokes = rng.uniform(-1, 1, (size, _GLYPH_STROKES, 4, 2)).astype(np.float32)
@@ -117,7 +117,7 @@ def random_glyphs(size: int, rng: np.random.Generator) -> Glyphs:
   straight = rng.random((size, _GLYPH_STROKES)) < 0.3
   for point, share in ((1, 1 / 3), (2, 2 / 3)):
     strokes[straight, point] = (1 - share) * strokes[straight, 0] + share * strokes[straight, 3]
-  return Glyphs(strokes, present)
+  return GlyphStrokes(strokes, present)
 
 
 _STROKES = 4

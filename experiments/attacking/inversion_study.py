@@ -116,7 +116,7 @@ class Attempt(NamedTuple):
   recovered: np.ndarray
 
 
-def run(settings: InversionSettings, say: Callable[[str], None]) -> results.Result:
+def run(settings: InversionSettings, say: Callable[[str], None]) -> results.StudyResult:
   """Attacks as the settings say.
 
   Args:
@@ -152,7 +152,7 @@ def run(settings: InversionSettings, say: Callable[[str], None]) -> results.Resu
     f'attack for each observer and batch. {setting_lib.METHODS[one.row["method"]].about}'
     for one in of_first_steps
   }
-  return results.Result(
+  return results.StudyResult(
     'inversion',
     [attempt.row for attempt in attempts],
     lambda: _pictures(of_first_steps),

@@ -126,7 +126,7 @@ class MembershipSettings(checks.Checked):
 MNIST = dict(dataset='mnist', client_optimizer='sgd:learning_rate=0.1', models=32)
 
 
-def run(settings: MembershipSettings, say: Callable[[str], None] = lambda text: None) -> results.Result:
+def run(settings: MembershipSettings, say: Callable[[str], None] = lambda text: None) -> results.StudyResult:
   """Trains the models, attacks them and counts.
 
   Args:
@@ -148,7 +148,7 @@ def run(settings: MembershipSettings, say: Callable[[str], None] = lambda text: 
   if settings.examples_per_client is not None:
     clients = shadow_models.few_examples(clients, settings.examples_per_client, settings.seed)
   schedule = [reference.cohorts.cohort(round_num) for round_num in range(1, settings.rounds + 1)]
-  pool = shadow_models.Pool(clients, schedule)
+  pool = shadow_models.MemberPool(clients, schedule)
   worlds = [shadow_models.draw_worlds(level, pool, settings.models, settings.seed) for level in settings.levels]
   real_epsilon = settings.real_epsilon
   if real_epsilon is None:
@@ -172,7 +172,7 @@ def run(settings: MembershipSettings, say: Callable[[str], None] = lambda text: 
           f'membership: {variant.spec}, {world.level} level: largest AUC {largest:.3f}, '
           f'{time.monotonic() - begin:.0f} s so far.'
         )
-  return results.Result('membership', rows, lambda: _pictures(rows, curves))
+  return results.StudyResult('membership', rows, lambda: _pictures(rows, curves))
 
 
 def attacked_experiments(
@@ -198,10 +198,10 @@ def attacked_experiments(
 
 def _attacked(
   settings: MembershipSettings,
-  pool: shadow_models.Pool,
+  pool: shadow_models.MemberPool,
   world: shadow_models.Worlds,
   outputs: shadow_models.Outputs,
-  account: shadow_models.Account,
+  account: shadow_models.MembershipAccount,
 ) -> tuple[list[dict[str, Any]], dict[str, roc.Curve]]:
   """The rows of all attacks and groups, and the curves over all clients by attack."""
   rows, curves = [], {}
@@ -248,7 +248,9 @@ def _figures(summary: roc.Summary) -> dict[str, Any]:
   return {**found, 'members': summary.members, 'non_members': summary.non_members}
 
 
-def _spent(account: shadow_models.Account, clients: np.ndarray, level: str, delta: float) -> dict[str, Optional[float]]:
+def _spent(
+  account: shadow_models.MembershipAccount, clients: np.ndarray, level: str, delta: float
+) -> dict[str, Optional[float]]:
   """The largest ε of these clients, and the limits that it sets to any attack.
 
   A client that is not a member adds nothing, so the bounds of a client's membership follow from its μ. An example is

@@ -8,7 +8,7 @@ from typing import Any, Callable, NamedTuple
 from quap_tff.common import files
 
 
-class Result(NamedTuple):
+class StudyResult(NamedTuple):
   """The result of a study.
 
   Attributes:

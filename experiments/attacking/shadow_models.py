@@ -25,7 +25,7 @@ LEVELS = ('client', 'example')
 _MODELS_A_SIDE = 2
 
 
-class Pool:
+class MemberPool:
   """Every client that may be a member, with their examples and the public schedule.
 
   Attributes:
@@ -92,7 +92,7 @@ class Worlds:
   members: np.ndarray
 
 
-def draw_worlds(level: str, pool: Pool, models: int, seed: int) -> Worlds:
+def draw_worlds(level: str, pool: MemberPool, models: int, seed: int) -> Worlds:
   """Draws the worlds of a level.
 
   Client level: each client is a member of each model by its own fair coin, and is used with all of its examples. A
@@ -142,7 +142,7 @@ class Variant(NamedTuple):
   compared_at: tuple[str, ...]
 
 
-class Account(NamedTuple):
+class MembershipAccount(NamedTuple):
   """The privacy loss of each client if it is a member, by the schedule.
 
   Attributes:
@@ -180,7 +180,7 @@ def experiment_of(variant: Variant, flags: Mapping[str, Any]) -> setup.Experimen
   return found
 
 
-def account_of(experiment: setup.Experiment, process: Any, pool: Pool) -> Account:
+def account_of(experiment: setup.Experiment, process: Any, pool: MemberPool) -> MembershipAccount:
   """The account of every client, from one run in which all planned clients take part.
 
   What a client spends depends on its own rounds alone, so this is also its account where others stay away. That run
@@ -194,7 +194,7 @@ def account_of(experiment: setup.Experiment, process: Any, pool: Pool) -> Accoun
     ledger.append(plan.record(output, cohort))
     state = output.state
   report = plan.report(ledger)
-  return Account(report.nominal_epsilon, report.formal.epsilon if plan.protection.model_protected else None)
+  return MembershipAccount(report.nominal_epsilon, report.formal.epsilon if plan.protection.model_protected else None)
 
 
 def planned_epsilon(experiment: setup.Experiment, schedule: Sequence[np.ndarray]) -> float:
@@ -204,7 +204,7 @@ def planned_epsilon(experiment: setup.Experiment, schedule: Sequence[np.ndarray]
 
 
 def train(
-  process: tff.learning.templates.LearningProcess, pool: Pool, worlds: Worlds, model: int
+  process: tff.learning.templates.LearningProcess, pool: MemberPool, worlds: Worlds, model: int
 ) -> tff.learning.models.ModelWeights:
   """The released weights of one model: those after the last round."""
   state = process.initialize()
@@ -229,7 +229,7 @@ class Outputs(NamedTuple):
   diverged: float
 
 
-def outputs_of(experiment: setup.Experiment, process: Any, pool: Pool, worlds: Worlds) -> Outputs:
+def outputs_of(experiment: setup.Experiment, process: Any, pool: MemberPool, worlds: Worlds) -> Outputs:
   """Trains every model of the worlds, and asks each for its outputs."""
   found, hits, diverged = [], [], []
   test, logits_of = experiment.federation.test, evaluation.build_logits(experiment.model_fn)

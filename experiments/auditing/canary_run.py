@@ -59,7 +59,7 @@ class Claim(NamedTuple):
   kind: str
 
 
-class Result(NamedTuple):
+class AuditResult(NamedTuple):
   """The result of an audit.
 
   Attributes:
@@ -105,7 +105,9 @@ class Result(NamedTuple):
     }
 
 
-def run(experiment: setup.Experiment, settings: Settings, say: Callable[[str], None] = lambda text: None) -> Result:
+def run(
+  experiment: setup.Experiment, settings: Settings, say: Callable[[str], None] = lambda text: None
+) -> AuditResult:
   """Audits an experiment by runs of its own. The experiment's runtime must be active.
 
   Args:
@@ -151,7 +153,7 @@ def run(experiment: setup.Experiment, settings: Settings, say: Callable[[str], N
   bound = lower_bounds.bound(guesses, claim.delta, settings.confidence)
   # A formal figure exists only where noise covers everything that is trained.
   is_gaussian = claim.kind in ('certified', 'formal') or settings.part == 'noised' and claim.kind == 'nominal'
-  return Result(claim, clients, inserted, unseen, threshold, guesses, bound, is_gaussian)
+  return AuditResult(claim, clients, inserted, unseen, threshold, guesses, bound, is_gaussian)
 
 
 def claim_of(plan: plans.Plan, ledger: accounting.RunLedger, planned: Sequence[np.ndarray]) -> Claim:
@@ -212,7 +214,7 @@ def _norm(plan: plans.Plan, part: str) -> float:
 def _scores(
   plan: plans.Plan,
   ledger: accounting.RunLedger,
-  rounds: Sequence[canary_lib.Round],
+  rounds: Sequence[canary_lib.CanaryRound],
   canaries: canary_lib.Canaries,
   part: str,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -253,7 +255,7 @@ def _scores(
 
 
 def _units(
-  plan: plans.Plan, found: canary_lib.Round, cohort: np.ndarray
+  plan: plans.Plan, found: canary_lib.CanaryRound, cohort: np.ndarray
 ) -> tuple[float, Optional[float], Optional[float]]:
   """(C_t, what the sum was divided by, noise multiplier) of a round; None for what is not known or not there."""
   facts, row = plan.mechanism.facts, plan.mechanism.measured(found.output.measurements, plan.model)

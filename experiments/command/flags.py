@@ -26,7 +26,7 @@ _OF_RUNTIME = {'num_threads': 'in_process', 'num_workers': 'workers'}
 # Flags about the files in --output_dir.
 _OF_FOLDER = ('checkpoint_every', 'keep_checkpoints', 'signing_key')
 # Parts whose flags --help shows together, under the first one's title.
-_MECHANISM = (parts.Mechanism, *methods.PARTS)
+_MECHANISM = (parts.MechanismChoice, *methods.PARTS)
 
 
 class _NumberOrText(flags.ArgumentParser):
@@ -69,7 +69,7 @@ def _define_all() -> dict[str, list[str]]:
   """Makes all flags; returns their names by the titles of their groups."""
   groups: dict[str, list[str]] = {}
   for part in parts.PARTS:
-    group = parts.Mechanism if part in _MECHANISM else part
+    group = parts.MechanismChoice if part in _MECHANISM else part
     names = groups.setdefault(str(group.__doc__).partition('\n')[0].rstrip('.'), [])
     types, helps = get_type_hints(part), flag_fields.helps(part)
     for name, found in flag_fields.flags_of(part).items():

@@ -230,7 +230,7 @@ class Runtime:
 
 
 @dataclasses.dataclass(frozen=True)
-class Mechanism:
+class MechanismChoice:
   """The method, and the parts of its mechanism.
 
   A flag that a method does not use is refused on the command line. pt_adp, d2dp, acdp, fedapca and safari are
@@ -251,7 +251,7 @@ class Mechanism:
   algorithm: Any = flag('quap', kind='algorithm', choices=methods.METHODS)
 
 
-PARTS = (Data, Cohorts, Schedule, Mechanism, *methods.PARTS, LocalTraining, Publication, Runtime)
+PARTS = (Data, Cohorts, Schedule, MechanismChoice, *methods.PARTS, LocalTraining, Publication, Runtime)
 # Every flag, in the order of the parts.
 FLAGS: dict[str, flag_fields.Flag] = {
   name: found for part in PARTS for name, found in flag_fields.flags_of(part).items()

@@ -386,7 +386,7 @@ def _check_mechanism(run: Run) -> None:
     )
   run.client_work()
   is_certified = run.facts.is_certified  # Whatever the mechanism refuses for any population, it refuses here.
-  if run.publication.averaging == postprocessing.Planned() and not is_certified:
+  if run.publication.averaging == postprocessing.PlannedAverage() and not is_certified:
     raise ValueError(
       f'--averaging=planned: only certified runs choose the average together with the noise, and '
       f'{written["algorithm"]!r} is not certified. Choose an average yourself: --averaging=tail:start=….'

@@ -99,7 +99,7 @@ class Table(NamedTuple):
     return pd.DataFrame(columns, dtype=object)
 
 
-class Figure(NamedTuple):
+class Plot(NamedTuple):
   """Attributes:
   name: Its file is figures/name.png; several of one name are numbered.
   title: The text above it.
@@ -127,7 +127,7 @@ class Figure(NamedTuple):
     return draw, (width, height + 0.2 * len(lines))
 
 
-Block = Union[str, Table, Figure]
+Block = Union[str, Table, Plot]
 
 
 class Section(NamedTuple):
@@ -181,7 +181,7 @@ def write(folder: str, sections: Sequence[Section]) -> None:
   The first section's title is the report's. A figure may be in several sections, and is drawn once.
   """
   blocks = [block for section in sections for block in section.blocks]
-  figures = {block.name: block for block in blocks if isinstance(block, Figure)}
+  figures = {block.name: block for block in blocks if isinstance(block, Plot)}
   images = {name: plots.png(*figure.titled) for name, figure in figures.items()}
   for kind, suffix in (('tables', '.csv'), ('figures', '.png')):
     os.makedirs(os.path.join(folder, kind), exist_ok=True)

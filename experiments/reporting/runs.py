@@ -81,7 +81,7 @@ def number(value: Any) -> Optional[float]:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Run:
+class RunFolder:
   """One run folder. Whatever is missing in it is empty or None.
 
   Attributes:
@@ -198,7 +198,7 @@ def find(roots: Sequence[str]) -> list[str]:
   return list(folders.values())
 
 
-def load(path: str) -> tuple[Optional[Run], list[LeftOut]]:
+def load(path: str) -> tuple[Optional[RunFolder], list[LeftOut]]:
   """Reads a run folder. Returns the run, or None if it is unusable, and a list of damaged and missing files."""
   left_out = []
 
@@ -221,7 +221,7 @@ def load(path: str) -> tuple[Optional[Run], list[LeftOut]]:
   ended = bool(summary)
   says_who_came = ended and run['identity'].get('cohort_seed') != run_parts.SECRET
   ledger = read(run_folder.LEDGER, run_ledger.RunLedger.load, None, says_who_came)
-  result = Run(
+  result = RunFolder(
     path=path,
     metrics=read(run_folder.METRICS, _read_metrics, pd.DataFrame(), True),
     clients=read(run_folder.CLIENTS, lambda file: _read_clients(file, ledger), pd.DataFrame(), says_who_came),

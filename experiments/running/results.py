@@ -47,7 +47,7 @@ class Outcome:
   """
 
   experiment: setup.Experiment
-  result: training.Result
+  result: training.TrainingProgress
   directory: Optional[run_directory.RunDirectory]
 
   @functools.cached_property

@@ -45,7 +45,7 @@ class NonFinite(NamedTuple):
   first_round: int
 
 
-class Result(NamedTuple):
+class TrainingProgress(NamedTuple):
   """How far a run has come.
 
   Attributes:
@@ -113,7 +113,7 @@ def train(
   process: tff.learning.templates.LearningProcess,
   directory: Optional[run_directory.RunDirectory] = None,
   callbacks: Sequence[Callback] = (),
-) -> Result:
+) -> TrainingProgress:
   """Runs the experiment to its last round, from its latest checkpoint if there is one.
 
   On KeyboardInterrupt the last finished round is kept and the result says so. With `interrupts.install` a round's
@@ -157,7 +157,7 @@ def train(
   rounds.save()
   weights = tf.nest.map_structure(np.asarray, rounds.published())
   test = dict(rounds.current_test())
-  return Result(
+  return TrainingProgress(
     rounds.done,
     rounds.done + 1 - first_round,
     weights,

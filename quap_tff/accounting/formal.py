@@ -152,7 +152,7 @@ def formal_report(
   ledger: run_ledger.RunLedger,
   delta: float,
   protection: protections.Protection,
-  sampler: samplers.Sampler = samplers.Sampler(),
+  sampler: samplers.CohortSampler = samplers.CohortSampler(),
   noise_note: str = '',
   neighbours: str = histories_lib.ZERO_OUT,
   slack: slacks.Slack = slacks.Slack(),
@@ -201,7 +201,7 @@ def formal_report(
 def no_amplification(
   ledger: run_ledger.RunLedger,
   protection: protections.Protection,
-  sampler: samplers.Sampler,
+  sampler: samplers.CohortSampler,
   neighbours: str = histories_lib.ZERO_OUT,
 ) -> Optional[str]:
   """Why sampling amplifies nothing in a run, a clause; None if it does. The arguments are those of `formal_report`.
@@ -268,7 +268,7 @@ def _unamplified(
 
 
 def _amplified(
-  ledger: run_ledger.RunLedger, delta: float, sampler: samplers.Sampler, notes: list[str]
+  ledger: run_ledger.RunLedger, delta: float, sampler: samplers.CohortSampler, notes: list[str]
 ) -> tuple[str, str, dict[str, np.ndarray]]:
   """The neighbouring relation, the amplification and its assumption, and float64[N] by accountant."""
   secret = 'assumes that cohorts, their sizes and their seed stay secret'
@@ -281,7 +281,9 @@ def _amplified(
   of_rate = functools.partial(
     histories_lib.History.gaussian, float(ledger.state_dict()['noise_multipliers'][0]), ledger.num_rounds
   )
-  population = histories_lib.Population([of_rate(q) if q else histories_lib.History(()) for q in rates.tolist()], index)
+  population = histories_lib.ClientHistories(
+    [of_rate(q) if q else histories_lib.History(()) for q in rates.tolist()], index
+  )
   found = _by_accountant(
     {name: population for name, accountant in accountants.ACCOUNTANTS.items() if accountant.supports_sampling},
     delta,
@@ -298,7 +300,7 @@ def _amplified(
   return histories_lib.ADD_OR_REMOVE, f'Poisson sampling, q = {shown}; {secret}', found
 
 
-def fixed_size_epsilon(ledger: run_ledger.RunLedger, sampler: samplers.Sampler, delta: float) -> float:
+def fixed_size_epsilon(ledger: run_ledger.RunLedger, sampler: samplers.CohortSampler, delta: float) -> float:
   """ε of every client against replacing its data by another's, by Rényi composition (Wang et al. 2019, theorem 27).
 
   Where that bound is larger than the ε of a client in every round, as it is for large cohorts, the latter is returned:
@@ -323,7 +325,7 @@ def fixed_size_epsilon(ledger: run_ledger.RunLedger, sampler: samplers.Sampler, 
 
 
 def _by_accountant(
-  populations: Mapping[str, histories_lib.Population], delta: float, notes: list[str]
+  populations: Mapping[str, histories_lib.ClientHistories], delta: float, notes: list[str]
 ) -> dict[str, np.ndarray]:
   found = {}
   for name, (histories, index) in populations.items():

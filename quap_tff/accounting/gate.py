@@ -123,7 +123,7 @@ class Gate:
       correlation=correlation,
       divisor=1.0,  # Of the program that divides.
       num_rounds=num_rounds,
-      weights=weight_rules.Uniform(),
+      weights=weight_rules.UniformWeights(),
       own_epsilon=own_epsilon,  # type: ignore[arg-type]  # It becomes a tuple.
       spent_before=None if spent is None else spents.read_spent(spent, num_clients),  # type: ignore[arg-type]
     )
@@ -166,7 +166,9 @@ class Gate:
     if (spent := more.pop('spent', None)) is not None:
       more['spent_before'] = spents.read_spent(spent, num_clients)
     more.setdefault('correlation', correlations.Independent())
-    config = certified_config.CertifiedConfig(num_clients, epsilon, delta, weights=weight_rules.Uniform(), **more)
+    config = certified_config.CertifiedConfig(
+      num_clients, epsilon, delta, weights=weight_rules.UniformWeights(), **more
+    )
     found = config.settled(cohorts).mechanism
     numbers = num_clients, found.noise_multiplier, epsilon, delta, found.num_rounds
     return cls(*numbers, found.correlation, found.own_epsilon, found.spent_before)

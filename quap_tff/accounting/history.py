@@ -166,7 +166,7 @@ def rounded_up(values: np.ndarray, step: float) -> np.ndarray:
   return np.where(inside, np.maximum(values, largest * np.exp(-steps * grid)), values)
 
 
-class Population(NamedTuple):
+class ClientHistories(NamedTuple):
   """Histories of many clients; each distinct history appears once.
 
   Attributes:
@@ -178,7 +178,7 @@ class Population(NamedTuple):
   index: np.ndarray  # type: ignore[assignment]  # It hides the method of tuples.
 
 
-def group(clients: Any, kinds: Any, mechanisms: Sequence[GaussianMechanism], num_clients: int) -> Population:
+def group(clients: Any, kinds: Any, mechanisms: Sequence[GaussianMechanism], num_clients: int) -> ClientHistories:
   """The histories of N clients, given the mechanisms that each went through.
 
   Args:
@@ -188,7 +188,7 @@ def group(clients: Any, kinds: Any, mechanisms: Sequence[GaussianMechanism], num
     num_clients: N.
 
   Returns:
-    A `Population`.
+    A `ClientHistories`.
   """
   clients, kinds = np.asarray(clients, np.int64), np.asarray(kinds, np.int64)
   ordered = sorted(mechanisms)  # As histories keep them.
@@ -212,7 +212,7 @@ def group(clients: Any, kinds: Any, mechanisms: Sequence[GaussianMechanism], num
       histories.append(History(tuple((ordered[kind], n) for kind, n in pairs)))
     index[client] = seen[key]
   index[~busy] = index[idle[0]] if len(idle) else 0
-  return Population(histories, index)
+  return ClientHistories(histories, index)
 
 
 class TotalMu(NamedTuple):
@@ -266,7 +266,7 @@ def epsilon_by_client(ledger: run_ledger.RunLedger, delta: float) -> np.ndarray:
   return tradeoff.epsilon_of(total_mu(ledger).whole, delta)
 
 
-def merged_histories(mu: np.ndarray) -> Population:
+def merged_histories(mu: np.ndarray) -> ClientHistories:
   """Each client's history as one mechanism: Gaussian mechanisms compose to one Gaussian.
 
   If there are more than 10,000 distinct μ, each is rounded up, by at most 0.1%, to the largest one over a power of
@@ -279,10 +279,10 @@ def merged_histories(mu: np.ndarray) -> Population:
   if len(distinct) > _MOST_MERGED:
     distinct, again = np.unique(rounded_up(distinct, _MERGED_STEP), return_inverse=True)
     index = again[index]
-  return Population([History.gaussian(_inverse(mu), 1) for mu in distinct], index)
+  return ClientHistories([History.gaussian(_inverse(mu), 1) for mu in distinct], index)
 
 
-def histories(ledger: run_ledger.RunLedger) -> Population:
+def histories(ledger: run_ledger.RunLedger) -> ClientHistories:
   """Each client's history, mechanism by mechanism; under correlated noise there is only one mechanism.
 
   If a ledger has more than 256 distinct μ, each is rounded up, by at most 1%, to the largest one over a power of 1.01.

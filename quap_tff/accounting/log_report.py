@@ -38,7 +38,7 @@ STATEMENT = (
 )
 
 
-class Table(NamedTuple):
+class TextTable(NamedTuple):
   """Rows of texts, under a title, with a sentence on what they are; '' for none."""
 
   title: str
@@ -47,7 +47,7 @@ class Table(NamedTuple):
   note: str = ''
 
 
-class Report(NamedTuple):
+class LogReport(NamedTuple):
   """The account of a log.
 
   Attributes:
@@ -61,7 +61,7 @@ class Report(NamedTuple):
   account: logs.LogAccount
   epsilon: np.ndarray
   bound: Optional[float]
-  tables: Sequence[Table]
+  tables: Sequence[TextTable]
   over: int
 
 
@@ -72,7 +72,7 @@ def report(
   bound: Optional[float] = None,
   correlation: correlations.Correlation = correlations.Independent(),
   coins: Optional[coin_tests.Coins] = None,
-) -> Report:
+) -> LogReport:
   """The figures of a log.
 
   Args:
@@ -91,16 +91,16 @@ def report(
     _comparison(account, noise_multiplier, delta, correlation, coins),
   ]
   over = 0 if bound is None else int(np.count_nonzero(~(epsilon <= bound)))
-  return Report(account, epsilon, bound, tables, over)
+  return LogReport(account, epsilon, bound, tables, over)
 
 
-def _quantiles(epsilon: np.ndarray) -> Table:
+def _quantiles(epsilon: np.ndarray) -> TextTable:
   found = np.quantile(epsilon, QUANTILES, method='higher')
   cells = [(f'{q:.0%} at most', rounding.up(e)) for q, e in zip(QUANTILES, found)]
-  return Table('What clients have spent', ('clients', 'ε'), [*cells, ('mean', rounding.up(epsilon.mean()))])
+  return TextTable('What clients have spent', ('clients', 'ε'), [*cells, ('mean', rounding.up(epsilon.mean()))])
 
 
-def _by_rounds(account: logs.LogAccount, epsilon: np.ndarray) -> Table:
+def _by_rounds(account: logs.LogAccount, epsilon: np.ndarray) -> TextTable:
   distinct = np.unique(account.counts)
   if len(distinct) > _MOST_ROWS:
     distinct = np.unique(np.quantile(account.counts, np.linspace(0, 1, _MOST_ROWS + 1), method='lower'))
@@ -109,13 +109,13 @@ def _by_rounds(account: logs.LogAccount, epsilon: np.ndarray) -> Table:
     own = epsilon[(account.counts >= low) & (account.counts <= high)]
     name = f'{low:,}' if low == high else f'{low:,} to {high:,}'
     rows.append((name, f'{len(own):,}', *(rounding.up(one) for one in (own.min(), own.max()))))
-  return Table('By how often they took part', ('rounds', 'clients', 'least ε', 'largest ε'), rows)
+  return TextTable('By how often they took part', ('rounds', 'clients', 'least ε', 'largest ε'), rows)
 
 
-def _largest(account: logs.LogAccount, epsilon: np.ndarray) -> Table:
+def _largest(account: logs.LogAccount, epsilon: np.ndarray) -> TextTable:
   order = np.argsort(-epsilon, kind='stable')[:_MOST_ROWS]
   rows = [(account.names[i], f'{account.counts[i]:,}', rounding.up(epsilon[i])) for i in order]
-  return Table('Those who have spent most', ('client', 'rounds', 'ε'), rows)
+  return TextTable('Those who have spent most', ('client', 'rounds', 'ε'), rows)
 
 
 def _comparison(
@@ -124,7 +124,7 @@ def _comparison(
   delta: float,
   correlation: correlations.Correlation,
   coins: Optional[coin_tests.Coins],
-) -> Table:
+) -> TextTable:
   """What the usual accountants say for the same log, and what each figure assumes. Arguments as for `report`."""
   mu = float(np.sqrt(account.mu_squared.max()))
   rounds, public = account.num_rounds, 'none: who takes part may be known'
@@ -167,7 +167,7 @@ def _comparison(
         'round; nobody learns who came (this log stays secret); neighbours: add or remove one client',
       )
   header = ('accountant', 'ε', 'for', 'amplification, and what it assumes')
-  return Table('What usual accountants say', header, rows, note)
+  return TextTable('What usual accountants say', header, rows, note)
 
 
 def _figure(name: str, history: histories.History, delta: float) -> str:
@@ -182,7 +182,7 @@ def _figure(name: str, history: histories.History, delta: float) -> str:
   return rounding.up(found.epsilon)
 
 
-def text(tables: Sequence[Table]) -> str:
+def text(tables: Sequence[TextTable]) -> str:
   """The tables for a terminal, in which names command nothing."""
   lines = []
   for table in tables:
@@ -208,7 +208,7 @@ def clients_text(clients: Iterable[Any], rounds: np.ndarray, epsilons: Mapping[s
   return text.getvalue()
 
 
-def write(folder: str, found: Report, head: Sequence[str]) -> list[str]:
+def write(folder: str, found: LogReport, head: Sequence[str]) -> list[str]:
   """Writes clients.csv, the figure and the page to a folder; returns a sentence for each that was not written.
 
   Args:
@@ -229,7 +229,7 @@ def write(folder: str, found: Report, head: Sequence[str]) -> list[str]:
   return missing
 
 
-def _image(found: Report) -> bytes:
+def _image(found: LogReport) -> bytes:
   """A PNG: how many clients have spent which ε; empty without matplotlib."""
   try:
     figures = lazy.load('matplotlib.figure')
@@ -248,7 +248,7 @@ def _image(found: Report) -> bytes:
   return content.getvalue()
 
 
-def _page(found: Report, head: Sequence[str], image: bytes) -> str:
+def _page(found: LogReport, head: Sequence[str], image: bytes) -> str:
   """One HTML file that needs no network."""
   row = lambda cells, tag: '<tr>' + ''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells) + '</tr>'
   parts = [f'<p>{html.escape(one)}</p>' for one in head]
@@ -272,7 +272,7 @@ def _page(found: Report, head: Sequence[str], image: bytes) -> str:
   )
 
 
-def summary(found: Report) -> dict[str, Any]:
+def summary(found: LogReport) -> dict[str, Any]:
   """The figures, for a program."""
   return {
     'clients': len(found.epsilon),

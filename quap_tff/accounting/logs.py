@@ -58,7 +58,7 @@ class LogError(ValueError):
   """A log that cannot be read. The message names the line."""
 
 
-class Round(NamedTuple):
+class LoggedRound(NamedTuple):
   """A round of a log.
 
   Attributes:
@@ -107,7 +107,7 @@ class Log:
     """How many clients were read so far."""
     return len(self._places.names)
 
-  def rounds(self) -> Iterator[Round]:
+  def rounds(self) -> Iterator[LoggedRound]:
     """The rounds, from the first line on; each call reads the file anew.
 
     Raises:
@@ -231,7 +231,7 @@ class Log:
         'rounds without a gap. A round to which nobody came has a row with an empty client.',
       )
 
-  def _round(self, parts: Sequence[_Rows], end: int) -> Round:
+  def _round(self, parts: Sequence[_Rows], end: int) -> LoggedRound:
     rows = _Rows(*map(np.concatenate, zip(*parts))) if len(parts) > 1 else parts[0]
     ids, weights, released = rows
     begin = end - len(ids)
@@ -262,7 +262,7 @@ class Log:
         'a weight of 0 for each client of the round.',
       )
     is_released = bool(released[0]) if released[0] >= 0 else bool(somebody.any())
-    return Round(ids[:0], weights[:0], is_released) if ids[0] < 0 else Round(ids, weights, is_released)
+    return LoggedRound(ids[:0], weights[:0], is_released) if ids[0] < 0 else LoggedRound(ids, weights, is_released)
 
   def _line_of(self, name: str) -> int:
     """The line of a client's first row. The file is read again."""
@@ -297,7 +297,7 @@ class Log:
       return next(number for number, line in enumerate(f, 1) if not line.isascii() and _has_surrogates(line))
 
 
-def by_id(path: str, num_clients: int) -> Iterator[Round]:
+def by_id(path: str, num_clients: int) -> Iterator[LoggedRound]:
   """The rounds of a log whose clients are ids in [0, num_clients): `ids` of each round are these.
 
   Raises:

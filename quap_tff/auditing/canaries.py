@@ -250,7 +250,7 @@ class CanaryAggregationFactory(tff.aggregators.WeightedAggregationFactory):
     return tff.templates.AggregationProcess(init_fn, next_fn)
 
 
-class Round(NamedTuple):
+class CanaryRound(NamedTuple):
   """The figures of an audited round.
 
   Attributes:
@@ -277,12 +277,14 @@ class Round(NamedTuple):
     return factors @ self.client_projections
 
 
-def read_round(output: Any) -> Round:
+def read_round(output: Any) -> CanaryRound:
   """The figures in the output of `next` of a learning process with canaries."""
   found = output.metrics['aggregator']
   # As the `next` of an aggregation process would have it.
   inner = types.SimpleNamespace(state=output.state.aggregator['inner'], measurements=found['inner'])
-  return Round(inner, np.asarray(found['projections']), **tf.nest.map_structure(np.asarray, dict(found['others'])))
+  return CanaryRound(
+    inner, np.asarray(found['projections']), **tf.nest.map_structure(np.asarray, dict(found['others']))
+  )
 
 
 def with_directions(state: Any, seed: Sequence[int]) -> Any:

@@ -44,7 +44,7 @@ _State = TypeVar('_State')
 _Round = TypeVar('_Round')
 
 
-class Verdict(NamedTuple):
+class GameOutcome(NamedTuple):
   """The outcome of the game.
 
   Attributes:
@@ -59,7 +59,7 @@ class Verdict(NamedTuple):
   mu_estimate: float
 
 
-def play(simulate: Simulate, draws: int, delta: float, confidence: float = 0.95) -> Verdict:
+def play(simulate: Simulate, draws: int, delta: float, confidence: float = 0.95) -> GameOutcome:
   """Plays the game.
 
   Args:
@@ -73,7 +73,7 @@ def play(simulate: Simulate, draws: int, delta: float, confidence: float = 0.95)
   guesses = lower_bounds.count(inserted, unseen, 0.0)
   deviation = np.sqrt((inserted.var() + unseen.var()) / 2)
   estimate = float((inserted.mean() - unseen.mean()) / deviation) if deviation else np.inf
-  return Verdict(guesses, lower_bounds.bound(guesses, delta, confidence), estimate)
+  return GameOutcome(guesses, lower_bounds.bound(guesses, delta, confidence), estimate)
 
 
 def _best_linear(present: np.ndarray, absent: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:

@@ -44,7 +44,7 @@ _UNSTATED = abouts.About('not stated', 'not stated', 'not stated', 'not stated')
 
 
 @dataclasses.dataclass(frozen=True)
-class Rounds:
+class PlannedRounds:
   """What a simulation plays.
 
   Attributes:
@@ -60,7 +60,7 @@ class Rounds:
   shrinkage: float = 1.0
 
 
-class Content(NamedTuple):
+class BundleContent(NamedTuple):
   """The content of a bundle.
 
   Attributes:
@@ -76,14 +76,17 @@ class Content(NamedTuple):
   graphs: Mapping[str, bytes]
   bindings: Mapping[str, Any]
   plan: Optional[run_account.RunAccount]
-  rounds: Rounds
+  rounds: PlannedRounds
   about: abouts.About
   versions: Mapping[str, str]
   digest: str
 
 
 def texts(
-  bindings: Mapping[str, Any], plan: Optional[run_account.RunAccount], rounds: Rounds, about: Optional[abouts.About]
+  bindings: Mapping[str, Any],
+  plan: Optional[run_account.RunAccount],
+  rounds: PlannedRounds,
+  about: Optional[abouts.About],
 ) -> dict[str, str]:
   """All files but graphs and manifest, by name. Raises `ValueError` if the plan can't be written."""
   found = {GRAPHS: json.dumps(bindings), PLAN: json.dumps(_of_plan(plan)), RUN: json.dumps(codec.encoded(rounds))}
@@ -126,7 +129,7 @@ def manifest(versions: Mapping[str, str], content: Mapping[str, bytes]) -> str:
   return files.json_text(value)
 
 
-def read(path: str) -> Content:
+def read(path: str) -> BundleContent:
   """The content of the bundle in a folder, checked.
 
   Raises:
@@ -161,7 +164,7 @@ def read(path: str) -> Content:
       about = abouts.About(**{**issuer, 'stretches': tuple(issuer['stretches'])})
     graphs = {name[:-3]: one for name, one in content.items() if name.endswith('.pb')}
     plan = None if plan_json is None else _plan(plan_json)
-    return Content(
+    return BundleContent(
       graphs, json.loads(content[GRAPHS]), plan, rounds, about, versions, folder_files.digest(path, MANIFEST)
     )
 

@@ -44,7 +44,7 @@ class Bundle:
 
   Attributes:
     plan: The `quap_tff.Plan`, which keeps the account; None if the process was exported without one.
-    rounds: Who takes part in which round, and what is published: a `bundle_files.Rounds`.
+    rounds: Who takes part in which round, and what is published: a `bundle_files.PlannedRounds`.
     about: The statements that a certificate repeats.
     versions: Those of Python, TensorFlow and TFF by which it was exported.
     digest: The SHA-256 of its manifest, in hex: two bundles with the same are the same.

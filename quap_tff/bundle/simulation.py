@@ -55,7 +55,7 @@ def read_clients(path: str) -> tuple[dict[int, Examples], Optional[tuple[Any, An
   return examples, (arrays['x_test'], arrays['y_test']) if {'x_test', 'y_test'} <= set(arrays) else None
 
 
-class Outcome(NamedTuple):
+class SimulationOutcome(NamedTuple):
   """What came out of a simulation.
 
   Attributes:
@@ -79,7 +79,7 @@ def simulate(
   num_rounds: Optional[int] = None,
   num_threads: int = 1,
   say: Callable[[str], None] = lambda line: None,
-) -> Outcome:
+) -> SimulationOutcome:
   """Plays the rounds of a bundle. Ctrl-C ends it after the last whole round.
 
   Args:
@@ -118,11 +118,11 @@ def simulate(
   return outcome(server, test)
 
 
-def outcome(server: servers.Server, test: Optional[tuple[Any, Any]] = None) -> Outcome:
+def outcome(server: servers.Server, test: Optional[tuple[Any, Any]] = None) -> SimulationOutcome:
   """What comes out of a run that ends here."""
   weights = server.published()
   tested = server.bundle.evaluate(weights, *test) if test is not None else None
-  return Outcome(weights, server.ledger, server.done, tested)
+  return SimulationOutcome(weights, server.ledger, server.done, tested)
 
 
 def _in_turn(pool: futures.Executor, function: Any, arguments: Iterator[Any], most: int) -> Iterator[Any]:
@@ -155,7 +155,7 @@ def no_data(bundle: player.Bundle, client: int) -> Any:
 
 def keep(
   bundle: player.Bundle,
-  found: Outcome,
+  found: SimulationOutcome,
   folder: str,
   signing_key: Optional[str] = None,
   *,

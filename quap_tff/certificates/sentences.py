@@ -339,7 +339,7 @@ def assumptions_before(config: guarantee.Guarantee, counts_rounding: bool = True
 
 def accountant(ledger: accounting.RunLedger) -> str:
   """How μ is added up."""
-  if isinstance(ledger.correlation, correlations.Held):
+  if isinstance(ledger.correlation, correlations.HeldNoise):
     return (
       f'{accounting.ACCOUNTANTS["gaussian_exact"].method}, over all rounds: μ² = wᵀ·Σ⁻¹·w/s². Here w holds the '
       "client's weight in each round, s is the noise multiplier, and s²·Σ is the covariance of the clients' noise in "

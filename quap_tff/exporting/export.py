@@ -22,7 +22,7 @@ def export(
   process: Any,
   folder: Union[str, os.PathLike],
   *,
-  rounds: Optional[bundle_files.Rounds] = None,
+  rounds: Optional[bundle_files.PlannedRounds] = None,
   about: Optional[abouts.About] = None,
   model_fn: Optional[Callable[[], Any]] = None,
 ) -> None:
@@ -46,8 +46,8 @@ def export(
     _check(plan, process)
     model_fn = plan.model_fn if model_fn is None else model_fn
     if rounds is None:
-      rounds = bundle_files.Rounds(plan.expected, averaging=plan.averaging or postprocessing.LastIterate())
-  rounds = bundle_files.Rounds() if rounds is None else rounds
+      rounds = bundle_files.PlannedRounds(plan.expected, averaging=plan.averaging or postprocessing.LastIterate())
+  rounds = bundle_files.PlannedRounds() if rounds is None else rounds
   graphs = forms.of_process(process)
   evaluation = None if model_fn is None else forms.of_evaluation(model_fn)
   if evaluation is not None:

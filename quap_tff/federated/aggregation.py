@@ -181,14 +181,17 @@ class AggregationFactory(tff.aggregators.WeightedAggregationFactory):
         )
 
       @tff.tensorflow.computation(sums.collected_type(with_id.type_signature.result), admitted_type)
-      def combine(contributions: mechanisms.Struct, admitted: mechanisms.Round) -> list[tf.Tensor]:
+      def combine(contributions: mechanisms.Struct, admitted: mechanisms.AdmittedRound) -> list[tf.Tensor]:
         order = tf.argsort(contributions['client_id'])  # That of the reports.
         each = [tf.gather(contributions[str(k)], order) for k in range(len(summands_type))]
         return rounds.combined(each, admitted.weights)
 
     @tff.tensorflow.computation(state_type, admitted_type, summands_type, ready_type)
     def release(
-      state: mechanisms.State, admitted: mechanisms.Round, total: Sequence[tf.Tensor], ready_total: Sequence[tf.Tensor]
+      state: mechanisms.State,
+      admitted: mechanisms.AdmittedRound,
+      total: Sequence[tf.Tensor],
+      ready_total: Sequence[tf.Tensor],
     ) -> tuple[mechanisms.State, array_types.Structure, mechanisms.Struct]:
       total = list(total)
       found = {**dict(zip(waiting, total)), **dict(zip(ready, ready_total))}

@@ -38,7 +38,7 @@ def train(message: Message, context: Context) -> Message:
     answer = node.answer(message.content)
     content = messages.of_answer(answer, node.bundle)
     _LOG.info('Round %d: %d clients answer.', answer.round_num, len(answer.came))
-  except messages.RefusedError as error:
+  except messages.RefusedRoundError as error:
     _LOG.error('Refused: %s', error)
     content = messages.of_refusal(str(error))
   except (ValueError, LookupError, OSError, ImportError, AttributeError, tf.errors.OpError) as error:

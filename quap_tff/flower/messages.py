@@ -24,7 +24,7 @@ from quap_tff.bundle import values
 from quap_tff.common import version
 
 
-class RefusedError(ValueError):
+class RefusedRoundError(ValueError):
   """The other side does not take part in a round, or says what cannot be. The message says why, and what to do."""
 
 
@@ -101,7 +101,7 @@ def read_round(content: RecordDict, bundle: player.Bundle) -> tuple[Any, Sequenc
   config = content.config_records.get('announced', {})
   _check_versions(config)
   if config.get('bundle') != bundle.digest:
-    raise RefusedError(
+    raise RefusedRoundError(
       f'The server plays a bundle with the digest {config.get("bundle")}, and this node has {bundle.digest}. Give both '
       'the same one.'
     )
@@ -109,7 +109,7 @@ def read_round(content: RecordDict, bundle: player.Bundle) -> tuple[Any, Sequenc
     message = _packed(bundle.message_type, content.array_records['message'], 'message')
     return message, _history(content.array_records['history'])
   except (LookupError, ValueError, TypeError) as error:
-    raise RefusedError(f'The server sent what is no round of this bundle: {error}.') from None
+    raise RefusedRoundError(f'The server sent what is no round of this bundle: {error}.') from None
 
 
 def of_answer(answer: Answer, bundle: player.Bundle) -> RecordDict:
@@ -144,23 +144,23 @@ def answer(reply: Message, bundle: player.Bundle, round_num: int, clients: np.nd
   """
   if reply.has_error():
     # Flower's text is a traceback; its last line says what happened.
-    raise RefusedError(f'failed. {(reply.error.reason or "").strip().splitlines()[-1:]} Its log says more.')
+    raise RefusedRoundError(f'failed. {(reply.error.reason or "").strip().splitlines()[-1:]} Its log says more.')
   try:
     content = reply.content
     config = content.config_records['answered']
     if 'refused' in config:
-      raise RefusedError(f'refuses. {config["refused"]}')
+      raise RefusedRoundError(f'refuses. {config["refused"]}')
     (came,) = _numpy(content.array_records['came'])
     plain, secure = (
       _packed(kind, content.array_records[name], name) for name, kind in zip(('plain', 'secure'), bundle.sums_types)
     )
   except (LookupError, ValueError, TypeError) as error:
-    if isinstance(error, RefusedError):
+    if isinstance(error, RefusedRoundError):
       raise
-    raise RefusedError(f'sent what is no answer: {error}. Give it the quap_tff of the server.') from None
+    raise RefusedRoundError(f'sent what is no answer: {error}. Give it the quap_tff of the server.') from None
   strangers = np.setdiff1d(came, clients)
   if config['round'] != round_num or len(strangers) or len(np.unique(came)) != len(came):
-    raise RefusedError(
+    raise RefusedRoundError(
       f'answers round {config["round"]} for the clients {came.tolist()}, and was asked for round {round_num} of '
       f'{clients.tolist()}. Its answer is left out.'
     )
@@ -173,10 +173,10 @@ def _versions() -> dict[str, str]:
 
 
 def _check_versions(found: Mapping[str, Any]) -> None:
-  """Raises `RefusedError` unless the server has the versions of this node."""
+  """Raises `RefusedRoundError` unless the server has the versions of this node."""
   for name, own in _versions().items():
     if found.get(name) != own:
-      raise RefusedError(
+      raise RefusedRoundError(
         f'The server has {name} {found.get(name)}, and this node has {own}. Install one version of it on all machines.'
       )
 

@@ -107,4 +107,4 @@ class Node:
       guards = [guard.ClientGuard(plan, one, self._secret, path(f'guard_{one}')) for one in clients]
       return {one.client_id: one.answer_at(chain) for one in guards}
     except ValueError as error:  # These follow from what was announced alone.
-      raise messages.RefusedError(str(error)) from None
+      raise messages.RefusedRoundError(str(error)) from None

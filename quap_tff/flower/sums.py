@@ -60,9 +60,9 @@ def _trusted(grid: Grid, nodes: Mapping[int, np.ndarray], announced: messages.An
   for node in sorted(nodes):
     try:
       if node not in replies:
-        raise messages.RefusedError(f'did not answer within {announced.seconds:g} seconds.')
+        raise messages.RefusedRoundError(f'did not answer within {announced.seconds:g} seconds.')
       answer = messages.answer(replies[node], bundle, announced.round_num, nodes[node])
-    except messages.RefusedError as error:
+    except messages.RefusedRoundError as error:
       _LOG.warning('Round %d: node %d %s', announced.round_num, node, error)
       continue
     total, came = bundle.merge(total, answer.sums), np.union1d(came, answer.came)

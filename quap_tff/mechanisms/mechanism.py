@@ -76,7 +76,7 @@ class NoiseState(NamedTuple):
   counter: tf.Tensor
 
 
-class Round(NamedTuple):
+class AdmittedRound(NamedTuple):
   """Everything that a round decides before it sums updates.
 
   Attributes:
@@ -348,7 +348,7 @@ class Rounds(abc.ABC):
     """
 
   @abc.abstractmethod
-  def admit(self, state: State, announced: Struct, reports: Struct) -> Round:
+  def admit(self, state: State, announced: Struct, reports: Struct) -> AdmittedRound:
     """Everything that the round decides before it sums updates.
 
     Args:
@@ -388,7 +388,9 @@ class Rounds(abc.ABC):
     raise NotImplementedError
 
   @abc.abstractmethod
-  def release(self, state: State, admitted: Round, total: list[tf.Tensor]) -> tuple[State, list[tf.Tensor], Struct]:
+  def release(
+    self, state: State, admitted: AdmittedRound, total: list[tf.Tensor]
+  ) -> tuple[State, list[tf.Tensor], Struct]:
     """The state after the round, the result and measurements (`round`, `cohort_size`, `clipping_norm` and others).
 
     Args:

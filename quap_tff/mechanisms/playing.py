@@ -24,7 +24,7 @@ class Played(NamedTuple):
   state: mechanism.State
   result: list[tf.Tensor]
   metrics: mechanism.Struct
-  admitted: mechanism.Round
+  admitted: mechanism.AdmittedRound
   sent: list[list[tf.Tensor]]
 
 

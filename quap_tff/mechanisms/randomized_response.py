@@ -31,7 +31,7 @@ class Estimate(NamedTuple):
   stddev: np.ndarray
 
 
-class Mechanism(checks.Checked, abc.ABC):
+class ResponseMechanism(checks.Checked, abc.ABC):
   """How clients answer, and what follows from their answers. Subclasses are frozen dataclasses in `MECHANISMS`."""
 
   @abc.abstractmethod
@@ -61,7 +61,7 @@ class Mechanism(checks.Checked, abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class RandomizedResponse(Mechanism):
+class RandomizedResponse(ResponseMechanism):
   """Each client gives its true answer with probability e^ε/(e^ε + k - 1), and each other one with 1/(e^ε + k - 1).
 
       π̂_j = (c_j/n - b)/(a - b),     a = e^ε/(e^ε + k - 1),  b = 1/(e^ε + k - 1)
@@ -94,7 +94,7 @@ class RandomizedResponse(Mechanism):
 
 
 @dataclasses.dataclass(frozen=True)
-class Rappor(Mechanism):
+class Rappor(ResponseMechanism):
   """Basic RAPPOR: a bit for each answer, randomised once for ever and again for each report.
 
       permanent, drawn once:  P(B'_j = 1) = f/2, P(B'_j = 0) = f/2, else B'_j = B_j

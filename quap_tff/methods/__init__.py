@@ -26,7 +26,7 @@ METHODS: dict[str, type[Method]] = {
   # Methods that others can be built around.
   **heterogeneity.BASES,
   # An interpretation: the documents name PT-ADP but do not specify it.
-  'pt_adp': combinations.PtAdp,
+  'pt_adp': combinations.PtAdpMethod,
   'dynamic_budget': adaptive_privacy.DynamicBudget,
   # Interpretations: the documents name them, and no paper says enough.
   'd2dp': adaptive_privacy.D2dp,
@@ -39,13 +39,13 @@ METHODS: dict[str, type[Method]] = {
   'tff_dp_fedavg_adaptive': stock.TffDpFedAvgAdaptive,
   'tff_layerwise_adaptive': stock.TffLayerwiseAdaptive,
   'tff_dp_ftrl': stock.TffDpFtrl,
-  'scaffold': heterogeneity.Scaffold,
-  'fednova': heterogeneity.FedNova,
-  'feddyn': heterogeneity.FedDyn,
-  'fedvarp': heterogeneity.FedVarp,
+  'scaffold': heterogeneity.ScaffoldMethod,
+  'fednova': heterogeneity.FedNovaMethod,
+  'feddyn': heterogeneity.FedDynMethod,
+  'fedvarp': heterogeneity.FedVarpMethod,
   'fl_fdms': heterogeneity.FlFdms,
   # An interpretation: only descriptions of the paper could be read.
-  'safari': heterogeneity.Safari,
+  'safari': heterogeneity.SafariMethod,
 }
 
 

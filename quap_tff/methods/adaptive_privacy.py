@@ -27,7 +27,9 @@ from quap_tff.methods import parts
 
 
 @dataclasses.dataclass(frozen=True)
-class _Adaptive(parts.AdaptiveBudgets, parts.Layers, parts.Scale, parts.Sparse, parts.Robust, base.QuapMechanism):
+class _Adaptive(
+  parts.AdaptiveBudgets, parts.LayersChoice, parts.ScaleChoice, parts.SparseChoice, parts.Robust, base.QuapMechanism
+):
   """A system whose clip, budgets or weights adapt.
 
   As published, every client has the same budget whenever it takes part, and every layer is clipped and noised. With
@@ -41,7 +43,9 @@ class _Adaptive(parts.AdaptiveBudgets, parts.Layers, parts.Scale, parts.Sparse, 
 
   def flag_names(self) -> frozenset[str]:
     of_quap = (
-      frozenset() if self.quap else {*flag_fields.flags_of(parts.AdaptiveBudgets), *flag_fields.flags_of(parts.Layers)}
+      frozenset()
+      if self.quap
+      else {*flag_fields.flags_of(parts.AdaptiveBudgets), *flag_fields.flags_of(parts.LayersChoice)}
     )
     return super().flag_names() - of_quap
 
@@ -154,7 +158,9 @@ class Acdp(_Adaptive):
 
 
 @dataclasses.dataclass(frozen=True)
-class FedApca(parts.Shape, parts.Clip, parts.Layers, parts.Scale, parts.Sparse, parts.Robust, base.QuapMechanism):
+class FedApca(
+  parts.Shape, parts.Clip, parts.LayersChoice, parts.ScaleChoice, parts.SparseChoice, parts.Robust, base.QuapMechanism
+):
   """An interpretation: clients in clusters of similar budgets, and clusters weighted by their noise.
 
   `weighting.Clusters` has the equations. Clients' budgets follow participation, as in quap: with equal budgets there

@@ -23,7 +23,7 @@ _LOCAL_BUDGETS = ('participation', 'uniform')
 
 
 @dataclasses.dataclass(frozen=True)
-class _Combination(parts.Scale, parts.Sparse, parts.Robust, base.QuapMechanism):
+class _Combination(parts.ScaleChoice, parts.SparseChoice, parts.Robust, base.QuapMechanism):
   """One of the eight combinations of QuAP-FL's parts: adaptive budget, adaptive clip, layer-wise noise.
 
   Flags set the parts that are on: --round_budget, --alpha and others; --clip; --critical_layers. A part that is off is
@@ -32,7 +32,7 @@ class _Combination(parts.Scale, parts.Sparse, parts.Robust, base.QuapMechanism):
 
 
 @dataclasses.dataclass(frozen=True)
-class Quap(parts.AdaptiveBudgets, parts.Clip, parts.Layers, _Combination):
+class Quap(parts.AdaptiveBudgets, parts.Clip, parts.LayersChoice, _Combination):
   """QuAP-FL: all three parts."""
 
 
@@ -42,7 +42,7 @@ class FixedDp(parts.FixedClip, _Combination):
 
 
 @dataclasses.dataclass(frozen=True)
-class FixedDpLayerwise(parts.FixedClip, parts.Layers, _Combination):
+class FixedDpLayerwise(parts.FixedClip, parts.LayersChoice, _Combination):
   """Uniform budget, fixed clipping norm, layer-wise noise."""
 
 
@@ -52,7 +52,7 @@ class AdaptiveBudget(parts.AdaptiveBudgets, parts.FixedClip, _Combination):
 
 
 @dataclasses.dataclass(frozen=True)
-class AdaptiveBudgetLayerwise(parts.AdaptiveBudgets, parts.FixedClip, parts.Layers, _Combination):
+class AdaptiveBudgetLayerwise(parts.AdaptiveBudgets, parts.FixedClip, parts.LayersChoice, _Combination):
   """Adaptive budget, fixed clipping norm, layer-wise noise."""
 
 
@@ -62,7 +62,7 @@ class QuantileClip(parts.Clip, _Combination):
 
 
 @dataclasses.dataclass(frozen=True)
-class Layerwise(parts.Clip, parts.Layers, _Combination):
+class Layerwise(parts.Clip, parts.LayersChoice, _Combination):
   """Uniform budget, tracked clipping norm, layer-wise noise: layer-wise DP without participation."""
 
 
@@ -72,7 +72,7 @@ class AdaptiveBudgetClip(parts.AdaptiveBudgets, parts.Clip, _Combination):
 
 
 @dataclasses.dataclass(frozen=True)
-class FedAvg(parts.Sparse, parts.Robust, parts.ServerOptimizer, base.SimpleMethod):
+class FedAvg(parts.SparseChoice, parts.Robust, parts.ServerOptimizer, base.SimpleMethod):
   """Federated averaging without clipping and noise. Each client counts the same. This is the documents' upper bound."""
 
   def configure(self, setting: base.Setting) -> configs.QuapConfig:
@@ -111,7 +111,7 @@ class AdaptiveClip(_Combination):
 
 
 @dataclasses.dataclass(frozen=True)
-class PtAdp(parts.Clip, parts.Layers, parts.Scale, parts.Robust, base.QuapMechanism):
+class PtAdpMethod(parts.Clip, parts.LayersChoice, parts.ScaleChoice, parts.Robust, base.QuapMechanism):
   """An interpretation of PT-ADP: budgets that are credited for participation and agreement, see `pt_adp.PtAdp`.
 
   Flags set the clip and the critical layers, as in quap. The noise is drawn at the server, and is as large as the sum
@@ -141,7 +141,7 @@ class PtAdp(parts.Clip, parts.Layers, parts.Scale, parts.Robust, base.QuapMechan
 
 
 @dataclasses.dataclass(frozen=True)
-class FedBuff(parts.AdaptiveBudgets, parts.Clip, parts.Layers, base.QuapMechanism):
+class FedBuff(parts.AdaptiveBudgets, parts.Clip, parts.LayersChoice, base.QuapMechanism):
   """FedBuff (Nguyen et al. 2022, Algorithm 1) with QuAP-FL's clip, budgets and noise, as the flags set them for quap.
 
   The clients that --participation draws are those whose updates arrive in a round. Each has trained on a version of the
@@ -185,7 +185,7 @@ class FedBuff(parts.AdaptiveBudgets, parts.Clip, parts.Layers, base.QuapMechanis
 
 
 @dataclasses.dataclass(frozen=True)
-class LocalDp(parts.Shape, parts.Sparse, parts.ServerOptimizer, parts.Calibrated, base.SimpleMethod):
+class LocalDp(parts.Shape, parts.SparseChoice, parts.ServerOptimizer, parts.Calibrated, base.SimpleMethod):
   """Local differential privacy: each client adds its own Gaussian noise to everything that it sends.
 
   A message is the client's update, clipped to norm C, plus N(0, (2·C·z(ε_i(t), δ))²) on every weight
@@ -208,7 +208,7 @@ class LocalDp(parts.Shape, parts.Sparse, parts.ServerOptimizer, parts.Calibrated
   def flag_names(self) -> frozenset[str]:
     return super().flag_names() - (flag_fields.flags_of(parts.Shape).keys() if self.budget == 'uniform' else set())
 
-  def configure(self, setting: base.Setting) -> local.Local:
+  def configure(self, setting: base.Setting) -> local.LocalPrivacy:
     if setting.asks_client_metrics:
       raise ValueError(
         '--client_metrics: under local_dp a client sends its noised update and nothing else, so there are no '
@@ -229,4 +229,4 @@ class LocalDp(parts.Shape, parts.Sparse, parts.ServerOptimizer, parts.Calibrated
       critical_layers=layers.ALL,
       noise=configs.NoiseConfig(placement='client', delta=self.delta, calibration='analytic', seed=self.noise_seed),
     )
-    return local.Local(config)
+    return local.LocalPrivacy(config)

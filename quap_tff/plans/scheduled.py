@@ -27,7 +27,7 @@ def StockPlan(
   config: configs.QuapConfig,
   cohorts: Sequence[np.ndarray],
   clients_per_round: Optional[float],
-  draw: samplers.Sampler = samplers.Sampler(),
+  draw: samplers.CohortSampler = samplers.CohortSampler(),
   *,
   calibration: str = 'exact',
   **options: Any,

@@ -141,7 +141,7 @@ def client_values(make: Callable[[Any], Any], clients: Sequence[Any]) -> Sequenc
 
 
 @contextlib.contextmanager
-def measure_traffic() -> Iterator[traffic.Measurement]:
+def measure_traffic() -> Iterator[traffic.TrafficMeasurement]:
   """Measures what computations called in the `with` block move between server and clients (see `traffic`).
 
       with runtime.measure_traffic() as measured:
@@ -157,7 +157,7 @@ def measure_traffic() -> Iterator[traffic.Measurement]:
     with context.measure_traffic() as measurement:
       yield measurement
   else:
-    yield traffic.Measurement()
+    yield traffic.TrafficMeasurement()
 
 
 @atexit.register

@@ -80,7 +80,7 @@ def setting() -> methods.Setting:
     NUM_CLIENTS,
     rounds=len(SCHEDULE),
     participation=cohorts.ParticipationModel(
-      population, lambda t: SCHEDULE[t - 1], sampler=samplers.Sampler(), mean_cohort_size=2.0
+      population, lambda t: SCHEDULE[t - 1], sampler=samplers.CohortSampler(), mean_cohort_size=2.0
     ),
     has_dropout=True,
     order=lambda: np.arange(NUM_CLIENTS),

@@ -71,7 +71,7 @@ def experiment(*arguments: str) -> setup.Experiment:
     return setup.from_flags(values)
 
 
-def trained(experiment: setup.Experiment) -> training.Result:
+def trained(experiment: setup.Experiment) -> training.TrainingProgress:
   """The result of an experiment that is run without a folder and without progress."""
   with runtime.activate(experiment.runtime):
     return training.train(experiment, experiment.build_process())

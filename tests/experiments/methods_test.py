@@ -78,7 +78,7 @@ class TestCombinations:
   def test_each_part_is_as_asked_or_as_in_the_baseline(self, name):
     budget, clip, layerwise = _COMBINATIONS[name]
     config = _configured(name)
-    assert config.budget.rule == (budgets.Participation() if budget else budgets.Uniform())
+    assert config.budget.rule == (budgets.ParticipationBudgets() if budget else budgets.UniformBudgets())
     assert config.budget.round_rule == ('cohort_min' if budget else 'uniform')
     assert config.clip == (clip_rules.QuantileEma(quantile=0.8) if clip else clip_rules.Fixed(1.0))
     assert config.critical_layers == ('all_dense' if layerwise else 'all')

@@ -369,9 +369,9 @@ class TestStanding:
     ],
   )
   def test_of_a_run_that_has_begun(self, run, rounds, written, changes, expected):
-    assert scheduler.standing(run) == scheduler.Standing(0, False, None, None)
+    assert scheduler.standing(run) == scheduler.RunStanding(0, False, None, None)
     _write(run, rounds, **written)
-    assert scheduler.standing(run._replace(**changes)) == scheduler.Standing(*expected)
+    assert scheduler.standing(run._replace(**changes)) == scheduler.RunStanding(*expected)
 
   @pytest.mark.parametrize('name', ['metrics.csv', 'summary.json'])
   @pytest.mark.parametrize('text', ['', 'round,seconds\n1', '{', '[]', '{"rounds": 10}', 'round,seconds\nx,y\n'])
@@ -385,11 +385,11 @@ class TestStanding:
 
   def test_time_left(self, folder):
     runs = list(_runs_in(folder, 'seed=1|2|3|4').values())
-    new = scheduler.Standing(0, False, None, None)
+    new = scheduler.RunStanding(0, False, None, None)
     standings = {run.name: new for run in runs}
     assert scheduler.seconds_left(runs, standings, 1) is None
-    standings['seed=1'] = scheduler.Standing(10, True, 1.0, 0.5)
-    standings['seed=2'] = scheduler.Standing(4, False, 3.0, None)
+    standings['seed=1'] = scheduler.RunStanding(10, True, 1.0, 0.5)
+    standings['seed=2'] = scheduler.RunStanding(4, False, 3.0, None)
     # Six rounds of 3 s; the other two ten rounds each of the mean, 2 s.
     assert scheduler.seconds_left(runs, standings, 1) == 6 * 3 + 2 * 10 * 2
     assert scheduler.seconds_left(runs, standings, 2) == 6 * 3 + 10 * 2

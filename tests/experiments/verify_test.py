@@ -444,8 +444,8 @@ class TestSameVerdict:
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(weight_rules.RULES, 'uniform')
-    monkeypatch.setitem(weight_rules.RULES, 'theirs', weight_rules.Uniform)
-    path = made.folder(tmp_path / 'library', made.plan(weights=weight_rules.Uniform()))
+    monkeypatch.setitem(weight_rules.RULES, 'theirs', weight_rules.UniformWeights)
+    path = made.folder(tmp_path / 'library', made.plan(weights=weight_rules.UniformWeights()))
     for more, status in (([], 2), (['--import=nowhere'], 2), (['--import=their_rule'], 0)):
       answers = []
       for answer in (_answer, made.answer):

@@ -69,7 +69,7 @@ class Recovered(NamedTuple):
   labels: np.ndarray
 
 
-class Attack(abc.ABC):
+class InversionAttack(abc.ABC):
   """A way to invert.
 
   Attributes:
@@ -97,7 +97,7 @@ class Attack(abc.ABC):
     """
 
 
-class ClosedForm(Attack):
+class ClosedForm(InversionAttack):
   """The quotients of the first Dense layer's gradients. Several local steps are taken for one gradient, their sum."""
 
   needs_scale = False
@@ -127,7 +127,7 @@ class ClosedForm(Attack):
 
 
 @dataclasses.dataclass(frozen=True)
-class Matching(checks.Checked, Attack):
+class Matching(checks.Checked, InversionAttack):
   """Images whose simulated local training gives the update that was seen, by Adam.
 
   The whole local training of the images, all steps of it, is simulated, so that several local steps are not taken for
@@ -227,7 +227,7 @@ def distances(kind: str, found: Sequence[tf.Tensor], wanted: Sequence[tf.Tensor]
   return 1 - add(found, wanted) / tf.sqrt(size * tf.maximum(add(found, found), 1e-30))
 
 
-ATTACKS: dict[str, Attack] = {
+ATTACKS: dict[str, InversionAttack] = {
   'closed_form': ClosedForm(),
   # Zhu, Liu and Han 2019. An interpretation: Adam, not L-BFGS.
   'dlg': Matching(learns_labels=True),

@@ -72,7 +72,7 @@ class Session(NamedTuple):
     try:
       return cls.of_state(content.config_records[TERMS])
     except (LookupError, TypeError, ValueError) as error:
-      raise messages.RefusedError(f'The server sent what are no terms of a secure sum: {error}.') from None
+      raise messages.RefusedRoundError(f'The server sent what are no terms of a secure sum: {error}.') from None
 
 
 def to_sign(digest: str, node: int, keys: Sequence[bytes]) -> bytes:
@@ -81,11 +81,11 @@ def to_sign(digest: str, node: int, keys: Sequence[bytes]) -> bytes:
 
 
 def digest_of(plan: guard.PublicPlan, history: Sequence[messages.Link]) -> str:
-  """That of a chain with these links, in hex; raises `messages.RefusedError` if they make none."""
+  """That of a chain with these links, in hex; raises `messages.RefusedRoundError` if they make none."""
   chain = guard.Chain(plan)
   try:
     for link in history:
       chain = chain.then(*link)
   except ValueError as error:
-    raise messages.RefusedError(str(error)) from None
+    raise messages.RefusedRoundError(str(error)) from None
   return chain.digest.hex()

@@ -118,12 +118,12 @@ class _Round:
     def read(node: int, reply: Message) -> list[bytes]:
       agreed = reply.content.config_records.get(records.AGREED, {})
       if agreed.get('masks') != masks.NAME:
-        raise messages.RefusedError(
+        raise messages.RefusedRoundError(
           f'makes masks by {agreed.get("masks") or "the generator of Flower, which has a seed of 32 bits"}, and this '
           f'server by {masks.NAME}. Let it run the ClientApp of this quap_tff.'
         )
       if agreed.get('digest') != self._digest:
-        raise messages.RefusedError('answers for another history.')
+        raise messages.RefusedRoundError('answers for another history.')
       told = reply.content.config_records[RECORD_KEY_CONFIGS]
       return [told[Key.PUBLIC_KEY_1], told[Key.PUBLIC_KEY_2], agreed['signature']]
 
@@ -141,7 +141,7 @@ class _Round:
       told = reply.content.config_records[RECORD_KEY_CONFIGS]
       found = dict(zip(told[Key.DESTINATION_LIST], told[Key.CIPHERTEXT_LIST]))
       if set(found) != set(keys) - {node}:
-        raise messages.RefusedError('has not sent one share to each other node.')
+        raise messages.RefusedRoundError('has not sent one share to each other node.')
       return found
 
     return self._stage(list(keys), make, read)
@@ -168,12 +168,12 @@ class _Round:
         bytes_to_ndarray(one) for one in reply.content.config_records[RECORD_KEY_CONFIGS][Key.MASKED_PARAMETERS]
       ]
       if [array.shape for array in vectors] != shapes or any(array.dtype != np.int64 for array in vectors):
-        raise messages.RefusedError('sent masked arrays of another type.')
+        raise messages.RefusedRoundError('sent masked arrays of another type.')
       reply.content['secure'] = self._nothing
       clients = self._terms.nodes[node]
       answer = messages.answer(reply, self._bundle, self._announced.round_num, clients)
       if not np.array_equal(np.sort(answer.came), np.sort(clients)):
-        raise messages.RefusedError(f'answers for {answer.came.tolist()}, and was asked for {clients.tolist()}.')
+        raise messages.RefusedRoundError(f'answers for {answer.came.tolist()}, and was asked for {clients.tolist()}.')
       return _Masked(answer, vectors)
 
     return self._stage(list(sent), make, read)
@@ -212,10 +212,10 @@ class _Round:
     for node in sorted(nodes):
       try:
         if node not in replies:
-          raise messages.RefusedError(f'did not answer within {seconds:g} seconds.')
+          raise messages.RefusedRoundError(f'did not answer within {seconds:g} seconds.')
         found[node] = read(node, _checked(replies[node]))
       except (LookupError, TypeError, ValueError) as error:
-        said = str(error) if isinstance(error, messages.RefusedError) else f'sent what is no answer: {error}.'
+        said = str(error) if isinstance(error, messages.RefusedRoundError) else f'sent what is no answer: {error}.'
         _LOG.warning('Round %d: node %d %s', round_num, node, said)
     shortfall = '' if least and len(found) >= least else self._terms.shortfall(found)
     if shortfall:
@@ -224,12 +224,14 @@ class _Round:
 
 
 def _checked(reply: Message) -> Message:
-  """A reply; raises `messages.RefusedError` if the node refuses or failed."""
+  """A reply; raises `messages.RefusedRoundError` if the node refuses or failed."""
   if reply.has_error():
-    raise messages.RefusedError(f'failed. {(reply.error.reason or "").strip().splitlines()[-1:]} Its log says more.')
+    raise messages.RefusedRoundError(
+      f'failed. {(reply.error.reason or "").strip().splitlines()[-1:]} Its log says more.'
+    )
   answered = reply.content.config_records.get('answered', {})
   if 'refused' in answered:
-    raise messages.RefusedError(f'refuses. {answered["refused"]}')
+    raise messages.RefusedRoundError(f'refuses. {answered["refused"]}')
   return reply
 
 

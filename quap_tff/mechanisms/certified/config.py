@@ -40,7 +40,7 @@ class CertifiedConfig(guarantee.GuaranteeConfig):
 
   def __post_init__(self) -> None:
     super().__post_init__()
-    if isinstance(self.correlation, correlations.Held):
+    if isinstance(self.correlation, correlations.HeldNoise):
       raise ValueError(
         'Noise that clients hold is for a server that nobody trusts: quap_tff.HeldConfig. A trusted server adds '
         'independent, ar1, banded or blt noise.'
@@ -74,7 +74,7 @@ class CertifiedConfig(guarantee.GuaranteeConfig):
     cohorts: Sequence[array_types.Ids],
     averaging: postprocessing.Averaging = postprocessing.LastIterate(),
     min_separation: Optional[int] = None,
-  ) -> guarantee.Planned:
+  ) -> guarantee.SettledMechanism:
     return planning.calibrated(self, cohorts, averaging, min_separation)
 
 
@@ -91,7 +91,7 @@ class Certified(guarantee.Guarantee, CertifiedConfig):
   """
 
   correlation: correlations.Correlation = correlations.Independent()
-  weights: weight_rules.WeightRule = weight_rules.Participation()
+  weights: weight_rules.WeightRule = weight_rules.ParticipationWeights()
   planned_rounds: Optional[tuple[int, ...]] = None
   planned_costs: Optional[tuple[float, ...]] = None
 

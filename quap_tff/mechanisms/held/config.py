@@ -83,7 +83,7 @@ class HeldConfig(guarantee.GuaranteeConfig):
   """What is asked of the certified mechanism in which clients hold the noise, and the server sees their sum alone.
 
   Attributes:
-    correlation: How a client takes back its own noise; `Held(0.0)` for independent noise.
+    correlation: How a client takes back its own noise; `HeldNoise(0.0)` for independent noise.
     dropout: The share of clients that are drawn and do not send, for which the plan leaves room.
     threshold: The smallest share of the announced clients with which the secure sum opens, in (0, 1]: give the one of
       the secure sum's protocol, if it has one. Clients then add so much noise that the account holds whichever of them
@@ -93,16 +93,16 @@ class HeldConfig(guarantee.GuaranteeConfig):
 
   trust = 'secure_sum'
 
-  correlation: correlations.Held = correlations.Held()
+  correlation: correlations.HeldNoise = correlations.HeldNoise()
   dropout: float = checks.number_field('dropout', 0.0, at_least=0, at_most=0.9)
   threshold: Optional[float] = checks.number_field('threshold', None, above=0, at_most=1)
 
   def __post_init__(self) -> None:
     super().__post_init__()
-    if not isinstance(self.correlation, correlations.Held):
+    if not isinstance(self.correlation, correlations.HeldNoise):
       raise ValueError(
         f'With trust=secure_sum, clients hold the noise, and no server has the memory of {self.correlation!r}. Use '
-        'correlation=Held(), or Held(0.0) for independent noise.'
+        'correlation=HeldNoise(), or HeldNoise(0.0) for independent noise.'
       )
     if self.clip is not None and not isinstance(self.clip, clip_rules.Fixed):
       raise ValueError(
@@ -111,8 +111,8 @@ class HeldConfig(guarantee.GuaranteeConfig):
     if self.threshold is not None and self.correlation.is_settled and self.correlation.decay:
       raise ValueError(
         f'A threshold needs noise that is independent from round to round, found {self.correlation!r}: if a server '
-        'chooses who drops out, it chooses which noise is taken back. Use correlation=Held(0.0), or leave threshold '
-        'out.'
+        'chooses who drops out, it chooses which noise is taken back. Use correlation=HeldNoise(0.0), or leave '
+        'threshold out.'
       )
 
   def settled(
@@ -120,7 +120,7 @@ class HeldConfig(guarantee.GuaranteeConfig):
     cohorts: Sequence[array_types.Ids],
     averaging: postprocessing.Averaging = postprocessing.LastIterate(),
     min_separation: Optional[int] = None,
-  ) -> guarantee.Planned:
+  ) -> guarantee.SettledMechanism:
     """The bounds of a separation play no part here."""
     checked = checks.schedule(cohorts, self.num_clients)
     most_clients = max(map(len, checked), default=0)
@@ -141,14 +141,14 @@ class HeldConfig(guarantee.GuaranteeConfig):
     values: dict[str, Any] = registry.parameter_values(self)
     values.update(
       noise_multiplier=found.noise_multiplier,
-      correlation=correlations.Held(float(decay)),
+      correlation=correlations.HeldNoise(float(decay)),
       divisor=found.divisor if self.divisor is None else self.divisor,
       num_rounds=len(releases),
       clip=self.clipped(len(releases)).clip,
       planned_weights=tuple(weights.tolist()),
       most_clients=most_clients,
     )
-    return guarantee.Planned(Held(**values), averages[found.average])
+    return guarantee.SettledMechanism(Held(**values), averages[found.average])
 
   def _plan_for(
     self,
@@ -202,7 +202,7 @@ class Held(guarantee.Guarantee, HeldConfig):
     cohorts: Sequence[array_types.Ids],
     averaging: postprocessing.Averaging = postprocessing.LastIterate(),
     min_separation: Optional[int] = None,
-  ) -> guarantee.Planned:
+  ) -> guarantee.SettledMechanism:
     """Only an average may be left to be chosen."""
     largest = max(map(len, cohorts), default=0)
     if largest > self.most_clients:
@@ -211,7 +211,7 @@ class Held(guarantee.Guarantee, HeldConfig):
         'secure sum and the account of rounding are made. Plan anew from this schedule, with a quap_tff.HeldConfig.'
       )
     averages = averaging.candidates(len(cohorts))
-    return guarantee.Planned(self, averages[0]) if len(averages) == 1 else super().settled(cohorts, averaging)
+    return guarantee.SettledMechanism(self, averages[0]) if len(averages) == 1 else super().settled(cohorts, averaging)
 
   def check_colluders(self, colluders: Sequence[int], attendance_is_known: bool) -> None:
     if colluders and max(colluders) >= self.num_clients:

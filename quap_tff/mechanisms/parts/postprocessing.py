@@ -122,7 +122,7 @@ class Tail(Averaging):
 
 
 @dataclasses.dataclass(frozen=True)
-class Planned(Averaging):
+class PlannedAverage(Averaging):
   """The mean of the iterates of the last half or the last quarter of the planned rounds, or the latest iterate.
 
   A certified plan chooses, together with its noise: see `quap_tff.mechanisms.certified.planning`.
@@ -139,7 +139,7 @@ AVERAGINGS: Mapping[str, type[Averaging]] = {
   'none': LastIterate,
   'exponential': Exponential,
   'tail': Tail,
-  'planned': Planned,
+  'planned': PlannedAverage,
 }
 
 

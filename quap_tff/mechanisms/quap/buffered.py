@@ -62,7 +62,7 @@ class BufferedState(NamedTuple):
   """The server's state between rounds. It holds clipped updates without noise.
 
   Attributes:
-    mechanism: A `quap_tff.mechanisms.quap.rounds.ServerState`.
+    mechanism: A `quap_tff.mechanisms.quap.rounds.CertifiedState`.
     buffer: The updates that wait for the next release.
     released: float32[N], Σ s(τ_i) of each client in the release of the latest round; all 0 if it released nothing.
   """
@@ -207,7 +207,9 @@ class BufferedRounds(mechanism.Rounds):
     report = self._inner.report(update, own, {**announced, 'scale': 1.0})
     return collections.OrderedDict(report, staleness=tf.cast(own['staleness'], tf.int32))
 
-  def admit(self, state: mechanism.State, announced: mechanism.Struct, reports: mechanism.Struct) -> mechanism.Round:
+  def admit(
+    self, state: mechanism.State, announced: mechanism.Struct, reports: mechanism.Struct
+  ) -> mechanism.AdmittedRound:
     """The buffer is released if it is full.
 
     The budget of a release is that of all clients in the buffer, at their rates in the round of the release.
@@ -270,7 +272,7 @@ class BufferedRounds(mechanism.Rounds):
     return [u * tf.cast(share, u.dtype) for u in self._inner.contribution(update, report, announced, clip)]
 
   def release(
-    self, state: mechanism.State, admitted: mechanism.Round, total: list[tf.Tensor]
+    self, state: mechanism.State, admitted: mechanism.AdmittedRound, total: list[tf.Tensor]
   ) -> tuple[mechanism.State, list[tf.Tensor], mechanism.Struct]:
     """The mean of the buffer if it is released; else the result is exactly zero, which leaves the model as it is."""
     after, count = admitted.after, admitted.metrics['released_updates']

@@ -116,7 +116,7 @@ def choices(cohorts: Sequence[np.ndarray], num_clients: int, epsilon: float, del
   yield _planned(held_config.HeldConfig(num_clients, epsilon, delta).settled(releases), releases)
 
 
-def _planned(planned: guarantee.Planned, releases: Sequence[np.ndarray]) -> Choice:
+def _planned(planned: guarantee.SettledMechanism, releases: Sequence[np.ndarray]) -> Choice:
   config = planned.mechanism
   ended = np.zeros(config.num_clients, bool)
   for ids, one in zip(releases, config.simulated(releases)):
@@ -139,7 +139,7 @@ def ends(
       correlation=correlation,
       divisor=1.0,
       num_rounds=len(cohorts),
-      weights=weight_rules.Uniform(),
+      weights=weight_rules.UniformWeights(),
     )
     first = np.zeros(num_clients, np.int64)
     for number, (ids, one) in enumerate(zip(cohorts, config.simulated(cohorts)), 1):

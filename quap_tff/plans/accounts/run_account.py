@@ -43,7 +43,7 @@ Leaving = tuple[tuple[str, str, str], ...]
 _Account = TypeVar('_Account', bound='RunAccount')
 
 
-class Extension(Protocol):
+class AccountedExtension(Protocol):
   """What an account asks of a method around the mechanism, a `quap_tff.training.extension.Extension`.
 
   Attributes:
@@ -85,7 +85,7 @@ class RunAccount:
   """
 
   mechanism: mechanisms.Mechanism
-  draw: samplers.Sampler = samplers.Sampler()
+  draw: samplers.CohortSampler = samplers.CohortSampler()
   schedule: Sequence[np.ndarray] = ()
   attendance: Optional[Sequence[np.ndarray]] = None
   averaging: Optional[postprocessing.Averaging] = None
@@ -93,13 +93,13 @@ class RunAccount:
   client_metrics: Optional[bool] = None
   test_is_of_clients: bool = False
   model: Optional[layers_lib.ModelShape] = None
-  extension: Optional[Extension] = None
+  extension: Optional[AccountedExtension] = None
   sparsity: sparsities.Sparsity = sparsities.NotSparse()
   sparsity_seed: int = 0
   leaving: Optional[Leaving] = None
 
   def __post_init__(self) -> None:
-    if not isinstance(self.draw, samplers.Sampler):
+    if not isinstance(self.draw, samplers.CohortSampler):
       raise TypeError(
         f'draw must be a Sampler, found {type(self.draw).__name__}. A schedule is for quap_tff.certified_plan.'
       )
@@ -213,18 +213,18 @@ class RunAccount:
     if not self.schedule:
       return None
     assert self.averaging is not None
-    return planning.share_of_ceiling(guarantee.Planned(self.config, self.averaging), self.schedule)
+    return planning.share_of_ceiling(guarantee.SettledMechanism(self.config, self.averaging), self.schedule)
 
   @property
-  def sampler(self) -> samplers.Sampler:
+  def sampler(self) -> samplers.CohortSampler:
     """How the cohorts are drawn and how this method uses them, which decides on amplification by sampling."""
     if self.extension is not None:
-      return samplers.Sampler(reason=f'{type(self.extension).__name__} uses who came outside the noised sums')
+      return samplers.CohortSampler(reason=f'{type(self.extension).__name__} uses who came outside the noised sums')
     facts = self.mechanism.facts
     if facts.is_certified and not self.schedule:
-      return samplers.Sampler(reason='cohorts are not planned, and nothing is assumed of how they come')
+      return samplers.CohortSampler(reason='cohorts are not planned, and nothing is assumed of how they come')
     if facts.unamplified:
-      return samplers.Sampler(reason=facts.unamplified)
+      return samplers.CohortSampler(reason=facts.unamplified)
     return dataclasses.replace(
       self.draw,
       constant_divisor=facts.divisor is not None or self.draw.kind == 'fixed_size',

@@ -22,7 +22,7 @@ SERVER, CLIENT, AGGREGATE = 'server', 'client', 'aggregate'
 
 
 @dataclasses.dataclass(frozen=True)
-class Local:
+class NamedValue:
   """A value that a computation names.
 
   Attributes:
@@ -63,7 +63,7 @@ def closure(names: Iterable[str], needs_of: Callable[[str], Iterable[str]]) -> s
   return found
 
 
-def plan(local_values: Sequence[Local], result: Iterable[str]) -> list[Union[str, Pass]]:
+def plan(local_values: Sequence[NamedValue], result: Iterable[str]) -> list[Union[str, Pass]]:
   """The order in which to make values.
 
   Args:
@@ -107,9 +107,9 @@ def plan(local_values: Sequence[Local], result: Iterable[str]) -> list[Union[str
   return order
 
 
-def _possible(left: Sequence[Local], made: set[str]) -> list[Local]:
+def _possible(left: Sequence[NamedValue], made: set[str]) -> list[NamedValue]:
   """What one pass could make: all that needs no server value and no aggregation that is still to come."""
-  possible: list[Local] = []
+  possible: list[NamedValue] = []
   reachable = set(made)
   for local in left:
     if local.kind != SERVER and local.uses <= reachable:

@@ -59,7 +59,7 @@ class Body:
 
   Args:
     function: The computation, in TFF's call-dominant form: all that has clients is a local of the outermost block.
-    program: Compiles building blocks (`interpreter.Program`).
+    program: Compiles building blocks (`interpreter.InterpretedProgram`).
 
   Raises:
     errors.UnsupportedComputationError: If clients' values come from anything but an intrinsic.
@@ -77,12 +77,12 @@ class Body:
     self.types = {name: block.type_signature for name, block in body.locals}
     self.types[self.argument_name] = function.parameter_type
     self.blocks = _without_detours(dict(body.locals))
-    self.local_values: dict[str, schedule.Local] = {}
+    self.local_values: dict[str, schedule.NamedValue] = {}
     known = {name for name, _ in body.locals}
     for name, block in body.locals:
       mentioned = references(self.blocks[name])
       uses, reads_argument = frozenset(mentioned & known), self.argument_name in mentioned
-      self.local_values[name] = schedule.Local(name, _kind(name, block), uses, reads_argument)
+      self.local_values[name] = schedule.NamedValue(name, _kind(name, block), uses, reads_argument)
     in_result = references(body.result) & known
     order = schedule.plan(list(self.local_values.values()), in_result)
     needs = [self.needs([entry] if isinstance(entry, str) else entry.steps + entry.aggregates) for entry in order]
@@ -254,7 +254,7 @@ def _of_client(type_spec: Optional[tff.Type]) -> Callable[[Any, int, Any], Any]:
   """A function (argument, client's place, wanted parts) -> the argument as this client has it."""
   if values.differs_by_client(type_spec):
     return lambda value, index, wanted: (
-      value.part(index, wanted) if isinstance(value, values.OnDemand) else value[index]
+      value.part(index, wanted) if isinstance(value, values.ValuesOnDemand) else value[index]
     )
   if type_spec is None or not tff.types.contains(type_spec, values.differs_by_client):
     return lambda value, index, wanted: value

@@ -320,7 +320,7 @@ def _placeholders(specs: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Tracer:
-  """Represents the runner (`interpreter.Program`) where sections are added to a graph, and not run.
+  """Represents the runner (`interpreter.InterpretedProgram`) where sections are added to a graph, and not run.
 
   Attributes:
     handles: Placeholders for the handles of the sections' variables.

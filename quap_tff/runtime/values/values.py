@@ -2,8 +2,8 @@
 
 Inside the runtime a tensor is an eager tensor. A sequence is a dataset's variant tensor (nothing is serialized or
 read). A struct is a tuple in the type's order. A value at the server, or one that is the same at all clients, is the
-bare value. A value that differs by client is a `PerClient`, or an `OnDemand` if the caller's argument is neither a list
-nor a tuple but another sequence.
+bare value. A value that differs by client is a `PerClient`, or a `ValuesOnDemand` if the caller's argument is another
+sequence than a list or a tuple.
 """
 
 import collections
@@ -49,7 +49,7 @@ class MadeOnDemand(collections.abc.Sequence):
     return self._make(self._clients[index])
 
 
-class OnDemand(MadeOnDemand):
+class ValuesOnDemand(MadeOnDemand):
   """One value per client, in the cohort's order, made from the caller's sequence each time that it is asked for."""
 
   def part(self, index: int, wanted: Any) -> Any:
@@ -152,7 +152,7 @@ def to_value(argument: Any, type_spec: tff.Type, path: Path = (), wanted: Any = 
       def make(client: int, wanted: Any = True) -> Any:
         return to_value(argument[client], type_spec.member, (path, client), wanted)
 
-      return OnDemand(make, range(len(argument)))
+      return ValuesOnDemand(make, range(len(argument)))
     raise TypeError(
       f'Expected a list with one value per client for {_place(path)} of type {type_spec}, found a '
       f'{type(argument).__name__}.'
@@ -332,7 +332,7 @@ def to_python(value: Any, type_spec: tff.Type, num_clients: int) -> Any:
   if isinstance(type_spec, tff.FederatedType):
     if type_spec.placement is tff.SERVER or type_spec.all_equal:
       return to_python(value, type_spec.member, num_clients)
-    parts = value if isinstance(value, (PerClient, OnDemand)) else [value] * num_clients
+    parts = value if isinstance(value, (PerClient, ValuesOnDemand)) else [value] * num_clients
     return [to_python(part, type_spec.member, num_clients) for part in parts]
   raise errors.UnsupportedComputationError(
     f'The in-process runtime returns no functions, and a result is of type {type_spec}. Call the function inside the '

@@ -26,7 +26,7 @@ def _written(tmp_path):
   def write(rows=_ROWS, name='log.csv', header='round,client'):
     content = '\n'.join([header, *rows, '']).encode()
     (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith('.gz') else content)
-    return replayed.Log(str(tmp_path / name))
+    return replayed.ReplayedLog(str(tmp_path / name))
 
   return write
 
@@ -93,7 +93,7 @@ class TestRefusals:
       choice.over(cohorts.Population(6, 1, 0)).cohort(4)
 
   def test_another_file_than_is_stated(self, written):
-    choice = replayed.Log(written().path, '0' * 64)
+    choice = replayed.ReplayedLog(written().path, '0' * 64)
     with pytest.raises(reading.DataFileError, match='expected the log with the SHA-256 0000'):
       choice.check_rounds(1)
 
@@ -114,7 +114,7 @@ class TestRefusals:
     for content in (b'round,client\n1,ann\n', whole[:-9], b''):
       (tmp_path / 'log.csv.gz').write_bytes(content)
       with pytest.raises(logs.LogError):
-        replayed.Log(str(tmp_path / 'log.csv.gz')).check_rounds(1)
+        replayed.ReplayedLog(str(tmp_path / 'log.csv.gz')).check_rounds(1)
 
   def test_no_file(self, tmp_path):
     with pytest.raises(ValueError, match='needs its file: log:path=FILE'):
@@ -147,4 +147,4 @@ class TestExampleLog:
     assert [int(row[0]) for row in found[0][1:]] == sorted(int(row[0]) for row in found[0][1:])
     assert {row[0] for row in found[0][1:]} == set(map(str, range(1, 13)))
     (tmp_path / 'log.csv').write_text('\n'.join(','.join(row) for row in example_log.rows(50, 20, 20.0, 3)))
-    assert len(_cohorts(replayed.Log(str(tmp_path / 'log.csv')), 50, 20)) == 20
+    assert len(_cohorts(replayed.ReplayedLog(str(tmp_path / 'log.csv')), 50, 20)) == 20

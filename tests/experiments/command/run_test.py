@@ -90,7 +90,10 @@ class TestRun:
 
   def test_a_spec_is_a_value_after_it_is_read(self):
     method = harness.run('--algorithm=fednova:base=certified:weights=uniform,clip=0.5', '--epsilon=2').method
-    assert method.base.weights == weight_rules.Uniform() and (method.base.clip, method.base.epsilon) == (0.5, 2.0)
+    assert method.base.weights == weight_rules.UniformWeights() and (method.base.clip, method.base.epsilon) == (
+      0.5,
+      2.0,
+    )
 
 
 class TestFields:

@@ -26,7 +26,7 @@ def _draw(figure):
 
 SECTIONS = [
   pages.Section('A report', ['Some `code` and **weight** & <more>.']),
-  pages.Section('Results', [TABLE, pages.Figure('f', 'A "line"', 'How to read it.', _draw), WIDE]),
+  pages.Section('Results', [TABLE, pages.Plot('f', 'A "line"', 'How to read it.', _draw), WIDE]),
 ]
 
 

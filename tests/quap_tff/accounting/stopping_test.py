@@ -156,7 +156,7 @@ class TestPlans:
   def test_certified_is_bounded_by_what_the_filter_lets_each_client_spend(self, own):
     config = examples.guarantee(num_clients=5, delta=_DELTA, own_epsilon=own)
     if own:
-      config = dataclasses.replace(config, weights=quap_tff.mechanisms.certified.weight_rules.Scale())
+      config = dataclasses.replace(config, weights=quap_tff.mechanisms.certified.weight_rules.ScaledWeights())
     plan = quap_tff.certified_plan(config, _COHORTS)
     found = plan.report(plan.new_ledger(), plan.schedule).formal
     bounds = np.array(own or [3.0] * 5)

@@ -102,13 +102,13 @@ def _tff_dp(model_fn):
 _OWN = dict(own_epsilon=(3.0, 1.0, 2.0, 3.0, 1.0, 2.0))
 # Every correlation of the noise and every weight rule once, and the other ways in which a certified round may differ.
 KINDS = {
-  'independent': _certified(weights=weight_rules.Participation()),
+  'independent': _certified(weights=weight_rules.ParticipationWeights()),
   'ar1': _certified(correlation=correlation.Ar1(0.9), weights=weight_rules.Online()),
   'banded': _certified(correlation=correlation.Banded(3, (0.5, 0.25)), weights=weight_rules.SpendEvenly()),
   'blt': _certified(correlation=correlation.Blt((0.3, 0.2), (0.9, 0.5)), weights=weight_rules.WorstCase()),
-  'held': _certified(correlation=correlation.Held(0.5)),
-  'counted norms': _certified(clip=clip_rules.PrivateQuantile(initial_clip=0.5), weights=weight_rules.Uniform()),
-  'sparse': _certified(dict(sparsity=sparsity.RandomMask(0.5)), weights=weight_rules.Scale(), **_OWN),
+  'held': _certified(correlation=correlation.HeldNoise(0.5)),
+  'counted norms': _certified(clip=clip_rules.PrivateQuantile(initial_clip=0.5), weights=weight_rules.UniformWeights()),
+  'sparse': _certified(dict(sparsity=sparsity.RandomMask(0.5)), weights=weight_rules.ScaledWeights(), **_OWN),
   'fedvarp': _certified(
     dict(extension=heterogeneity.FedVarp(memory='released')), weights=weight_rules.Sample(), **_OWN
   ),

@@ -99,7 +99,7 @@ class TestQuap:
     tff.test.assert_types_identical(
       state.member.aggregator,
       tff.to_type(
-        quap.ServerState(
+        quap.QuapState(
           round=np.int32,
           participation=collections.OrderedDict(counts=(np.int32, [10])),
           clip=np.float32,

@@ -47,7 +47,7 @@ def test_what_is_no_schedule(schedule):
 
 
 def test_the_values_that_the_errors_name():
-  averaging = quap_tff.postprocessing.Planned()
+  averaging = quap_tff.postprocessing.PlannedAverage()
   plan = quap_tff.certified_plan(examples.guarantee(), _SCHEDULE, averaging=averaging)
   assert plan.averaging in averaging.candidates(len(_SCHEDULE))
 

@@ -41,7 +41,7 @@ _CERTIFIED = CertifiedConfig(
   epsilon=3.0,
   delta=1e-5,
   correlation=correlation.Independent(),
-  weights=weight_rules.Uniform(),
+  weights=weight_rules.UniformWeights(),
   participation=ParticipationConfig(warmup_rounds=0),
 )
 
@@ -52,7 +52,7 @@ def _stock(stock, cohorts):
 
 _PLANS = {
   'quap': lambda: plans.Plan(_quap()),
-  'local': lambda: plans.Plan(local.Local(_quap(noise=NoiseConfig('client', calibration='analytic')))),
+  'local': lambda: plans.Plan(local.LocalPrivacy(_quap(noise=NoiseConfig('client', calibration='analytic')))),
   'certified': lambda: plans.certified_plan(_CERTIFIED, _ROUNDS),
   'fedbuff': lambda: plans.Plan(buffered.Buffered(_quap(), 1, stalenesses.Staleness(max_staleness=0))),
   'lee_kifer': lambda: plans.Plan(LineSearchConfig(_CLIENTS, epsilon=2.0, delta=1e-5, planned_rounds=4)),

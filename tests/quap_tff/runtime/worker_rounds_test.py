@@ -37,7 +37,7 @@ def _quap():
 
 def _certified(trust):
   """A certified run, of which clients hold the noise if the server is not trusted."""
-  held = dict(correlation=correlation.Held(0.5)) if trust == 'secure_sum' else {}
+  held = dict(correlation=correlation.HeldNoise(0.5)) if trust == 'secure_sum' else {}
   config = examples.guarantee(num_clients=8, clip=clip_rules.Fixed(0.5), noise_seed=5, **held)
   return quap_tff.certified_plan(config, _COHORTS, certificate=False)
 

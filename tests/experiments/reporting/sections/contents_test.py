@@ -100,7 +100,7 @@ def test_a_report_begins_with_the_finding_one_figure_and_one_table(groups_of):
   report = _built(groups_of({}, {'algorithm': 'fixed_dp', 'accuracy': 0.8}))
   found, figure, table, *_ = report[0].blocks
   assert found.startswith('**On MNIST with participation Beta(2,5), QuAP-FL is ahead of Fixed-DP, with 90.0% against')
-  assert isinstance(figure, pages.Figure) and isinstance(table, pages.Table) and table.name == 'finding'
+  assert isinstance(figure, pages.Plot) and isinstance(table, pages.Table) and table.name == 'finding'
   # It is not shown twice, and no section is left without anything.
   assert not [section.title for section in report[1:] if any(block is figure for block in section.blocks)]
   assert all(section.blocks for section in report) and 'Accuracy by round' not in _titles(report)

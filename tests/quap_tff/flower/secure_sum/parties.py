@@ -30,7 +30,7 @@ class Bundle(player.Bundle):
   """A run whose clients send the integers that they have, without a graph."""
 
   def __init__(self, num_clients=10, threshold=0.5, rounds=3, modulus=2**32 - 1):
-    config = examples.held(num_clients=num_clients, correlation=correlation.Held(0.0), threshold=threshold)
+    config = examples.held(num_clients=num_clients, correlation=correlation.HeldNoise(0.0), threshold=threshold)
     self.plan = plans.certified_plan(config, [list(range(num_clients))] * rounds)
     self.digest, self._modulus, self.worked = 'ab' * 32, modulus, []
 

@@ -317,7 +317,7 @@ class TestDishonestServer:
   def test_two_nodes_by_one_key(self, federation):
     a, b = sorted(federation.nodes)[:2]
     nodes = {**federation.nodes, a: federation.nodes[b]}
-    with pytest.raises(messages.RefusedError, match='at a node of their own'):
+    with pytest.raises(messages.RefusedRoundError, match='at a node of their own'):
       federation.apps[b]._public_keys(records.Session(masks.NAME, 1, 'ab', nodes))
 
   @pytest.mark.parametrize('how', ['strangers', 'few'])

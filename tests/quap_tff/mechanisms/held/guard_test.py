@@ -26,7 +26,7 @@ _KEY = bytes(range(32))
 
 
 def _plan(schedule=_SCHEDULE, decay=0.5, **changes):
-  config = examples.held(num_clients=_CLIENTS, correlation=correlation.Held(decay), **changes)
+  config = examples.held(num_clients=_CLIENTS, correlation=correlation.HeldNoise(decay), **changes)
   return plans.certified_plan(config, schedule)
 
 
