@@ -45,14 +45,14 @@ results = lazy.module('experiments.running.results')
 run_directory = lazy.module('experiments.folders.directory')
 run_folder = lazy.module('experiments.folders.folder')
 setup = lazy.module('experiments.running.setup')
-training = lazy.module('experiments.running.training')
+loop = lazy.module('experiments.running.loop')
 runtime = lazy.module('quap_tff.runtime')
 
 
 def main(argv: list[str], callbacks: Sequence[Callable[[int, Any, Any], None]] = ()) -> int:
   """Trains as the flags in `argv[1:]` say; returns the exit status.
 
-  `callbacks` are called after each round with its number, its metrics and the server's state, see `training.Callback`.
+  `callbacks` are called after each round with its number, its metrics and the server's state, see `loop.Callback`.
   With them a program of one's own can report to an experiment tracker:
 
       command_line.run(lambda argv: train.main(argv, [lambda round_num, metrics, state: tracker.log(metrics)]))
@@ -118,7 +118,7 @@ def _train(run: 'Run', callbacks: Sequence[Callable[[int, Any, Any], None]]) -> 
         return _was_finished(directory.finished, directory.path)
     experiment = experiment.kept_in(directory)
     print(*_opening(experiment, directory), sep='\n', file=sys.stderr)
-    result = training.train(experiment, process, directory, callbacks)
+    result = loop.train(experiment, process, directory, callbacks)
     outcome = results.Outcome(experiment, result, directory)
     summary = outcome.keep()
     _print_summary(outcome, summary)

@@ -19,7 +19,7 @@ import numpy as np
 
 from experiments.attacking import result as results
 from experiments.attacking import shadow_models
-from experiments.command import parts
+from experiments.command import run_choices
 from experiments.running import plots
 from experiments.running import setup
 from quap_tff import methods
@@ -117,7 +117,7 @@ class MembershipSettings(checks.Checked):
   @property
   def flags(self) -> dict[str, Any]:
     """The flags of `experiments.train` that all methods share, by name."""
-    shared = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name in parts.FLAGS}
+    shared = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name in run_choices.FLAGS}
     return {**shared, 'client_metrics': False, 'warmup_rounds': 0, 'progress': 'none'}
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow_federated as tff
 
 import data
+from experiments.running import loop
 from experiments.running import setup
-from experiments.running import training
 from quap_tff import methods
 from quap_tff.common.numbers import rng as rng_lib
 from quap_tff.training import evaluation
@@ -56,7 +56,7 @@ class MemberPool:
     if key not in self._data:
       examples = self.clients[client]
       kept = data.Examples(examples.x[chosen], examples.y[chosen])
-      self._data[key] = training.as_client_data(client, kept)
+      self._data[key] = loop.as_client_data(client, kept)
     return self._data[key]
 
 

@@ -11,8 +11,8 @@ from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 
+from experiments.running import loop
 from experiments.running import setup
-from experiments.running import training
 from quap_tff import accounting
 from quap_tff import plans
 from quap_tff.auditing import canaries as canary_lib
@@ -137,7 +137,7 @@ def run(
     guarded = guarded_clients.GuardedClients(plan, secrets.token_bytes(32)) if plan.holds_noise else None
     for round_num, cohort in enumerate(schedule, 1):
       answers = guarded.answers(round_num, cohort) if guarded is not None else None
-      output = process.next(state, [training.client_data(experiment, client, answers=answers) for client in cohort])
+      output = process.next(state, [loop.client_data(experiment, client, answers=answers) for client in cohort])
       state = output.state
       found = canary_lib.read_round(output)
       ledger.append(plan.recorded(found.output.state, found.output.measurements, cohort))

@@ -11,7 +11,7 @@ import pandas as pd
 
 from data import cohorts
 from data import partition
-from experiments.command import parts as run_parts
+from experiments.command import run_choices as run_parts
 from experiments.folders import folder as run_folder
 from experiments.running import plots
 from quap_tff import methods

@@ -15,8 +15,8 @@ from typing import Any, Optional, TYPE_CHECKING
 
 import numpy as np
 
-from experiments.command import parts as run_parts
 from experiments.command import run as run_lib
+from experiments.command import run_choices as run_parts
 from experiments.folders import folder as run_folder
 from experiments.running import final_summary
 from quap_tff import accounting

@@ -18,8 +18,8 @@ from experiments.folders import directory as run_directory
 from experiments.folders import folder as run_folder
 from experiments.running import evidence
 from experiments.running import final_summary
+from experiments.running import loop
 from experiments.running import setup
-from experiments.running import training
 from quap_tff import accounting
 from quap_tff import plans
 from quap_tff.certificates import verifying
@@ -47,7 +47,7 @@ class Outcome:
   """
 
   experiment: setup.Experiment
-  result: training.TrainingProgress
+  result: loop.TrainingProgress
   directory: Optional[run_directory.RunDirectory]
 
   @functools.cached_property

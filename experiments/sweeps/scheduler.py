@@ -11,7 +11,7 @@ import pandas as pd
 from experiments.command import interrupts
 from experiments.folders import folder as run_folder
 from experiments.sweeps import children
-from experiments.sweeps import plan
+from experiments.sweeps import sweep_runs
 from quap_tff.common import files
 from quap_tff.common import lazy
 
@@ -38,7 +38,7 @@ class RunStanding(NamedTuple):
   test_accuracy: Optional[float]
 
 
-def standing(run: plan.SweepRun) -> RunStanding:
+def standing(run: sweep_runs.SweepRun) -> RunStanding:
   """How far a run has come, from its folder. An unreadable file counts as missing."""
   metrics, begun = (os.path.join(run.path, name) for name in (run_folder.METRICS, run_folder.RUN))
   rounds, summary = _last_round(metrics), _summary(run.path)
@@ -73,7 +73,7 @@ def _summary(folder: str) -> Optional[dict[str, Any]]:
 
 
 def seconds_left(
-  runs: Sequence[plan.SweepRun],
+  runs: Sequence[sweep_runs.SweepRun],
   standings: Mapping[str, RunStanding],
   parallel: int,
   outside_rounds: float = 0.0,
@@ -105,9 +105,9 @@ def seconds_left(
 
 
 def run_all(
-  runs: Sequence[plan.SweepRun],
+  runs: Sequence[sweep_runs.SweepRun],
   parallel: int,
-  start: Callable[[plan.SweepRun], children.Child],
+  start: Callable[[sweep_runs.SweepRun], children.Child],
   say: Callable[[str], None],
 ) -> tuple[dict[str, str], bool]:
   """Runs all runs that are not finished, those that have begun first. If one fails, the others go on.
@@ -182,7 +182,7 @@ def run_all(
   return failed, interrupted
 
 
-def _overview(runs: Sequence[plan.SweepRun], standings: Mapping[str, RunStanding], parallel: int) -> str:
+def _overview(runs: Sequence[sweep_runs.SweepRun], standings: Mapping[str, RunStanding], parallel: int) -> str:
   finished = sum(at.finished for at in standings.values())
   begun = sum(at.rounds > 0 and not at.finished for at in standings.values())
   new = len(runs) - finished - begun
@@ -193,7 +193,7 @@ def _overview(runs: Sequence[plan.SweepRun], standings: Mapping[str, RunStanding
 
 
 def _time_left(
-  runs: Sequence[plan.SweepRun],
+  runs: Sequence[sweep_runs.SweepRun],
   standings: Mapping[str, RunStanding],
   parallel: int,
   outside_rounds: Sequence[float],
@@ -210,7 +210,7 @@ def _time_left(
   return f'{left} left, {"about" if outside_rounds else "at least"} {tqdm.tqdm.format_interval(seconds)}'
 
 
-def _at_work(active: Iterable[str], by_name: Mapping[str, plan.SweepRun]) -> str:
+def _at_work(active: Iterable[str], by_name: Mapping[str, sweep_runs.SweepRun]) -> str:
   at = {name: standing(by_name[name]).rounds for name in active}
   return 'active: ' + ', '.join(f'{name} (round {at[name]}/{by_name[name].last_round})' for name in active)
 

@@ -131,7 +131,7 @@ def _names(binding: Any) -> Iterator[str]:
 
 
 def _described(kind: tff.Type) -> dict[str, Any]:
-  """A type as `quap_tff.bundle.values` has it."""
+  """A type as `quap_tff.bundle.structures` has it."""
   if isinstance(kind, tff.TensorType):
     return {'dtype': tf.as_dtype(kind.dtype).name.replace('string', 'str'), 'shape': _sizes(tf.TensorShape(kind.shape))}
   if isinstance(kind, tff.SequenceType):

@@ -3,7 +3,7 @@
     server to node    announced: bundle, flwr, round   message: arrays   history: who was announced, and who came
     node to server    answered: round, refused   came: the clients in the sums   plain, secure: arrays
 
-Arrays have the order of the leaves of the bundle's types (`quap_tff.bundle.values`).
+Arrays have the order of the leaves of the bundle's types (`quap_tff.bundle.structures`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from flwr.app import RecordDict
 import numpy as np
 
 from quap_tff.bundle import player
-from quap_tff.bundle import values
+from quap_tff.bundle import structures
 from quap_tff.common import version
 
 
@@ -88,7 +88,7 @@ def of_round(announced: Announced) -> RecordDict:
   """The message to every node."""
   bundle = announced.bundle
   config = ConfigRecord({'round': announced.round_num, 'bundle': bundle.digest, **_versions()})
-  leaves = values.flatten(bundle.message_type, announced.message, 'message')
+  leaves = structures.flatten(bundle.message_type, announced.message, 'message')
   return RecordDict({'announced': config, 'message': _arrays(leaves), 'history': _of_history(announced.history)})
 
 
@@ -114,7 +114,7 @@ def read_round(content: RecordDict, bundle: player.Bundle) -> tuple[Any, Sequenc
 
 def of_answer(answer: Answer, bundle: player.Bundle) -> RecordDict:
   """A node's reply."""
-  plain, secure = (values.flatten(kind, own, 'sums') for kind, own in zip(bundle.sums_types, answer.sums))
+  plain, secure = (structures.flatten(kind, own, 'sums') for kind, own in zip(bundle.sums_types, answer.sums))
   return RecordDict(
     {
       'answered': ConfigRecord({'round': answer.round_num}),
@@ -189,14 +189,14 @@ def _numpy(record: ArrayRecord) -> list[np.ndarray]:
   return [record[str(index)].numpy() for index in range(len(record))]
 
 
-def _packed(kind: values.Type, record: ArrayRecord, name: str) -> Any:
+def _packed(kind: structures.Type, record: ArrayRecord, name: str) -> Any:
   """The value of a type. Raises `ValueError` if the arrays are not its leaves."""
   leaves = _numpy(record)
-  expected = len(list(values.types(kind)))
+  expected = len(list(structures.types(kind)))
   if len(leaves) != expected:
     raise ValueError(f'{name} must have {expected} arrays, found {len(leaves)}')
-  value = values.pack(kind, iter(leaves))
-  values.flatten(kind, value, name)
+  value = structures.pack(kind, iter(leaves))
+  structures.flatten(kind, value, name)
   return value
 
 

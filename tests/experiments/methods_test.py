@@ -7,7 +7,7 @@ import pytest
 
 from experiments.command import command_line
 from experiments.command import run as run_lib
-from experiments.running import training
+from experiments.running import loop
 import quap_tff
 from quap_tff import accounting
 from quap_tff import methods
@@ -54,7 +54,7 @@ class TestInterpretations:
 
     # Nothing is built or trained.
     monkeypatch.setattr(plans.Plan, 'build_process', lambda *args, **kwargs: None)
-    monkeypatch.setattr(training, 'train', stop)
+    monkeypatch.setattr(loop, 'train', stop)
     assert harness.main(*harness.TINY, f'--algorithm={name}') == command_line.INTERRUPTED
     assert f'{name} is an interpretation' in capsys.readouterr().err
 

@@ -16,8 +16,8 @@ import tensorflow as tf
 from experiments import sweep
 from experiments.command import command_line
 from experiments.folders import folder as run_folder
-from experiments.sweeps import plan
 from experiments.sweeps import scheduler
+from experiments.sweeps import sweep_runs
 from quap_tff.common import files
 from tests.experiments import harness
 
@@ -118,7 +118,7 @@ def _call(folder, capfd):
 
 def _runs_in(folder, *axes, base=_BASE):
   """The runs of a grid by name."""
-  [runs] = plan.runs_of(str(folder), base, [axes])
+  [runs] = sweep_runs.runs_of(str(folder), base, [axes])
   return {run.name: run for run in runs}
 
 
@@ -273,7 +273,7 @@ class TestSecondCall:
     assert '--stop_after: None there, 5 now' in ended.err
 
   def test_a_folder_at_work_is_refused(self, call, folder):
-    with plan.held(str(folder), plan.extended(str(folder), _BASE, ['seed=1'])):
+    with sweep_runs.held(str(folder), sweep_runs.extended(str(folder), _BASE, ['seed=1'])):
       ended, runs = call('--vary=seed=1')
     assert ended.status == 1 and not runs.started and 'Another sweep is running in' in ended.err
     assert call('--vary=seed=1')[0].status == 0
@@ -536,8 +536,8 @@ def test_real_runs_compute_what_they_compute_alone_and_are_cut_off_with_the_swee
   assert harness.main(*base, '--rounds=8', f'--output_dir={tmp_path / "alone"}') == 0
   folder.mkdir()
   assert harness.main(*_runs_in(folder, grid, base=base)[done].arguments) == 0
-  record = plan.extended(str(tmp_path / 'new'), base, [grid])
-  with plan.held(str(folder), record):
+  record = sweep_runs.extended(str(tmp_path / 'new'), base, [grid])
+  with sweep_runs.held(str(folder), record):
     pass
   command = [sys.executable, '-m', 'experiments.sweep', f'--output_dir={folder}', f'--vary={grid}', '--', *base]
   with open(tmp_path / 'progress', 'w+') as progress:

@@ -1,4 +1,4 @@
-"""`quap_tff.federated.line_search.mechanism` as a TFF aggregation that also tries steps at the clients.
+"""`quap_tff.federated.line_search.line_search` as a TFF aggregation that also tries steps at the clients.
 
     next: (state@SERVER, value@CLIENTS, weight@CLIENTS, global weights@CLIENTS, examples@CLIENTS)
           -> <state@SERVER, step·direction@SERVER, measurements@SERVER>
@@ -18,7 +18,7 @@ from quap_tff.common import array_types
 from quap_tff.federated import client_ids
 from quap_tff.federated import client_work
 from quap_tff.federated import sums
-from quap_tff.federated.line_search import mechanism as line_search
+from quap_tff.federated.line_search import line_search as line_search
 from quap_tff.training import client_update
 from quap_tff.training import model_functions
 

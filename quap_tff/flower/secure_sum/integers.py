@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from quap_tff.bundle import player
-from quap_tff.bundle import values
+from quap_tff.bundle import structures
 from quap_tff.flower.secure_sum import masks
 
 TARGET = 2**31 - 2
@@ -64,7 +64,7 @@ def encoded(bundle: player.Bundle, secure: Any) -> list[np.ndarray]:
     ValueError: If a number is too large. No plan that fits makes one.
   """
   found = []
-  for number, leaf in zip(values.flatten(bundle.sums_types.secure, secure, 'sums'), _leaves(bundle)):
+  for number, leaf in zip(structures.flatten(bundle.sums_types.secure, secure, 'sums'), _leaves(bundle)):
     remainder = np.asarray(number, np.int64) % leaf.modulus
     if leaf.is_in_digits:
       one = int(remainder.reshape(()))
@@ -86,12 +86,12 @@ def decoded(bundle: player.Bundle, total: Sequence[np.ndarray], num_nodes: int) 
       number = sum(int(digit) << _DIGIT_BITS * k for k, digit in enumerate(own)) % int(np.max(leaf.modulus))
       own = np.full(leaf.shape, number, np.int64)
     found.append((own % leaf.modulus).astype(leaf.dtype))
-  return values.pack(bundle.sums_types.secure, iter(found))
+  return structures.pack(bundle.sums_types.secure, iter(found))
 
 
 def nothing(bundle: player.Bundle) -> Any:
   """`Sums.secure` of nobody, of the shapes of sums."""
-  return values.pack(bundle.sums_types.secure, iter([np.zeros(one.shape, one.dtype) for one in _leaves(bundle)]))
+  return structures.pack(bundle.sums_types.secure, iter([np.zeros(one.shape, one.dtype) for one in _leaves(bundle)]))
 
 
 def shapes(bundle: player.Bundle) -> list[tuple[int, ...]]:
@@ -112,7 +112,7 @@ class _Leaf(NamedTuple):
 
 
 def _leaves(bundle: player.Bundle) -> list[_Leaf]:
-  found = zip(values.types(bundle.sums_types.secure), _in_order(bundle.modulus))
+  found = zip(structures.types(bundle.sums_types.secure), _in_order(bundle.modulus))
   return [_Leaf(tuple(kind['shape']), kind['dtype'], np.asarray(modulus, np.int64)) for kind, modulus in found]
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from experiments.command import command_line
 from experiments.command import flags as experiment_flags
-from experiments.command import parts
 from experiments.command import run as run_lib
+from experiments.command import run_choices
 from quap_tff.mechanisms.certified import weight_rules
 from tests.experiments import harness
 
@@ -58,7 +58,7 @@ class TestIdentity:
 class TestRun:
   def test_every_flag_has_one_group_and_a_help(self):
     grouped = [name for names in experiment_flags.GROUPS.values() for name in names]
-    assert sorted(grouped) == sorted(experiment_flags.all_values()) == sorted(parts.FLAGS)
+    assert sorted(grouped) == sorted(experiment_flags.all_values()) == sorted(run_choices.FLAGS)
     assert all(experiment_flags.VALUES[name].help for name in grouped)
 
   @pytest.mark.parametrize(

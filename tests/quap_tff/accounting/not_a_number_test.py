@@ -24,7 +24,7 @@ from quap_tff.certificates.folders import about as abouts
 from quap_tff.common.lazy import tf
 from quap_tff.common.numbers import samplers
 from quap_tff.common.numbers import tradeoff
-from quap_tff.federated.line_search.mechanism import LineSearchConfig
+from quap_tff.federated.line_search.line_search import LineSearchConfig
 from quap_tff.mechanisms.certified import privacy_filter
 from quap_tff.mechanisms.noise import correlation as correlations
 from quap_tff.mechanisms.noise import recursions

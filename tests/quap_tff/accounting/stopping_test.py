@@ -9,7 +9,7 @@ import pytest
 import quap_tff
 from quap_tff import accounting
 from quap_tff import plans
-from quap_tff.federated.line_search import mechanism as line_search
+from quap_tff.federated.line_search import line_search as line_search
 from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms.parts import budgets
 from quap_tff.mechanisms.parts import clip_rules

@@ -16,9 +16,9 @@ import tensorflow_federated as tff
 import quap_tff
 from quap_tff import plans
 from quap_tff import runtime
-from quap_tff.bundle import values
+from quap_tff.bundle import structures
 from quap_tff.common import files
-from quap_tff.federated.stock import mechanism as stocks
+from quap_tff.federated.stock import stock as stocks
 from quap_tff.mechanisms import sparsity
 from quap_tff.mechanisms.certified import weight_rules
 from quap_tff.mechanisms.held import guarded_clients
@@ -83,7 +83,7 @@ def _stock():
     critical_layers=layers.ALL,
     noise=NoiseConfig(calibration='analytic'),
   )
-  return plans.StockPlan(stocks.DpFedAvg(1.0), config, SCHEDULE, 3.0)
+  return plans.stock_plan(stocks.DpFedAvg(1.0), config, SCHEDULE, 3.0)
 
 
 def _tff(model_fn):
@@ -166,7 +166,7 @@ def export(name, folder):
     kept[f'cohort{t}'] = cohort
     for client in cohort.tolist() if answers is not None else ():
       kept.update({f'answer{t}_{client}_{field}': np.asarray(v) for field, v in answers[client].items()})
-    packed = values.pack(bundle.state_type, iter(_leaves(state)))
+    packed = structures.pack(bundle.state_type, iter(_leaves(state)))
     message, total = bundle.prepare(packed), bundle.zero()
     for client in cohort.tolist():
       total = bundle.add(total, bundle.work(playing.client_data(kept, t, client), message))

@@ -13,7 +13,7 @@ import quap_tff
 from quap_tff import plans
 from quap_tff.federated import learning_process
 from quap_tff.federated import leaving_clients
-from quap_tff.federated.line_search import mechanism as line_search
+from quap_tff.federated.line_search import line_search as line_search
 from quap_tff.mechanisms import mechanism as mechanisms
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.quap import rounds as quap

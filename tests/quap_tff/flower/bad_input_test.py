@@ -87,7 +87,7 @@ class TestRound:
 
 
 def _sums():
-  return player.Sums(parties.values.Struct(ids=np.int64(0)), [np.zeros(parties.SHAPE, np.int64), np.int64(1)])
+  return player.Sums(parties.structures.Struct(ids=np.int64(0)), [np.zeros(parties.SHAPE, np.int64), np.int64(1)])
 
 
 def _reply(content):

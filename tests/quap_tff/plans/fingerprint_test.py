@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from quap_tff import plans
-from quap_tff.federated.line_search.mechanism import LineSearchConfig
-from quap_tff.federated.stock import mechanism as stocks
+from quap_tff.federated.line_search.line_search import LineSearchConfig
+from quap_tff.federated.stock import stock as stocks
 from quap_tff.mechanisms import sparsity
 from quap_tff.mechanisms.certified import weight_rules
 from quap_tff.mechanisms.certified.config import Certified
@@ -33,7 +33,7 @@ _SCHEDULE = [[0, 1, 2], [3, 4]]
 
 def _stock(stock, **noise):
   config = QuapConfig(8, budgets.BudgetConfig(3.0, 6), noise=NoiseConfig(**noise))
-  return plans.StockPlan(stock, config, [[0, 1, 2, 3]] * 6, 4.0, calibration='documents')
+  return plans.stock_plan(stock, config, [[0, 1, 2, 3]] * 6, 4.0, calibration='documents')
 
 
 def _changed(**changes):

@@ -53,7 +53,7 @@ def _client(client_id, answer=None):
 
 
 class _Run:
-  """Rounds, one at a time; a round counts when it has returned, as in `experiments.running.training`."""
+  """Rounds, one at a time; a round counts when it has returned, as in `experiments.running.loop`."""
 
   def __init__(self, plan, in_order=list):
     self._plan, self._in_order = plan, in_order

@@ -10,7 +10,7 @@ from experiments.reporting import pages
 from experiments.reporting import runs as runs_lib
 from experiments.reporting.sections import contents as sections
 from experiments.running import plots
-from experiments.sweeps import plan
+from experiments.sweeps import sweep_runs
 from quap_tff import methods
 from tests.experiments.reporting import factory
 
@@ -179,7 +179,7 @@ def test_the_command_of_a_section_is_a_grid_over_a_preset(section):
   words = shlex.split(section.command)
   assert words[:3] == ['python', '-m', 'experiments.sweep']
   axes = [word[len('--vary=') :] for word in words if word.startswith('--vary=')]
-  assert axes and plan.combinations(axes)
+  assert axes and sweep_runs.combinations(axes)
   assert words[-2] == '--' and words[-1].startswith('--flagfile=experiments/presets/')
 
 

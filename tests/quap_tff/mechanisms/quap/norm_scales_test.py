@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from quap_tff.common.lazy import tf
-from quap_tff.federated.line_search import mechanism as line_search
+from quap_tff.federated.line_search import line_search as line_search
 from quap_tff.mechanisms.certified import config as certified_config
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import layers

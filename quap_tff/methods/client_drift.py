@@ -16,7 +16,7 @@ from quap_tff.common import flag_fields
 from quap_tff.common import registry
 from quap_tff.mechanisms import mechanism as mechanisms
 from quap_tff.methods import base as base_lib
-from quap_tff.methods import certified
+from quap_tff.methods import certified_method
 from quap_tff.methods import combinations
 from quap_tff.training import extension as extensions
 from quap_tff.training import heterogeneity
@@ -25,7 +25,7 @@ from quap_tff.training import optimizers
 # The choices of `base`: QuAP-FL's own mechanism in all its settings, and the certified one.
 BASES: dict[str, type[base_lib.Method]] = {
   'quap': combinations.Quap,
-  'certified': certified.CertifiedMethod,
+  'certified': certified_method.CertifiedMethod,
   'fedavg': combinations.FedAvg,
   'fixed_dp': combinations.FixedDp,
   'fixed_dp_layerwise': combinations.FixedDpLayerwise,
@@ -208,7 +208,7 @@ class FlFdms(_Extended):
   `quap_tff.training.heterogeneity.friends` for the equations."""
 
   def _extension(self, mean_epochs: Optional[float]) -> heterogeneity.FriendSubstitution:
-    if isinstance(self.base, certified.CertifiedMethod):
+    if isinstance(self.base, certified_method.CertifiedMethod):
       raise ValueError(
         "fl_fdms:base=certified: friends are found by comparing single updates without noise, and a friend's update "
         'counts more than once. No certificate would hold. Use another base.'

@@ -6,18 +6,18 @@ import dataclasses
 
 from quap_tff import plans
 from quap_tff.common import flag_fields
-from quap_tff.federated.stock import mechanism as stocks
+from quap_tff.federated.stock import stock as stocks
 from quap_tff.mechanisms.parts import budgets
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import layers
 from quap_tff.mechanisms.quap import config as configs
 from quap_tff.methods import base
-from quap_tff.methods import parts
+from quap_tff.methods import choices
 from quap_tff.plans import scheduled
 
 
 @dataclasses.dataclass(frozen=True)
-class _Stock(parts.ServerOptimizer, parts.Noise, stocks.StockConfig, base.SimpleMethod):
+class _Stock(choices.ServerOptimizer, choices.Noise, stocks.StockConfig, base.SimpleMethod):
   """One of TFF's own aggregators. Of the mechanism's flags it uses ε, δ and both calibrations.
 
   --epsilon is the formal ε, because these methods are what others are compared with at an equal one.
@@ -51,7 +51,7 @@ class _Stock(parts.ServerOptimizer, parts.Noise, stocks.StockConfig, base.Simple
 
   def plan(self, setting: base.Setting) -> plans.Plan:
     assert setting.participation is not None
-    return scheduled.StockPlan(
+    return scheduled.stock_plan(
       self,
       self.configure(setting),
       setting.schedule,

@@ -22,13 +22,13 @@ from quap_tff.mechanisms.noise import correlation as correlations
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import layers as layers_lib
 from quap_tff.methods import base
-from quap_tff.methods import parts
+from quap_tff.methods import choices
 
 _COUNT_STDDEV = 20.0
 
 
 @dataclasses.dataclass(frozen=True)
-class ByParticipation(parts.Rates):
+class ByParticipation(choices.Rates):
   """`weight_rules.ParticipationWeights`, whose parameters are --alpha and --beta if none is given.
 
   Attributes:
@@ -61,7 +61,9 @@ WEIGHTS: Mapping[str, Any] = collections.ChainMap({'participation': ByParticipat
 
 
 @dataclasses.dataclass(frozen=True)
-class CertifiedMethod(parts.SparseChoice, parts.ServerOptimizer, parts.Tuned, parts.Spent, parts.Budget, base.Method):
+class CertifiedMethod(
+  choices.SparseChoice, choices.ServerOptimizer, choices.Tuned, choices.Spent, choices.Budget, base.Method
+):
   """Certified QuAP-FL: a guarantee for the whole released model. No client exceeds the budget of --epsilon and --delta.
 
   Attributes:
@@ -108,7 +110,7 @@ class CertifiedMethod(parts.SparseChoice, parts.ServerOptimizer, parts.Tuned, pa
   threshold: Optional[float] = None
   expected: Optional[int] = None
   certificate: bool = True
-  shape: parts.Shape = flag_fields.part(parts.Shape())
+  shape: choices.Shape = flag_fields.part(choices.Shape())
 
   def __post_init__(self) -> None:
     registry.lookup('clip split', self.clip_split, layers_lib.CLIP_SPLITS)
@@ -190,9 +192,9 @@ class CertifiedMethod(parts.SparseChoice, parts.ServerOptimizer, parts.Tuned, pa
 
   def flag_names(self) -> frozenset[str]:
     # --alpha and --beta are for weights that have none of their own, and flags of rates for weights that follow rates.
-    found = super().flag_names() - flag_fields.flags_of(parts.Shape).keys()
+    found = super().flag_names() - flag_fields.flags_of(choices.Shape).keys()
     if isinstance(self.weights, ByParticipation):
-      found |= flag_fields.flags_of(parts.Rates).keys() | ({'alpha', 'beta'} if self.weights.follows_flags else set())
+      found |= flag_fields.flags_of(choices.Rates).keys() | ({'alpha', 'beta'} if self.weights.follows_flags else set())
     return found
 
   @property
