@@ -53,8 +53,8 @@ class Server:
     plan = self.bundle.plan
     if plan is not None and self.ledger is not None:
       record = self.bundle.record(state, metrics, cohort)
-      if announced is not None:
-        record = plan.config.cost_of_announced(announced, len(cohort) > 0, record.clipping_norm, self.done + 1)
+      if announced is not None and plan.held is not None:
+        record = plan.held.cost_of_announced(announced, len(cohort) > 0, self.done + 1)
       self.ledger.append(record)
     self._average = self.bundle.rounds.averaging.update(self._average, self.bundle.weights(state).trainable)
     self.state, self.done = state, self.done + 1

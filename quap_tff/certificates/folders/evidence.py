@@ -83,7 +83,7 @@ def rounds(plan: run_account.RunAccount, ledger: accounting.RunLedger) -> list[_
   cohorts = clients if plan.attendance is None else list(plan.attendance[: ledger.num_rounds])
   places = [_places(cohort, own) for cohort, own in zip(cohorts, clients)]
   kept = [own[np.argsort(place)] for own, place in zip(weights, places)]
-  planned = plan.config.simulated(cohorts, kept)
+  planned = plan.guarantee.simulated(cohorts, kept)
   return [
     _Round(ids, own, one.weights[place], one.spent_max)
     for ids, own, one, place in zip(clients, weights, planned, places)
@@ -101,12 +101,13 @@ def ledger_problems(plan: run_account.RunAccount, ledger: accounting.RunLedger) 
   A run may have stopped early. But each of its rounds must have the planned cohort, if cohorts were planned, the
   weights that follow from the cohorts, and the planned noise.
   """
-  config, state, expected = plan.config, ledger.state_dict(), plan.new_ledger().state_dict()
+  config, state, expected = plan.guarantee, ledger.state_dict(), plan.new_ledger().state_dict()
   found = [
     f'{name} in {folders.LEDGER} is not that of the mechanism.'
     for name in ('num_clients', 'delta', 'fingerprint', 'correlation', 'spent_before')
     if not np.array_equal(state.get(name, ()), expected.get(name, ()))
   ]
+  assert config.num_rounds is not None  # `plans.accounts.ahead` asks for it.
   if ledger.num_rounds > config.num_rounds:
     found.append(f'{folders.LEDGER} has {ledger.num_rounds} rounds, and {config.num_rounds} are planned.')
   if found:
@@ -140,7 +141,7 @@ def ledger_problems(plan: run_account.RunAccount, ledger: accounting.RunLedger) 
           f'Round {number} of {folders.LEDGER}: {name} is {state[name][number - 1]:g}, planned is {value:g}.'
         )
     budgets = state['budgets'][offsets[number - 1] : offsets[number]]
-    if not np.allclose(budgets, planned.budgets, rtol=_SAME_WEIGHT, atol=0):
+    if planned.budgets is None or not np.allclose(budgets, planned.budgets, rtol=_SAME_WEIGHT, atol=0):
       found.append(f'Round {number} of {folders.LEDGER} has other budgets than its weights give.')
   return found
 

@@ -125,15 +125,15 @@ def mechanism_text(
 ) -> str:
   """mechanism.json."""
   assert plan.model is not None
-  name = registry.name_of(plan.config, MECHANISMS)
+  name = registry.name_of(plan.guarantee, MECHANISMS)
   value = {
     'version': VERSION,
     'made_by': made_by,
     'code': dict(code),
-    'trust': plan.config.trust,
-    **({} if name == plan.config.trust else {'kind': name}),
+    'trust': plan.guarantee.trust,
+    **({} if name == plan.guarantee.trust else {'kind': name}),
     'cohorts': plan.cohorts,
-    'mechanism': registry.value_of(plan.config),
+    'mechanism': registry.value_of(plan.guarantee),
     'sparsity': registry.format_spec(registry.name_of(plan.sparsity, sparsities.SPARSITIES), plan.sparsity),
     'sparsity_seed': plan.sparsity_seed,
     'colluders': list(plan.colluders),

@@ -274,9 +274,7 @@ class Held(guarantee.Guarantee, HeldConfig):
       weights = np.where(leaves if leaves.any() else True, np.float32(0), weights)
     return weights
 
-  def cost_of_announced(
-    self, announced: np.ndarray, anybody_came: bool, clipping_norm: float, round_num: int
-  ) -> mechanism.RoundRecord:
+  def cost_of_announced(self, announced: np.ndarray, anybody_came: bool, round_num: int) -> mechanism.RoundRecord:
     """The cost of a round, whoever of the announced clients came (theorem 5).
 
     With a threshold, the server chooses who drops out, and may have seen a sum that it says it has not. So all who were
@@ -285,12 +283,12 @@ class Held(guarantee.Guarantee, HeldConfig):
     Args:
       announced: int64[M], distinct ids.
       anybody_came: Whether a sum was opened.
-      clipping_norm: Of the round.
       round_num: t, from 1.
     """
     weights = np.asarray(self.planned_weights, np.float32)[announced].astype(np.float64)
     is_charged = anybody_came or self.threshold is not None
-    return self.cost(announced, weights * is_charged, clipping_norm, round_num)
+    clip = float(np.float32(self.clip.initial_norm))  # As rounds measure it.
+    return self.cost(announced, weights * is_charged, clip, round_num)
 
   def _grid(self, num_weights: int) -> integers.Grid:
     smallest = min(stddev for stddev in self.share_stddevs if stddev)

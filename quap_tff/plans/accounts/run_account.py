@@ -17,8 +17,9 @@ from quap_tff.common.numbers import samplers
 from quap_tff.common.numbers import slack as slacks
 from quap_tff.mechanisms import mechanism as mechanisms
 from quap_tff.mechanisms import sparsity as sparsities
-from quap_tff.mechanisms.certified import guarantee
+from quap_tff.mechanisms.certified import guarantee as guarantees
 from quap_tff.mechanisms.certified import planning
+from quap_tff.mechanisms.held import config as held_config
 from quap_tff.mechanisms.noise import correlation as correlations
 from quap_tff.mechanisms.parts import layers as layers_lib
 from quap_tff.mechanisms.parts import postprocessing
@@ -144,9 +145,22 @@ class RunAccount:
       object.__setattr__(self, name, value)
 
   @property
-  def config(self) -> Any:
+  def config(self) -> mechanisms.Mechanism:
     """The configuration of the mechanism, without what is around it."""
     return self.mechanism.core
+
+  @property
+  def guarantee(self) -> guarantees.Guarantee:
+    """`config`, of a certified plan. Raises `ValueError` for another one."""
+    config = self.config
+    if not isinstance(config, guarantees.Guarantee):
+      raise ValueError(f'Only a certified plan has a guarantee, and this one is of {type(config).__name__}.')
+    return config
+
+  @property
+  def held(self) -> Optional[held_config.Held]:
+    """`config`, if clients hold the noise; None otherwise."""
+    return self.config if isinstance(self.config, held_config.Held) else None
 
   @property
   def num_clients(self) -> int:
@@ -203,9 +217,9 @@ class RunAccount:
     return list(self.schedule if self.attendance is None else self.attendance)
 
   @functools.cached_property
-  def planned(self) -> list[guarantee.PlannedRound]:
+  def planned(self) -> list[guarantees.PlannedRound]:
     """Of a certified run the weights of each planned round, if those who are `expected` come."""
-    return self.config.simulated(self.expected)
+    return self.guarantee.simulated(self.expected)
 
   @functools.cached_property
   def share_of_ceiling(self) -> Optional[float]:
@@ -213,7 +227,7 @@ class RunAccount:
     if not self.schedule:
       return None
     assert self.averaging is not None
-    return planning.share_of_ceiling(guarantee.SettledMechanism(self.config, self.averaging), self.schedule)
+    return planning.share_of_ceiling(guarantees.SettledMechanism(self.guarantee, self.averaging), self.schedule)
 
   @property
   def sampler(self) -> samplers.CohortSampler:
@@ -290,10 +304,10 @@ class RunAccount:
         'knows who will come, plan without a schedule: certified_plan(config, expected=…).'
       )
     history = list(ledger.history)
-    return self.config.allowed([one.cohort for one in history], [one.weights for one in history], ids)
+    return self.guarantee.allowed([one.cohort for one in history], [one.weights for one in history], ids)
 
   def _check_round(self, round_num: int) -> None:
-    most = self.config.num_rounds if self.mechanism.facts.is_certified else None
+    most = self.guarantee.num_rounds if self.mechanism.facts.is_certified else None
     if most is not None and round_num > most:
       raise ValueError(
         f'Round {round_num} is not in the plan, whose account is for num_rounds={most}. Nothing may be released in it. '
