@@ -25,7 +25,7 @@ _SCHEDULE = examples.SCHEDULE
     ),
     (
       lambda: quap_tff.certified_plan(examples.guarantee(), _SCHEDULE, averaging='planned'),
-      r"averaging must be a value such as quap_tff.postprocessing.Planned\(\), found 'planned'",
+      r"averaging must be a value such as quap_tff.postprocessing.PlannedAverage\(\), found 'planned'",
     ),
     (
       lambda: plans.Plan(examples.whole(), _SCHEDULE),
