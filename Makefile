@@ -18,9 +18,9 @@ READY := $(VENV)/.project
 
 # Another interpreter: make test BASE_PYTHON=/path/to/python3.10
 BASE_PYTHON ?=
-CANDIDATES := $(if $(BASE_PYTHON),$(BASE_PYTHON),python3.11 python3.10 python3.9 python3 python)
+CANDIDATES := $(if $(BASE_PYTHON),$(BASE_PYTHON),python3.11 python3.10 python3 python)
 SUITABLE := import sys, platform; \
-  sys.exit(not ((3, 9) <= sys.version_info < (3, 12) and platform.system() == "Linux" and platform.machine() == "x86_64"))
+  sys.exit(not ((3, 10) <= sys.version_info < (3, 12) and platform.system() == "Linux" and platform.machine() == "x86_64"))
 
 # The documentation has its own environment, see docs/requirements.txt.
 DOCS_VENV := build/docs_venv
@@ -33,7 +33,7 @@ LIGHT_CANDIDATES := $(if $(BASE_PYTHON),$(BASE_PYTHON),python3 $(wildcard \
   $(addsuffix /python3.?,$(subst :, ,$(PATH))) $(addsuffix /python3.??,$(subst :, ,$(PATH))) \
   $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions/3.*/bin/python) $(PYTHON))
 LIGHT_SUITABLE := import sys, ensurepip, venv; v = sys.version_info; \
-  v >= (3, 9) and v.releaselevel == "final" and print(v.major, v.minor, sys.executable)
+  v >= (3, 10) and v.releaselevel == "final" and print(v.major, v.minor, sys.executable)
 
 # What the tests of bundles find if it is there: see tests/quap_tff/bundle/playing_test.py.
 BUNDLE_VENV := build/bundle_venv
@@ -77,7 +77,7 @@ $(DEPLOY_READY): pyproject.toml
 test-light:
 	@base=$(NEWEST); \
 	if [ -z "$$base" ]; then \
-	  echo "make test-light needs Python 3.9 or later with its venv package. None of these is suitable: $(LIGHT_CANDIDATES). Name another: make test-light BASE_PYTHON=/path/to/python3" >&2; \
+	  echo "make test-light needs Python 3.10 or later with its venv package. None of these is suitable: $(LIGHT_CANDIDATES). Name another: make test-light BASE_PYTHON=/path/to/python3" >&2; \
 	  exit 1; \
 	fi; \
 	echo "Setting up $(LIGHT_VENV) with $$($$base --version)."; \
@@ -117,7 +117,7 @@ $(PACKAGES): requirements.txt
 	  if $$python -c '$(SUITABLE)' >/dev/null 2>&1; then base=$$python; break; fi; \
 	done; \
 	if [ -z "$$base" ]; then \
-	  echo "quap_tff needs Python 3.9, 3.10 or 3.11 on 64-bit x86 Linux (TensorFlow Federated 0.87 runs on nothing else). None of these is suitable: $(CANDIDATES). Install a suitable one, or name it: make BASE_PYTHON=/path/to/python3.11" >&2; \
+	  echo "quap_tff needs Python 3.10 or 3.11 on 64-bit x86 Linux (TensorFlow Federated 0.87 runs on nothing else). None of these is suitable: $(CANDIDATES). Install a suitable one, or name it: make BASE_PYTHON=/path/to/python3.11" >&2; \
 	  exit 1; \
 	fi; \
 	if ! $$base -c 'import ensurepip, venv' >/dev/null 2>&1; then \

@@ -118,7 +118,7 @@ def load(name: str) -> Any:
     raise _MissingModuleError(
       f'quap_tff needs the package {_PACKAGES.get(top, top)}, which is not installed ({error}). pip cannot resolve '
       'the dependencies of TensorFlow Federated 0.87, because it requires jaxlib 0.4.14, which the package index no '
-      'longer has. Install the complete, pinned environment instead (Python 3.9 to 3.11, x86-64 Linux), from the '
+      'longer has. Install the complete, pinned environment instead (Python 3.10 or 3.11, x86-64 Linux), from the '
       "folder that holds quap_tff's pyproject.toml: pip install --no-deps -r requirements.txt",
       name=error.name,
       path=error.path,
