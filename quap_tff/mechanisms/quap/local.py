@@ -42,7 +42,7 @@ from quap_tff.mechanisms.quap import config as configs
 
 quap = lazy.module('quap_tff.mechanisms.quap.rounds')
 
-# Room for the rounding of the clipped entries, as in `quap_tff.mechanisms.certified.rounds`.
+# Room for the rounding of the clipped entries.
 CLIP_MARGIN = 2.0**-20
 # How far one client's message moves if its data are replaced, in units of the clipping norm.
 SENSITIVITY = 2.0
