@@ -275,7 +275,7 @@ class Held(guarantee.Guarantee, HeldConfig):
     return weights
 
   def cost_of_announced(self, announced: np.ndarray, anybody_came: bool, round_num: int) -> mechanism.RoundRecord:
-    """The cost of a round, whoever of the announced clients came (theorem 5).
+    """The cost of a round, no matter which of the announced clients came (theorem 5).
 
     With a threshold, the server chooses who drops out, and may have seen a sum that it says it has not. So all who were
     announced are charged, by the noise of the threshold's share of them. Without one, a sum opens for all or nobody.
