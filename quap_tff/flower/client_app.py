@@ -15,7 +15,6 @@ from quap_tff.flower import node as nodes
 from quap_tff.flower.secure_sum import client
 
 _LOG = logging.getLogger('flwr')
-_UNSAID = "Its own log says why: the reason may tell of clients' data."
 
 app = ClientApp()
 # Of the process that runs it, see `node_program`.
@@ -43,5 +42,5 @@ def train(message: Message, context: Context) -> Message:
     content = messages.of_refusal(str(error))
   except (ValueError, LookupError, OSError, ImportError, AttributeError, tf.errors.OpError) as error:
     _LOG.error('%s: %s', type(error).__name__, str(error).strip())
-    content = messages.of_refusal(_UNSAID)
+    content = messages.of_refusal(messages.UNSAID)
   return Message(content, reply_to=message)

@@ -23,6 +23,9 @@ from quap_tff.bundle import player
 from quap_tff.bundle import structures
 from quap_tff.common import version
 
+# What a server is told in place of a reason that may tell of clients' data.
+UNSAID = "Its own log says why: the reason may tell of clients' data."
+
 
 class RefusedRoundError(ValueError):
   """The other side does not take part in a round, or says what cannot be. The message says why, and what to do."""
@@ -96,7 +99,7 @@ def read_round(content: RecordDict, bundle: player.Bundle) -> tuple[Any, Sequenc
   """On a node, the message and the history.
 
   Raises:
-    RefusedError: If the server plays another bundle, or by other versions.
+    RefusedRoundError: If the server plays another bundle, or by other versions.
   """
   config = content.config_records.get('announced', {})
   _check_versions(config)
@@ -130,6 +133,17 @@ def of_refusal(reason: str) -> RecordDict:
   return RecordDict({'answered': ConfigRecord({'refused': reason})})
 
 
+def check_reply(reply: Message) -> None:
+  """Raises `RefusedRoundError` if a node refuses, or has failed."""
+  if reply.has_error():
+    # Flower's text is a traceback; its last line says what happened.
+    said = ' '.join((reply.error.reason or '').strip().splitlines()[-1:])
+    raise RefusedRoundError(f'failed: {said or "it does not say why"}. Its log says more.')
+  answered = reply.content.config_records.get('answered', {})
+  if 'refused' in answered:
+    raise RefusedRoundError(f'refuses. {answered["refused"]}')
+
+
 def answer(reply: Message, bundle: player.Bundle, round_num: int, clients: np.ndarray) -> Answer:
   """What a node has sent.
 
@@ -140,23 +154,17 @@ def answer(reply: Message, bundle: player.Bundle, round_num: int, clients: np.nd
     clients: int64[M], the clients of the cohort that are enrolled at this node.
 
   Raises:
-    RefusedError: If it refuses, failed, or sent what is no answer.
+    RefusedRoundError: If it refuses, failed, or sent what is no answer.
   """
-  if reply.has_error():
-    # Flower's text is a traceback; its last line says what happened.
-    raise RefusedRoundError(f'failed. {(reply.error.reason or "").strip().splitlines()[-1:]} Its log says more.')
+  check_reply(reply)
   try:
     content = reply.content
     config = content.config_records['answered']
-    if 'refused' in config:
-      raise RefusedRoundError(f'refuses. {config["refused"]}')
     (came,) = _numpy(content.array_records['came'])
     plain, secure = (
       _packed(kind, content.array_records[name], name) for name, kind in zip(('plain', 'secure'), bundle.sums_types)
     )
   except (LookupError, ValueError, TypeError) as error:
-    if isinstance(error, RefusedRoundError):
-      raise
     raise RefusedRoundError(f'sent what is no answer: {error}. Give it the quap_tff of the server.') from None
   strangers = np.setdiff1d(came, clients)
   if config['round'] != round_num or len(strangers) or len(np.unique(came)) != len(came):

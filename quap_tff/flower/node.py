@@ -85,7 +85,7 @@ class Node:
     """What the clients of this node answer in a round that a server announces.
 
     Raises:
-      RefusedError: If a guard refuses, or the server plays another bundle or has other versions.
+      RefusedRoundError: If a guard refuses, or the server plays another bundle or has other versions.
       ValueError: If the data are not those that the bundle takes. The message may tell of the data.
     """
     message, history = messages.read_round(content, self.bundle)

@@ -31,7 +31,7 @@ def certified_plan(
 
     * `schedule`, the public cohorts of all rounds. A certificate is then for these cohorts.
     * `expected`, cohorts such as those that will come: of a log of the past, or of a model. Other clients may come.
-    * neither: `noise_multiplier`, `divisor` and `num_rounds` stand in the configuration.
+    * neither: `noise_multiplier`, `divisor` and `num_rounds` are given in the configuration.
 
   In the last two cases cohorts are certified as they come. The guarantee is then the limit that the filter keeps,
   for any cohorts, as long as nobody chooses them by looking into clients' data (docs/privacy.md, theorem 1).

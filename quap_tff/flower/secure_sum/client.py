@@ -45,7 +45,6 @@ from quap_tff.flower.secure_sum import terms
 from quap_tff.mechanisms.held import guard
 
 _LOG = logging.getLogger('flwr')
-_UNSAID = "Its own log says why: the reason may tell of clients' data."
 _STATE = 'quap_secure_sum'
 _ORDER = (Stage.SETUP, Stage.SHARE_KEYS, Stage.COLLECT_MASKED_VECTORS, Stage.UNMASK)
 
@@ -72,7 +71,7 @@ class SecureSum:
     # Those of Flower's mod, and of work. They may tell of data.
     except (ValueError, TypeError, LookupError, OSError, InvalidToken, tf.errors.OpError) as error:
       _LOG.error('%s: %s', type(error).__name__, str(error).strip())
-      reason = _UNSAID
+      reason = messages.UNSAID
     context.state.config_records.pop(_STATE, None)
     return Message(messages.of_refusal(reason), reply_to=message)
 
@@ -146,7 +145,7 @@ class SecureSum:
       raise messages.RefusedRoundError(str(error)) from None
 
   def _sharing(self, session: records.Session, agreed: terms.Terms, content: RecordDict, own: int) -> list[int]:
-    """The nodes that share keys; raises `RefusedError` unless each has signed its own, and the history."""
+    """The nodes that share keys; raises `RefusedRoundError` unless each has signed its own, and the history."""
     told = content.config_records[RECORD_KEY_CONFIGS]
     keys = {int(name): value for name, value in told.items() if name != Key.STAGE}
     _check_parties(agreed, keys, own)
@@ -192,7 +191,7 @@ class SecureSum:
     return os.path.join(self._node.folder, f'opened_{self._plan.number}_{round_num}')
 
   def _note_opening(self, round_num: int, clients: np.ndarray) -> None:
-    """Writes down who is in the sum that is opened; raises `RefusedError` if one of this round was opened before."""
+    """Writes down who is in the sum that is opened; raises `RefusedRoundError` if this round was opened before."""
     try:
       opened = os.open(self._path(round_num), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
@@ -244,7 +243,7 @@ def _check_enough(agreed: terms.Terms, parties: Collection[int]) -> None:
 
 
 def _opening(session: records.Session, agreed: terms.Terms, told: Mapping[str, Any], own: int) -> list[int]:
-  """The nodes in the sum; raises `RefusedError` for lists that would open more than one sum."""
+  """The nodes in the sum; raises `RefusedRoundError` for lists that would open more than one sum."""
   active, dead = (list(told.get(name, ())) for name in (Key.ACTIVE_NODE_ID_LIST, Key.DEAD_NODE_ID_LIST))
   both = set(active) & set(dead)
   if both:

@@ -213,7 +213,8 @@ class _Round:
       try:
         if node not in replies:
           raise messages.RefusedRoundError(f'did not answer within {seconds:g} seconds.')
-        found[node] = read(node, _checked(replies[node]))
+        messages.check_reply(replies[node])
+        found[node] = read(node, replies[node])
       except (LookupError, TypeError, ValueError) as error:
         said = str(error) if isinstance(error, messages.RefusedRoundError) else f'sent what is no answer: {error}.'
         _LOG.warning('Round %d: node %d %s', round_num, node, said)
@@ -221,18 +222,6 @@ class _Round:
     if shortfall:
       raise _TooFewError(shortfall)
     return found
-
-
-def _checked(reply: Message) -> Message:
-  """A reply; raises `messages.RefusedRoundError` if the node refuses or failed."""
-  if reply.has_error():
-    raise messages.RefusedRoundError(
-      f'failed. {(reply.error.reason or "").strip().splitlines()[-1:]} Its log says more.'
-    )
-  answered = reply.content.config_records.get('answered', {})
-  if 'refused' in answered:
-    raise messages.RefusedRoundError(f'refuses. {answered["refused"]}')
-  return reply
 
 
 def _plus(vectors: list[np.ndarray], others: list[np.ndarray], sign: int = 1) -> list[np.ndarray]:

@@ -9,6 +9,7 @@ pytest.importorskip('flwr', reason='make test-deploy sets up the newest Python t
 
 from flwr.app import Array
 from flwr.app import ArrayRecord
+from flwr.app import Error
 from flwr.app import Message
 from flwr.app import MessageType
 from flwr.app import RecordDict
@@ -84,6 +85,16 @@ class TestRound:
       messages.RefusedRoundError, match='sent what is no answer: .*Give it the quap_tff of the server'
     ):
       messages.answer(_reply(content), bundle, 1, np.arange(3))
+
+
+@pytest.mark.parametrize(
+  'reason, said',
+  [('Traceback\n  …\nKeyError: 7', 'failed: KeyError: 7. Its log'), ('', 'failed: it does not say why.')],
+)
+def test_server_says_in_a_line_how_a_node_failed(bundle, reason, said):
+  reply = Message(Error(1, reason), reply_to=Message(RecordDict(), 1, MessageType.TRAIN))
+  with pytest.raises(messages.RefusedRoundError, match=said):
+    messages.answer(reply, bundle, 1, np.arange(3))
 
 
 def _sums():
