@@ -140,9 +140,9 @@ def _write(folder: str, results: Mapping[str, result_lib.StudyResult], summary: 
   os.makedirs(folder, exist_ok=True)
   sections, pictures = [], {}
   for name, result in results.items():
-    own = os.path.join(folder, name)
-    shutil.rmtree(own, ignore_errors=True)
-    drawn = result.write(own)
+    study_folder = os.path.join(folder, name)
+    shutil.rmtree(study_folder, ignore_errors=True)
+    drawn = result.write_files(study_folder)
     pictures.update(drawn)
     table = pages.Table(name, f'All figures ({name}/)', [_shown(row) for row in result.rows])
     figures = [

@@ -158,7 +158,7 @@ def _run(setting: ComparisonSetting, folder: str) -> int:
     failed |= status != 0
   command = ['python', '-m', 'experiments.compare', f'--dataset={_DATASET.value}']
   command += [f'--data_dir={_DATA_DIR.value}'] if _DATA_DIR.value else []
-  _, (first, *_) = report.write([runs], os.path.join(folder, 'report'), shlex.join(command))
+  _, (first, *_) = report.write_report([runs], os.path.join(folder, 'report'), shlex.join(command))
   for block in first.blocks:
     if isinstance(block, pages.Table):
       print(f'\n{pages.in_text(block)}')

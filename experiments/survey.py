@@ -95,8 +95,8 @@ def _answers_about_labels() -> tuple[np.ndarray, list[str]]:
     seed=_SEED.value,
   )
   classes = federation.num_classes
-  found = [randomized_response.majority_answer(client.y, classes) for client in federation.clients]
-  return np.array(found), [f'label {label}' for label in range(classes)]
+  answers = [randomized_response.majority_answer(client.y, classes) for client in federation.clients]
+  return np.array(answers), [f'label {label}' for label in range(classes)]
 
 
 def _answers_about_participation() -> tuple[np.ndarray, list[str]]:

@@ -66,9 +66,9 @@ def main(argv: list[str], callbacks: Sequence[Callable[[int, Any, Any], None]] =
   if publication.signing_key is not None:
     signatures.read_private_key(publication.signing_key)
   if publication.output_dir is not None:
-    found = run_folder.check(publication.output_dir, run.identity(), run.needs_same_code)
-    if found.finished is not None:
-      return _was_finished(found.finished, publication.output_dir)
+    state = run_folder.check(publication.output_dir, run.identity(), run.needs_same_code)
+    if state.finished is not None:
+      return _was_finished(state.finished, publication.output_dir)
   # Imports and tracing make millions of objects that stay. Looking through them for garbage again and again would take
   # a tenth of the time to the first round. So nothing is collected until they are there, and they are left out after
   # that.

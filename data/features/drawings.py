@@ -37,7 +37,7 @@ def random_glyphs(input_shape: tuple[int, ...]) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=1)
-def of_shape(input_shape: tuple[int, ...]) -> np.ndarray:
+def drawings_for(input_shape: tuple[int, ...]) -> np.ndarray:
   """Drawings for images of this shape, float32[COUNT, *input_shape]: glyphs, or for three channels things.
 
   Each glyph of `random_glyphs`, and each thing of `data.features.leaves`, is drawn once.
@@ -97,7 +97,7 @@ def statistics(
     size: k, at most d and less than `COUNT`; None: all features are kept.
     centred: Whether the mean is to be taken off.
   """
-  x = of_shape(input_shape)
+  x = drawings_for(input_shape)
   seen = hashlib.sha256(x.tobytes()).hexdigest()
 
   def compute() -> dict[str, np.ndarray]:

@@ -164,10 +164,10 @@ def run(settings: MembershipSettings, say: Callable[[str], None] = lambda text: 
       account = shadow_models.account_of(experiment, process, pool)
       for world in worlds:
         outputs = shadow_models.outputs_of(experiment, process, pool, world)
-        found, its_curves = _attacked(settings, pool, world, outputs, account)
-        rows += [{'compared_at': at, 'method': variant.spec, **row} for at in variant.compared_at for row in found]
+        figures, its_curves = _attacked(settings, pool, world, outputs, account)
+        rows += [{'compared_at': at, 'method': variant.spec, **row} for at in variant.compared_at for row in figures]
         curves.update({(variant.spec, world.level, attack): curve for attack, curve in its_curves.items()})
-        largest = max(row['auc'] for row in found if row['group'] == ALL)
+        largest = max(row['auc'] for row in figures if row['group'] == ALL)
         say(
           f'membership: {variant.spec}, {world.level} level: largest AUC {largest:.3f}, '
           f'{time.monotonic() - begin:.0f} s so far.'
@@ -182,17 +182,17 @@ def attacked_experiments(
   for spec in settings.methods:
     if methods.parse(spec).gives_certificate:
       audited = spec + (',' if ':' in spec else ':') + 'certificate=false'
-      found = [shadow_models.Variant(audited, real_epsilon, 'documents', (shadow_models.REAL,))]
+      variants = [shadow_models.Variant(audited, real_epsilon, 'documents', (shadow_models.REAL,))]
     else:
-      found = [shadow_models.Variant(spec, settings.nominal_epsilon, 'documents', (shadow_models.NOMINAL,))]
-      plan = shadow_models.experiment_of(found[0], settings.flags).plan
+      variants = [shadow_models.Variant(spec, settings.nominal_epsilon, 'documents', (shadow_models.NOMINAL,))]
+      plan = shadow_models.experiment_of(variants[0], settings.flags).plan
       has_real_epsilon = plan.protection.model_protected
       if has_real_epsilon and settings.real_epsilon is not None:
-        found.append(shadow_models.Variant(spec, real_epsilon, 'exact', (shadow_models.REAL,)))
+        variants.append(shadow_models.Variant(spec, real_epsilon, 'exact', (shadow_models.REAL,)))
       elif has_real_epsilon or not plan.has_nominal:
         # Both comparisons have the same noise, or none at all, as for FedAvg, the reference of both.
-        found = [found[0]._replace(compared_at=(shadow_models.NOMINAL, shadow_models.REAL))]
-    for variant in found:
+        variants = [variants[0]._replace(compared_at=(shadow_models.NOMINAL, shadow_models.REAL))]
+    for variant in variants:
       yield variant, shadow_models.experiment_of(variant, settings.flags)
 
 
@@ -240,12 +240,12 @@ def _attacked(
 
 
 def _figures(summary: roc.Summary) -> dict[str, Any]:
-  found = {'auc': summary.auc, 'auc_low': summary.auc_interval.low, 'auc_high': summary.auc_interval.high}
+  figures = {'auc': summary.auc, 'auc_low': summary.auc_interval.low, 'auc_high': summary.auc_interval.high}
   for rate, name in zip(roc.FALSE_POSITIVE_RATES, ('1pct', '01pct')):
     tpr, (low, high), fpr_high = summary.operating[rate]
-    found[f'tpr_at_{name}_fpr'], found[f'tpr_at_{name}_low'], found[f'tpr_at_{name}_high'] = tpr, low, high
-    found[f'fpr_at_{name}_high'] = fpr_high
-  return {**found, 'members': summary.members, 'non_members': summary.non_members}
+    figures[f'tpr_at_{name}_fpr'], figures[f'tpr_at_{name}_low'], figures[f'tpr_at_{name}_high'] = tpr, low, high
+    figures[f'fpr_at_{name}_high'] = fpr_high
+  return {**figures, 'members': summary.members, 'non_members': summary.non_members}
 
 
 def _spent(
@@ -257,15 +257,15 @@ def _spent(
   exchanged inside its client's update, which can then move by twice the clipping norm: there the bounds follow from
   2·μ.
   """
-  found = dict.fromkeys(('nominal_epsilon', 'real_epsilon', 'auc_bound', 'tpr_at_1pct_bound'))
+  spent = dict.fromkeys(('nominal_epsilon', 'real_epsilon', 'auc_bound', 'tpr_at_1pct_bound'))
   if account.nominal is not None:
-    found['nominal_epsilon'] = float(account.nominal[clients].max())
+    spent['nominal_epsilon'] = float(account.nominal[clients].max())
   if account.real is not None:
-    found['real_epsilon'] = epsilon = float(account.real[clients].max())
+    spent['real_epsilon'] = epsilon = float(account.real[clients].max())
     mu = tradeoff.mu_at_most(epsilon, delta) if epsilon > 0 else 0.0
-    found['auc_bound'], tpr_bound = roc.gaussian_bound(mu if level == 'client' else 2 * mu)
-    found['tpr_at_1pct_bound'] = tpr_bound[0.01]
-  return found
+    spent['auc_bound'], tpr_bound = roc.gaussian_bound(mu if level == 'client' else 2 * mu)
+    spent['tpr_at_1pct_bound'] = tpr_bound[0.01]
+  return spent
 
 
 def _pictures(rows: Sequence[Mapping[str, Any]], curves: Mapping[tuple[str, str, str], roc.Curve]) -> dict[str, bytes]:
@@ -275,12 +275,12 @@ def _pictures(rows: Sequence[Mapping[str, Any]], curves: Mapping[tuple[str, str,
     rows: Of `run`.
     curves: ROC curves on all clients, by (method, level, attack).
   """
-  found = {}
+  pictures = {}
   for level in _in_order(level for _, level, _ in curves):
     of_level = {(method, attack): curve for (method, its, attack), curve in curves.items() if its == level}
-    found[f'membership_roc_{level}.png'] = plots.png(_roc_figure(level, of_level, rows), (11, 5.2))
-  found['membership_groups.png'] = plots.png(*_groups_figure(rows))
-  return found
+    pictures[f'membership_roc_{level}.png'] = plots.png(_roc_figure(level, of_level, rows), (11, 5.2))
+  pictures['membership_groups.png'] = plots.png(*_groups_figure(rows))
+  return pictures
 
 
 def _roc_figure(

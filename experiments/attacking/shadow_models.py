@@ -170,14 +170,14 @@ def experiment_of(variant: Variant, flags: Mapping[str, Any]) -> setup.Experimen
   """
   # 2 where sums are divided by a number that is planned for all clients, of whom only the members come.
   rate = 2.0 if methods.parse(variant.spec).divides_by_planned_cohort else 1.0
-  own = dict(algorithm=variant.spec, epsilon=variant.epsilon, calibration=variant.calibration)
-  found = setup.from_flags({**flags, **own, 'server_optimizer': f'sgd:learning_rate={rate}'})
-  if found.plan.holds_noise:
+  overrides = dict(algorithm=variant.spec, epsilon=variant.epsilon, calibration=variant.calibration)
+  experiment = setup.from_flags({**flags, **overrides, 'server_optimizer': f'sgd:learning_rate={rate}'})
+  if experiment.plan.holds_noise:
     raise ValueError(
       f'{variant.spec}: where clients hold the noise, those that stay away take theirs with them, and models of '
       'members alone would have less of it. experiments.audit measures what such a run gives away.'
     )
-  return found
+  return experiment
 
 
 def account_of(experiment: setup.Experiment, process: Any, pool: MemberPool) -> MembershipAccount:
@@ -231,12 +231,12 @@ class Outputs(NamedTuple):
 
 def outputs_of(experiment: setup.Experiment, process: Any, pool: MemberPool, worlds: Worlds) -> Outputs:
   """Trains every model of the worlds, and asks each for its outputs."""
-  found, hits, diverged = [], [], []
+  all_logits, hits, diverged = [], [], []
   test, logits_of = experiment.federation.test, evaluation.build_logits(experiment.model_fn)
   for model in range(len(worlds.attends)):
     weights = train(process, pool, worlds, model)
     logits = logits_of(weights, pool.x[worlds.rows])
     diverged.append(not np.isfinite(logits).all())
-    found.append(np.nan_to_num(np.clip(logits, -1e4, 1e4)))
+    all_logits.append(np.nan_to_num(np.clip(logits, -1e4, 1e4)))
     hits.append(np.mean(np.argmax(logits_of(weights, test.x), axis=-1) == test.y))
-  return Outputs(np.stack(found), float(np.mean(hits)), float(np.mean(diverged)))
+  return Outputs(np.stack(all_logits), float(np.mean(hits)), float(np.mean(diverged)))

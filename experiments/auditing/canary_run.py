@@ -139,9 +139,9 @@ def run(
       answers = guarded.answers(round_num, cohort) if guarded is not None else None
       output = process.next(state, [loop.client_data(experiment, client, answers=answers) for client in cohort])
       state = output.state
-      found = canary_lib.read_round(output)
-      ledger.append(plan.recorded(found.output.state, found.output.measurements, cohort))
-      rounds.append(found)
+      canary_round = canary_lib.read_round(output)
+      ledger.append(plan.recorded(canary_round.output.state, canary_round.output.measurements, cohort))
+      rounds.append(canary_round)
       say(f'run {repeat + 1}/{settings.repeats}, round {round_num}/{len(schedule)}')
     of_repeats.append(_scores(plan, ledger, rounds, canaries, settings.part))
   inserted, unseen = (np.concatenate([scores[i] for scores in of_repeats]) for i in range(2))
@@ -222,10 +222,10 @@ def _scores(
   rows: list[tuple[np.ndarray, np.ndarray, Optional[float]]] = []
   released = []
   state = ledger.state_dict()
-  for index, found in enumerate(rounds):
+  for index, canary_round in enumerate(rounds):
     entries = slice(state['offsets'][index], state['offsets'][index + 1])
     cohort, weights = state['clients'][entries], state['weights'][entries]
-    clip, divisor, multiplier = _units(plan, found, cohort)
+    clip, divisor, multiplier = _units(plan, canary_round, cohort)
     if divisor is None:
       continue  # The round released nothing.
     bounds = np.zeros(plan.num_clients)
@@ -234,10 +234,10 @@ def _scores(
       bounds[cohort] = weights * clip
     elif part == 'unnoised':
       bounds[cohort] = np.inf if canaries.clipped is not None else clip
-    others = found.of_others(bounds[found.client_ids])
+    others = canary_round.sum_of_others(bounds[canary_round.client_ids])
     moved = np.minimum(bounds, canaries.norm)[list(canaries.clients)] / clip
     released.append(cohort[weights > 0])
-    rows.append(((found.projections * divisor - others) / clip, moved, multiplier))
+    rows.append(((canary_round.projections * divisor - others) / clip, moved, multiplier))
   observed, moved = (np.array([row[i] for row in rows]) for i in range(2))
   noise = [multiplier for *_, multiplier in rows if multiplier]
   count = len(canaries.clients)
@@ -250,15 +250,15 @@ def _scores(
     unseen, templates = unseen[:, 1::2], templates[:, 1::2]
   else:
     covariance = plan.correlation.covariance(released, noise)
-  own = canary_lib.matched_filter(moved, covariance)
-  return own.scores(inserted), canary_lib.matched_filter(templates, covariance).scores(unseen), own.mu
+  matched = canary_lib.matched_filter(moved, covariance)
+  return matched.scores(inserted), canary_lib.matched_filter(templates, covariance).scores(unseen), matched.mu
 
 
 def _units(
-  plan: plans.Plan, found: canary_lib.CanaryRound, cohort: np.ndarray
+  plan: plans.Plan, canary_round: canary_lib.CanaryRound, cohort: np.ndarray
 ) -> tuple[float, Optional[float], Optional[float]]:
   """(C_t, what the sum was divided by, noise multiplier) of a round; None for what is not known or not there."""
-  facts, row = plan.mechanism.facts, plan.mechanism.measured(found.output.measurements, plan.model)
+  facts, row = plan.mechanism.facts, plan.mechanism.measured(canary_round.output.measurements, plan.model)
   clip, multiplier = float(row['clipping_norm']), float(row['noise_multiplier'])
   released = multiplier or not facts.adds_noise
   divisor = facts.divisor or len(cohort) or None

@@ -50,11 +50,11 @@ class RepeatedFigure(NamedTuple):
 
 def figure(repetitions: Iterable[float]) -> RepeatedFigure:
   """The figure over some repetitions, of which there is at least one."""
-  found = list(repetitions)
-  if len(found) == 1:
-    return RepeatedFigure(found[0], None)
-  low, _, high = statistics.quantiles(found)
-  return RepeatedFigure(statistics.median(found), (high - low) / 2)
+  figures = list(repetitions)
+  if len(figures) == 1:
+    return RepeatedFigure(figures[0], None)
+  low, _, high = statistics.quantiles(figures)
+  return RepeatedFigure(statistics.median(figures), (high - low) / 2)
 
 
 def ratio(numerators: Iterable[float], denominators: Iterable[float]) -> RepeatedFigure:

@@ -40,21 +40,21 @@ class _NumberOrText(flags.ArgumentParser):
 
 
 def _define(name: str, found: flag_fields.Flag, kind: Any, text: str) -> None:
-  own = dict(flag_values=VALUES)
+  options = dict(flag_values=VALUES)
   bounds = dict(lower_bound=found.lower, upper_bound=found.upper)
   default = None if found.differs else found.default
   if kind is run_choices.Epochs:
-    flags.DEFINE(_NumberOrText(), name, default, text, **own)
+    flags.DEFINE(_NumberOrText(), name, default, text, **options)
   elif found.one_of:
-    flags.DEFINE_enum(name, default, found.one_of, text, **own)
+    flags.DEFINE_enum(name, default, found.one_of, text, **options)
   elif kind in (bool, Optional[bool]):
-    flags.DEFINE_bool(name, default, text, **own)
+    flags.DEFINE_bool(name, default, text, **options)
   elif kind in (int, Optional[int]):
-    flags.DEFINE_integer(name, default, text, **bounds, **own)
+    flags.DEFINE_integer(name, default, text, **bounds, **options)
   elif kind in (float, Optional[float]):
-    flags.DEFINE_float(name, default, text, **bounds, **own)
+    flags.DEFINE_float(name, default, text, **bounds, **options)
   else:
-    flags.DEFINE_string(name, default, text, **own)
+    flags.DEFINE_string(name, default, text, **options)
 
 
 def _help(name: str, found: flag_fields.Flag, text: str) -> str:

@@ -38,16 +38,16 @@ class Epochs(NamedTuple):
     """From a number, such as 3, or a range, such as 1..5."""
     fewest, dots, most = str(written).partition('..')
     try:
-      found = cls(checks.parsed_number(fewest, int), checks.parsed_number(most, int) if dots else None)
+      epochs = cls(checks.parsed_number(fewest, int), checks.parsed_number(most, int) if dots else None)
     except ValueError:
       raise ValueError(
         f'--local_epochs must be a number, such as 3, or a range, such as 1..5, found {written!r}.'
       ) from None
-    if found.most is not None and found.most <= found.fewest:
+    if epochs.most is not None and epochs.most <= epochs.fewest:
       raise ValueError(
         f'--local_epochs: a range must grow, found {written!r}. Give the smaller number first, as in 1..5.'
       )
-    return found
+    return epochs
 
   @property
   def mean(self) -> Optional[float]:

@@ -175,7 +175,7 @@ def check(folder: str, file: str = _REPORT, what: str = 'report') -> None:
     )
 
 
-def write(folder: str, sections: Sequence[Section]) -> None:
+def write_page(folder: str, sections: Sequence[Section]) -> None:
   """Writes a report, whose tables and figures are `numbered`. An earlier report in the folder is replaced.
 
   The first section's title is the report's. A figure may be in several sections, and is drawn once.

@@ -147,7 +147,7 @@ class RunFolder:
   @property
   def counts(self) -> Optional[np.ndarray]:
     """float64[N], the rounds in which each client took part."""
-    return self.ledger.rounds.astype(float) if self.ledger is not None else self.of_clients('rounds')
+    return self.ledger.rounds.astype(float) if self.ledger is not None else self.client_column('rounds')
 
   @property
   def num_clients(self) -> Optional[int]:
@@ -156,7 +156,7 @@ class RunFolder:
       return len(self.counts)
     return self.resolved.get('num_clients', self.identity.get('num_clients'))
 
-  def of_clients(self, column: str) -> Optional[np.ndarray]:
+  def client_column(self, column: str) -> Optional[np.ndarray]:
     """float64[N], a column of clients.csv, or None."""
     return self.clients[column].to_numpy() if column in self.clients else None
 
@@ -165,7 +165,7 @@ class RunFolder:
     """float64[N], each client's nominal Σε_i. None if it is unknown or not finite, or if another formula gave it."""
     if self.identity.get('calibration', 'documents') != 'documents' or self.algorithm.startswith('certified'):
       return None
-    epsilon = self.ledger.epsilon if self.ledger is not None else self.of_clients('nominal_epsilon')
+    epsilon = self.ledger.epsilon if self.ledger is not None else self.client_column('nominal_epsilon')
     return epsilon if epsilon is not None and np.all(np.isfinite(epsilon)) else None
 
   def cumulative_epsilon(self, members: np.ndarray) -> np.ndarray:

@@ -163,13 +163,13 @@ def _mechanism_problems(
     )
   kept = folder_files.read_json(content.path, folders.MECHANISM)
   by_flags = json.loads(folders.mechanism_text(plan, content.leaving, expected, content.made_by, content.code))
-  found = [f'{folders.MECHANISM}, by the flags: {one}' for one in certificates.differences(kept, by_flags)]
+  problems = [f'{folders.MECHANISM}, by the flags: {one}' for one in certificates.differences(kept, by_flags)]
   if not (_are_same(content.plan.schedule, plan.schedule) and _are_same(content.plan.attendance, plan.attendance)):
-    found.append(f'{folders.SCHEDULE} is not the schedule that the flags give.')
+    problems.append(f'{folders.SCHEDULE} is not the schedule that the flags give.')
   came = [one.cohort for one in content.ledger.history]
   if not plan.schedule and not _are_same(came, _cohorts(run, plan.num_clients, len(came))):
-    found.append(f'{folders.LEDGER} has other clients than the flags give.')
-  return found
+    problems.append(f'{folders.LEDGER} has other clients than the flags give.')
+  return problems
 
 
 def _cohorts(run: run_lib.Run, num_clients: int, rounds: int) -> list[np.ndarray]:
@@ -185,14 +185,14 @@ def _are_same(one: Optional[Sequence[Any]], other: Optional[Sequence[Any]]) -> b
 
 def _metrics_problems(content: folders.Content, rows: Iterable[Mapping[str, str]]) -> list[str]:
   """Where metrics.csv has a figure that differs from the ledger's."""
-  found = []
+  problems = []
   for row, expected in zip(rows, _expected_rows(content.plan, content.ledger)):
     for column, value in expected.items():
       if column in row and not math.isclose(_number(row[column]), value, rel_tol=_RELATIVE, abs_tol=_ABSOLUTE):
-        found.append(
+        problems.append(
           f'{run_folder.METRICS}: {column} of round {row["round"]} is {row[column]}, but the ledger gives {value:g}.'
         )
-  return found
+  return problems
 
 
 def _number(cell: str) -> float:

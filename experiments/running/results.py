@@ -179,10 +179,10 @@ class Outcome:
 
 def spent_by_round(ledger: accounting.RunLedger, delta: float) -> np.ndarray:
   """float64[T], the largest exact ε of any client after each round; NaN in most rounds of a long run."""
-  found = np.full(ledger.num_rounds, np.nan)
+  epsilons = np.full(ledger.num_rounds, np.nan)
   for rounds in np.linspace(1, ledger.num_rounds, min(ledger.num_rounds, _MOST_ACCOUNTS), dtype=int):
-    found[rounds - 1] = accounting.epsilon_by_client(ledger.truncated(rounds), delta).max()
-  return found
+    epsilons[rounds - 1] = accounting.epsilon_by_client(ledger.truncated(rounds), delta).max()
+  return epsilons
 
 
 def client_accuracies(

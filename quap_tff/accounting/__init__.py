@@ -36,8 +36,8 @@ from quap_tff.accounting.protection import COVERS
 from quap_tff.accounting.protection import describe_protection
 from quap_tff.accounting.protection import Protection
 from quap_tff.accounting.run_ledger import completed
+from quap_tff.accounting.run_ledger import ledger_of_limits
 from quap_tff.accounting.run_ledger import NoBoundError
-from quap_tff.accounting.run_ledger import of_limits
 from quap_tff.accounting.run_ledger import RunLedger
 from quap_tff.accounting.spent import read_spent
 from quap_tff.mechanisms.mechanism import RoundRecord

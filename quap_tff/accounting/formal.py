@@ -182,14 +182,14 @@ def formal_report(
   notes: list[str] = []
   reason = no_amplification(ledger, protection, sampler, neighbours)
   if ledger.num_rounds and not reason:
-    neighbours, amplification, found = _amplified(ledger, delta, sampler, notes)
-    epsilon = min(found.values(), key=np.max)
+    neighbours, amplification, epsilons = _amplified(ledger, delta, sampler, notes)
+    epsilon = min(epsilons.values(), key=np.max)
   else:
-    amplification, found = 'none', _unamplified(ledger, delta, slack, notes)
-    epsilon = found['gaussian_exact']
+    amplification, epsilons = 'none', _unamplified(ledger, delta, slack, notes)
+    epsilon = epsilons['gaussian_exact']
   figures = tuple(
     FormalFigure(name, neighbours, amplification, *_max_and_mean(values), float(np.median(values)))
-    for name, values in found.items()
+    for name, values in epsilons.items()
   )
   if reason:
     notes.append(f'No amplification by sampling: {reason}.')
@@ -256,7 +256,7 @@ def _unamplified(
   took_part = np.where(ledger.spent_before > 0, total.came, ledger.rounds > 0)
   mu = total.whole
   # Histories may be rounded up. This figure is the account's own, and comes first as it needs most memory.
-  exact = slack.of_those_who(took_part, mu, delta)
+  exact = slack.epsilon_of(took_part, mu, delta)
   merged = histories_lib.merged_histories(mu)
   whole = merged if ledger.correlation.num_buffers else histories_lib.histories(ledger)
   populations = {name: merged if accountant.merges else whole for name, accountant in accountants.ACCOUNTANTS.items()}
@@ -284,7 +284,7 @@ def _amplified(
   population = histories_lib.ClientHistories(
     [of_rate(q) if q else histories_lib.History(()) for q in rates.tolist()], index
   )
-  found = _by_accountant(
+  epsilons = _by_accountant(
     {name: population for name, accountant in accountants.ACCOUNTANTS.items() if accountant.supports_sampling},
     delta,
     notes,
@@ -297,7 +297,7 @@ def _amplified(
   taking_part = rates[rates > 0]
   low, high = (taking_part[0], taking_part[-1]) if len(taking_part) else (0.0, 0.0)
   shown = f'{low:g}' if low == high else f'{low:g} to {high:g}'
-  return histories_lib.ADD_OR_REMOVE, f'Poisson sampling, q = {shown}; {secret}', found
+  return histories_lib.ADD_OR_REMOVE, f'Poisson sampling, q = {shown}; {secret}', epsilons
 
 
 def fixed_size_epsilon(ledger: run_ledger.RunLedger, sampler: samplers.CohortSampler, delta: float) -> float:
@@ -327,13 +327,13 @@ def fixed_size_epsilon(ledger: run_ledger.RunLedger, sampler: samplers.CohortSam
 def _by_accountant(
   populations: Mapping[str, histories_lib.ClientHistories], delta: float, notes: list[str]
 ) -> dict[str, np.ndarray]:
-  found = {}
+  epsilons = {}
   for name, (histories, index) in populations.items():
     try:
-      found[name] = accountants.get(name).epsilons(histories, delta)[index]
+      epsilons[name] = accountants.get(name).epsilons(histories, delta)[index]
     except accountants.NotApplicableError as error:
       notes.append(f'No figure by {name}: {error}.')
-  return found
+  return epsilons
 
 
 def _max_and_mean(epsilon: np.ndarray) -> tuple[float, float]:

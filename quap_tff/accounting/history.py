@@ -204,11 +204,11 @@ def group(clients: Any, kinds: Any, mechanisms: Sequence[GaussianMechanism], num
   histories: list[History] = []
   index = np.zeros(num_clients, np.int64)
   for client in np.concatenate([np.flatnonzero(busy), idle]):
-    own = slice(ends[client], ends[client + 1])
-    key = columns[own].tobytes(), values[own].tobytes()
+    entries = slice(ends[client], ends[client + 1])
+    key = columns[entries].tobytes(), values[entries].tobytes()
     if key not in seen:
       seen[key] = len(histories)
-      pairs = zip(columns[own].tolist(), values[own].tolist())
+      pairs = zip(columns[entries].tolist(), values[entries].tolist())
       histories.append(History(tuple((ordered[kind], n) for kind, n in pairs)))
     index[client] = seen[key]
   index[~busy] = index[idle[0]] if len(idle) else 0
@@ -245,8 +245,8 @@ def total_mu(ledger: run_ledger.RunLedger, num_rounds: Optional[float] = None) -
     ValueError: If a μ is NaN, which is not a bound; or if noise multipliers differ under correlated noise.
   """
   spent = lambda history: spending.spending(history, ledger.correlation, ledger.num_clients, num_rounds).mu_squared
-  found = spent(ledger.history)
-  whole = np.sqrt(found + ledger.spent_before)
+  mu = spent(ledger.history)
+  whole = np.sqrt(mu + ledger.spent_before)
   if np.isnan(whole).any():
     raise ValueError(
       f'The account of client {np.flatnonzero(np.isnan(whole))[0]} is not a number: its rounds and '
@@ -254,7 +254,7 @@ def total_mu(ledger: run_ledger.RunLedger, num_rounds: Optional[float] = None) -
     )
   state = ledger.state_dict()
   if np.isinf(state['count_noise_multipliers']).all():
-    return TotalMu(whole, np.sqrt(found), np.zeros_like(whole))
+    return TotalMu(whole, np.sqrt(mu), np.zeros_like(whole))
   updates = [record._replace(count_noise_multiplier=np.inf) for record in ledger.history]
   count_mu = _over(state['weights'] > 0, np.repeat(state['count_noise_multipliers'], np.diff(state['offsets'])))
   counts = _root_of_squares(state['clients'], count_mu, ledger.num_clients)

@@ -95,8 +95,8 @@ def report(
 
 
 def _quantiles(epsilon: np.ndarray) -> TextTable:
-  found = np.quantile(epsilon, QUANTILES, method='higher')
-  cells = [(f'{q:.0%} at most', rounding.up(e)) for q, e in zip(QUANTILES, found)]
+  quantiles = np.quantile(epsilon, QUANTILES, method='higher')
+  cells = [(f'{q:.0%} at most', rounding.up(e)) for q, e in zip(QUANTILES, quantiles)]
   return TextTable('What clients have spent', ('clients', 'ε'), [*cells, ('mean', rounding.up(epsilon.mean()))])
 
 
@@ -106,9 +106,9 @@ def _by_rounds(account: logs.LogAccount, epsilon: np.ndarray) -> TextTable:
     distinct = np.unique(np.quantile(account.counts, np.linspace(0, 1, _MOST_ROWS + 1), method='lower'))
   rows = []
   for low, high in zip(distinct, [*(distinct[1:] - 1), account.counts.max()]):
-    own = epsilon[(account.counts >= low) & (account.counts <= high)]
+    epsilons = epsilon[(account.counts >= low) & (account.counts <= high)]
     name = f'{low:,}' if low == high else f'{low:,} to {high:,}'
-    rows.append((name, f'{len(own):,}', *(rounding.up(one) for one in (own.min(), own.max()))))
+    rows.append((name, f'{len(epsilons):,}', *(rounding.up(one) for one in (epsilons.min(), epsilons.max()))))
   return TextTable('By how often they took part', ('rounds', 'clients', 'least ε', 'largest ε'), rows)
 
 
@@ -172,14 +172,14 @@ def _comparison(
 
 def _figure(name: str, history: histories.History, delta: float) -> str:
   try:
-    found = accountants.account(history, delta, [name])[name]
+    figure = accountants.account(history, delta, [name])[name]
   except ImportError:
     return 'needs the package dp-accounting'
-  if isinstance(found, accountants.NotApplicable):
-    return f'none: {found.reason}'
-  if history.is_sampled and found.epsilon >= theorems.unamplified(history, delta):
+  if isinstance(figure, accountants.NotApplicable):
+    return f'none: {figure.reason}'
+  if history.is_sampled and figure.epsilon >= theorems.unamplified(history, delta):
     return 'none: no amplification is proven here'
-  return rounding.up(found.epsilon)
+  return rounding.up(figure.epsilon)
 
 
 def text(tables: Sequence[TextTable]) -> str:
@@ -208,28 +208,29 @@ def clients_text(clients: Iterable[Any], rounds: np.ndarray, epsilons: Mapping[s
   return text.getvalue()
 
 
-def write(folder: str, found: LogReport, head: Sequence[str]) -> list[str]:
+def write_report(folder: str, report: LogReport, head: Sequence[str]) -> list[str]:
   """Writes clients.csv, the figure and the page to a folder; returns a sentence for each that was not written.
 
   Args:
     folder: Made if need be.
-    found: The report.
+    report: The report.
     head: Sentences for the page.
   """
   os.makedirs(folder, exist_ok=True)
   files.write(
-    os.path.join(folder, CLIENTS), clients_text(found.account.names, found.account.counts, {'epsilon': found.epsilon})
+    os.path.join(folder, CLIENTS),
+    clients_text(report.account.names, report.account.counts, {'epsilon': report.epsilon}),
   )
-  image, missing = _image(found), []
+  image, missing = _image(report), []
   if image:
     files.write(os.path.join(folder, FIGURE), image)
   else:
     missing.append(f'{FIGURE} was not made: it needs the package matplotlib.')
-  files.write(os.path.join(folder, PAGE), _page(found, head, image))
+  files.write(os.path.join(folder, PAGE), _page(report, head, image))
   return missing
 
 
-def _image(found: LogReport) -> bytes:
+def _image(report: LogReport) -> bytes:
   """A PNG: how many clients have spent which ε; empty without matplotlib."""
   try:
     figures = lazy.load('matplotlib.figure')
@@ -237,9 +238,9 @@ def _image(found: LogReport) -> bytes:
     return b''
   figure = figures.Figure(figsize=(7, 3.5), layout='constrained')
   axes = figure.add_subplot()
-  axes.hist(found.epsilon, bins=40, color='#555')
-  if found.bound is not None:
-    axes.axvline(found.bound, color='#111', linestyle='--', label=f'bound: ε = {found.bound:g}')
+  axes.hist(report.epsilon, bins=40, color='#555')
+  if report.bound is not None:
+    axes.axvline(report.bound, color='#111', linestyle='--', label=f'bound: ε = {report.bound:g}')
     axes.legend(frameon=False)
   axes.set(xlabel='ε', ylabel='clients', title='What clients have spent')
   axes.spines[['top', 'right']].set_visible(False)
@@ -248,13 +249,13 @@ def _image(found: LogReport) -> bytes:
   return content.getvalue()
 
 
-def _page(found: LogReport, head: Sequence[str], image: bytes) -> str:
+def _page(report: LogReport, head: Sequence[str], image: bytes) -> str:
   """One HTML file that needs no network."""
   row = lambda cells, tag: '<tr>' + ''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells) + '</tr>'
   parts = [f'<p>{html.escape(one)}</p>' for one in head]
   if image:
     parts.append(f'<img alt="Clients by ε" src="data:image/png;base64,{base64.b64encode(image).decode()}">')
-  for table in found.tables:
+  for table in report.tables:
     rows = [row(table.header, 'th'), *(row(one, 'td') for one in table.rows)]
     parts.append(f'<h2>{html.escape(table.title)}</h2>')
     parts.append(wide.framed(f'<table>{"".join(rows)}</table>', table.title))
@@ -272,15 +273,15 @@ def _page(found: LogReport, head: Sequence[str], image: bytes) -> str:
   )
 
 
-def summary(found: LogReport) -> dict[str, Any]:
+def summary(report: LogReport) -> dict[str, Any]:
   """The figures, for a program."""
   return {
-    'clients': len(found.epsilon),
-    'rounds': found.account.num_rounds,
-    'participations': int(found.account.counts.sum()),
-    'epsilon_max': float(found.epsilon.max()),
-    'epsilon_mean': float(found.epsilon.mean()),
-    'epsilon_quantiles': {f'{q:g}': float(np.quantile(found.epsilon, q, method='higher')) for q in QUANTILES},
-    'bound': found.bound,
-    'over': found.over,
+    'clients': len(report.epsilon),
+    'rounds': report.account.num_rounds,
+    'participations': int(report.account.counts.sum()),
+    'epsilon_max': float(report.epsilon.max()),
+    'epsilon_mean': float(report.epsilon.mean()),
+    'epsilon_quantiles': {f'{q:g}': float(np.quantile(report.epsilon, q, method='higher')) for q in QUANTILES},
+    'bound': report.bound,
+    'over': report.over,
   }

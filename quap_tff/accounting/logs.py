@@ -331,10 +331,10 @@ def _has_surrogates(text: str) -> bool:
 def _weight(text: str) -> float:
   """A number in [0, 1], or NaN."""
   try:
-    found = float(text)
+    weight = float(text)
   except ValueError:
     return np.nan
-  return found if 0 <= found <= 1 else np.nan
+  return weight if 0 <= weight <= 1 else np.nan
 
 
 class LogAccount(NamedTuple):
@@ -378,15 +378,15 @@ def account(
     num_rounds = sum(1 for _ in log.rounds())
   history = _History(log, checks.number('noise_multiplier', noise_multiplier, above=0))
   try:
-    found = spendings.spending(history, correlation, num_rounds=num_rounds)
+    spending = spendings.spending(history, correlation, num_rounds=num_rounds)
   except LogError:
     raise
   except ValueError as error:
     raise LogError(f'{log.path}: {error}') from None
   squares, counts = np.zeros(log.num_clients), np.zeros(log.num_clients, np.int64)
-  known = slice(len(found.counts))  # Clients that never had a weight may be missing.
-  squares[known], counts[known] = found.mu_squared[: len(squares)], found.counts[: len(counts)]
-  return LogAccount(log.names, squares, counts, found.num_rounds, history.is_whole)
+  known = slice(len(spending.counts))  # Clients that never had a weight may be missing.
+  squares[known], counts[known] = spending.mu_squared[: len(squares)], spending.counts[: len(counts)]
+  return LogAccount(log.names, squares, counts, spending.num_rounds, history.is_whole)
 
 
 class _History:

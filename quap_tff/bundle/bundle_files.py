@@ -89,15 +89,15 @@ def texts(
   about: Optional[abouts.About],
 ) -> dict[str, str]:
   """All files but graphs and manifest, by name. Raises `ValueError` if the plan can't be written."""
-  found = {GRAPHS: json.dumps(bindings), PLAN: json.dumps(_of_plan(plan)), RUN: json.dumps(codec.encoded(rounds))}
+  texts = {GRAPHS: json.dumps(bindings), PLAN: json.dumps(_plan_facts(plan)), RUN: json.dumps(codec.encoded(rounds))}
   if plan is not None and plan.mechanism.facts.is_certified:
     about = _UNSTATED if about is None else about
     leaving = plan.leaving or ()
-    found[folders.MECHANISM] = folders.mechanism_text(plan, leaving, about, folders.LIBRARY, abouts.this_code())
-  return found
+    texts[folders.MECHANISM] = folders.mechanism_text(plan, leaving, about, folders.LIBRARY, abouts.this_code())
+  return texts
 
 
-def _of_plan(plan: Optional[run_account.RunAccount]) -> Optional[dict[str, Any]]:
+def _plan_facts(plan: Optional[run_account.RunAccount]) -> Optional[dict[str, Any]]:
   if plan is None:
     return None
   arguments = {name: getattr(plan, name) for name in _ARGUMENTS}
@@ -176,10 +176,10 @@ def _minor(version: str) -> tuple[int, ...]:
 def _checked(path: str, name: str, digest: str) -> bytes:
   """A file with this digest."""
   with open(folder_files.check_regular(path, name), 'rb') as f:
-    found = f.read()
-  if hashlib.sha256(found).hexdigest() != digest:
+    content = f.read()
+  if hashlib.sha256(content).hexdigest() != digest:
     raise folder_files.FolderError(
       f'{name} in {path} is not the file that was exported: its SHA-256 is not in {MANIFEST}. Copy the bundle '
       'again, or export the run again.'
     )
-  return found
+  return content

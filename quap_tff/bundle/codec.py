@@ -39,10 +39,10 @@ def decoded(value: Any) -> Any:
     return value
   if 'class' in value:
     module, _, name = value['class'].partition(':')
-    found = getattr(importlib.import_module(module), name) if module.startswith(_PACKAGE) else None
-    if not isinstance(found, type) or _fields(found) is None:
+    cls = getattr(importlib.import_module(module), name) if module.startswith(_PACKAGE) else None
+    if not isinstance(cls, type) or _fields(cls) is None:
       raise ValueError(f'{value["class"]} is not a class of plans')
-    return found(**{key: decoded(part) for key, part in value['fields'].items()})
+    return cls(**{key: decoded(part) for key, part in value['fields'].items()})
   if 'array' in value:
     return np.array(value['array'], value['dtype']).reshape(value['shape'])
   if 'dict' in value:

@@ -75,7 +75,7 @@ def number_of_tests(has_game: bool) -> int:
   return 1 + has_game
 
 
-def write(path: str, measured: Mapping[str, Any], certificate: Mapping[str, Any]) -> None:
+def write_audit(path: str, measured: Mapping[str, Any], certificate: Mapping[str, Any]) -> None:
   """Writes the measured figures into a run's folder, with the digest of the certificate and their own."""
   record = {'certificate_sha256': certificate['sha256'], **measured, 'assumptions': _ASSUMPTIONS}
   files.write_json(os.path.join(path, AUDIT), certificates.sealed(record))
@@ -91,13 +91,13 @@ def read(path: str, certificate: Mapping[str, Any]) -> Optional[Audit]:
     is_signed = os.path.lexists(os.path.join(path, AUDIT_SIGNATURE))
     return Audit([f'{AUDIT_SIGNATURE} is the signature of an audit that is not there.']) if is_signed else None
   record = folder_files.read_json(path, AUDIT)
-  found = problems(record, certificate)
-  if not found and folder_files.read_text(path, AUDIT) != files.json_text(record):
-    found = [f'{AUDIT} is written in another way than audits are.']
-  return Audit(found) if found else Audit([], refutes(record), verdict(record), rows(record))
+  problems = audit_problems(record, certificate)
+  if not problems and folder_files.read_text(path, AUDIT) != files.json_text(record):
+    problems = [f'{AUDIT} is written in another way than audits are.']
+  return Audit(problems) if problems else Audit([], refutes(record), verdict(record), rows(record))
 
 
-def problems(record: Any, certificate: Mapping[str, Any]) -> list[str]:
+def audit_problems(record: Any, certificate: Mapping[str, Any]) -> list[str]:
   """The faults of a record, a sentence each: of another certificate, changed, or with wrong arithmetic."""
   try:
     with folder_files.damage(AUDIT):
@@ -106,8 +106,8 @@ def problems(record: Any, certificate: Mapping[str, Any]) -> list[str]:
       game = record.get('game')
       for keys, part in ((_KEYS, record), *([(_GAME_KEYS, game)] if game is not None else [])):
         if not isinstance(part, dict) or set(part) != keys:
-          found = sorted(part) if isinstance(part, dict) else f'{part!r:.40}'
-          return [f'{AUDIT} is not an audit: it must have {sorted(keys)}, found {found}.']
+          given = sorted(part) if isinstance(part, dict) else f'{part!r:.40}'
+          return [f'{AUDIT} is not an audit: it must have {sorted(keys)}, found {given}.']
       abouts.check_text(AUDIT, record)
       _check_figures(record, certificate)
       expected = _expected(record, certificate)

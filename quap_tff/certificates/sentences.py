@@ -179,7 +179,7 @@ class Figures(NamedTuple):
     """The figures of a plan, of which the model's shape is known, and a ledger."""
     mu, slack, config = accounting.total_mu(ledger), plan.slack, plan.guarantee
     largest = tradeoff.mu_at_most(config.epsilon - slack.epsilon, config.delta - slack.delta)
-    return cls(plan, ledger, about, mu, slack.of_those_who(mu.came, mu.whole, config.delta), largest)
+    return cls(plan, ledger, about, mu, slack.epsilon_of(mu.came, mu.whole, config.delta), largest)
 
   @property
   def ended_early(self) -> bool:
@@ -248,14 +248,14 @@ def stated(text: str) -> str:
 def statement(figures: Figures) -> str:
   """The guarantee, and what it does not say."""
   config, ledger = figures.plan.guarantee, figures.ledger
-  own = ''
+  bounds = ''
   if config.own_epsilon:
     counts = ', '.join(f'ε = {whole(bound)} for {clients:,}' for bound, clients in own_bounds(figures))
-    own = (
+    bounds = (
       f' Each client has a bound of its own, which is at most this ε, and for it the same holds with that bound: '
       f'{counts}. mechanism.json has the bound of each client.'
     )
-  own += statement_before(config, 'mechanism.json')
+  bounds += statement_before(config, 'mechanism.json')
   most = rounding.up(float(figures.epsilon.max()), 6)
   if figures.came:
     spent = (
@@ -287,8 +287,8 @@ def statement(figures: Figures) -> str:
     f'of the {ledger.num_clients:,} clients with ε = {whole(config.epsilon)} and δ = {whole(config.delta)}, '
     f'{rounds}. '
     f'Unit: {accounting.UNIT}. Neighbours: {accounting.ZERO_OUT}. '
-    f'Amplification by sampling is not counted. {spent}{own} Given ideal random bits, this holds for the integers that '
-    f'were computed, and ε includes {rounding.up(figures.plan.slack.epsilon, 3)} for rounding. With the bits of '
+    f'Amplification by sampling is not counted. {spent}{bounds} Given ideal random bits, this holds for the integers '
+    f'that were computed, and ε includes {rounding.up(figures.plan.slack.epsilon, 3)} for rounding. With the bits of '
     'ChaCha20 it holds computationally. Timing is not covered. The folder is consistent with such a run. Nothing in it '
     f'proves that the run took place.{secure_sum}{changed if stretches > 1 else ""}'
   )
@@ -325,19 +325,19 @@ def assumptions_before(config: guarantee.Guarantee, counts_rounding: bool = True
   if config.spent_before is None:
     return []
   kept = config.slack_before
-  found = [
+  assumptions = [
     'What clients had spent before is taken from the issuer. It is assumed that nothing else was released about them, '
     "that each client's bound was fixed before the first of these releases, and that no earlier run had a larger one. "
     'If a bound was raised because of what was released, the figures are readings and not guarantees.'
   ]
   if config.holds_noise:
-    found.append('No guard checks it: a client that has spent something before must compare it with the plan.')
+    assumptions.append('No guard checks it: a client that has spent something before must compare it with the plan.')
   if counts_rounding:
-    found.append(
+    assumptions.append(
       f'It is assumed that rounding in all earlier runs costs at most {rounding.down(kept.epsilon, 3)} in ε and '
       f'{rounding.down(kept.delta, 3)} in δ. So much is counted for every client that took part in this run.'
     )
-  return found
+  return assumptions
 
 
 def accountant(ledger: accounting.RunLedger) -> str:
@@ -404,8 +404,8 @@ def _with_epsilon(figures: Figures, rows: Iterable[tuple[dict[str, Any], float]]
   config, slack = figures.plan.guarantee, figures.plan.slack
   # The ε of μ is rounded up by less than this tolerance.
   largest = max(config.epsilon, slacks.LARGEST_EPSILON) * (1 + 1e-9)
-  found = [(row, float(slack.of(mu, config.delta)), mu) for row, mu in rows]
-  return [{**row, 'epsilon': up(epsilon), 'mu': up(mu)} for row, epsilon, mu in found if epsilon <= largest]
+  rated = [(row, float(slack.of(mu, config.delta)), mu) for row, mu in rows]
+  return [{**row, 'epsilon': up(epsilon), 'mu': up(mu)} for row, epsilon, mu in rated if epsilon <= largest]
 
 
 def releases(figures: Figures) -> list[dict[str, Any]]:

@@ -199,12 +199,12 @@ class Patterns(NamedTuple):
   """What `FlPadpm` knows before a round.
 
   Attributes:
-    of_clients: int64[N], each client's pattern: a number in base 3 with a digit for each of its last invitations, the
-      latest last: 0 for no invitation yet, 1 for an arrival, 2 for a drop.
+    client_patterns: int64[N], each client's pattern: a number in base 3 with a digit for each of its last invitations,
+      the latest last: 0 for no invitation yet, 1 for an arrival, 2 for a drop.
     invited, dropped: float64[3^length], the invitations and the drops after each pattern.
   """
 
-  of_clients: np.ndarray
+  client_patterns: np.ndarray
   invited: np.ndarray
   dropped: np.ndarray
 
@@ -237,7 +237,7 @@ class FlPadpm(_Learning):
   def predicted(self, state: Patterns) -> np.ndarray:
     """float64[N], each client's predicted probability to drop out of the next round."""
     common = (state.dropped.sum() + 1) / (state.invited.sum() + 10)
-    return ((common * self.strength + state.dropped) / (self.strength + state.invited))[state.of_clients]
+    return ((common * self.strength + state.dropped) / (self.strength + state.invited))[state.client_patterns]
 
   def select(self, state: Patterns, population: base.Population, rng: np.random.Generator) -> np.ndarray:
     order = rng.permutation(population.num_clients)
@@ -246,7 +246,7 @@ class FlPadpm(_Learning):
     return order[: np.searchsorted(expected, population.required_cohort_size() - 1e-9) + 1]
 
   def learned(self, state: Patterns, cohort: np.ndarray, failed: np.ndarray) -> Patterns:
-    patterns, count = state.of_clients.copy(), 3**self.length
+    patterns, count = state.client_patterns.copy(), 3**self.length
     before = patterns[cohort]
     patterns[cohort] = (3 * before + 1 + failed) % count
     invited, dropped = np.bincount(before, minlength=count), np.bincount(before, failed, count)

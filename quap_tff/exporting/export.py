@@ -48,8 +48,8 @@ def export(
     if rounds is None:
       rounds = bundle_files.PlannedRounds(plan.expected, averaging=plan.averaging or postprocessing.LastIterate())
   rounds = bundle_files.PlannedRounds() if rounds is None else rounds
-  graphs = forms.of_process(process)
-  evaluation = None if model_fn is None else forms.of_evaluation(model_fn)
+  graphs = forms.export_process(process)
+  evaluation = None if model_fn is None else forms.export_evaluation(model_fn)
   if evaluation is not None:
     graphs['evaluate'] = evaluation
   content = {f'{name}.pb': one.graph_def for name, one in graphs.items()}

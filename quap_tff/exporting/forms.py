@@ -40,7 +40,7 @@ class Exported(NamedTuple):
   bindings: dict[str, Any]
 
 
-def of_process(process: Any) -> dict[str, Exported]:
+def export_process(process: Any) -> dict[str, Exported]:
   """The graphs of a learning process by name: `initialize`, and those of the functions of its `MapReduceForm`.
 
   Raises:
@@ -67,7 +67,7 @@ def of_process(process: Any) -> dict[str, Exported]:
   return graphs
 
 
-def of_evaluation(model: model_functions.Model) -> Optional[Exported]:
+def export_evaluation(model: model_functions.Model) -> Optional[Exported]:
   """The graph from (weights, x, y) to `evaluation.totals` of a batch; None unless the labels are class numbers."""
   model_fn = model_functions.of(model)
   weights_type = model_functions.initial_weights(model_fn).type_signature.result
@@ -102,7 +102,7 @@ def _exported(computation: Any, *arguments: str, draws: bool = False) -> Exporte
   proto, signature = tff.framework.serialize_computation(computation).tensorflow, computation.type_signature
   taken = list(_names(proto.parameter)) if proto.HasField('parameter') else []
   returned = list(_names(proto.result))
-  section = section_graphs.of_section(proto, taken, returned)
+  section = section_graphs.section_graph(proto, taken, returned)
   kinds = [signature.parameter] if len(arguments) == 1 else list(signature.parameter or ())
   inputs = [[name, spec.dtype.name, _sizes(spec.shape)] for name, spec in section.inputs.items()]
   variables = [[dtype.name, _sizes(shape)] for dtype, shape in section.variables]

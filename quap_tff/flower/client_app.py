@@ -35,12 +35,12 @@ def train(message: Message, context: Context) -> Message:
     if node.holds_noise:
       return client.SecureSum(node)(message, context)
     answer = node.answer(message.content)
-    content = messages.of_answer(answer, node.bundle)
+    content = messages.answer_content(answer, node.bundle)
     _LOG.info('Round %d: %d clients answer.', answer.round_num, len(answer.came))
   except messages.RefusedRoundError as error:
     _LOG.error('Refused: %s', error)
-    content = messages.of_refusal(str(error))
+    content = messages.refusal_content(str(error))
   except (ValueError, LookupError, OSError, ImportError, AttributeError, tf.errors.OpError) as error:
     _LOG.error('%s: %s', type(error).__name__, str(error).strip())
-    content = messages.of_refusal(messages.UNSAID)
+    content = messages.refusal_content(messages.UNSAID)
   return Message(content, reply_to=message)

@@ -87,12 +87,12 @@ class Answer(NamedTuple):
   came: np.ndarray
 
 
-def of_round(announced: Announced) -> RecordDict:
+def round_content(announced: Announced) -> RecordDict:
   """The message to every node."""
   bundle = announced.bundle
   config = ConfigRecord({'round': announced.round_num, 'bundle': bundle.digest, **_versions()})
   leaves = structures.flatten(bundle.message_type, announced.message, 'message')
-  return RecordDict({'announced': config, 'message': _arrays(leaves), 'history': _of_history(announced.history)})
+  return RecordDict({'announced': config, 'message': _arrays(leaves), 'history': _history_record(announced.history)})
 
 
 def read_round(content: RecordDict, bundle: player.Bundle) -> tuple[Any, Sequence[Link]]:
@@ -115,7 +115,7 @@ def read_round(content: RecordDict, bundle: player.Bundle) -> tuple[Any, Sequenc
     raise RefusedRoundError(f'The server sent what is no round of this bundle: {error}.') from None
 
 
-def of_answer(answer: Answer, bundle: player.Bundle) -> RecordDict:
+def answer_content(answer: Answer, bundle: player.Bundle) -> RecordDict:
   """A node's reply."""
   plain, secure = (structures.flatten(kind, own, 'sums') for kind, own in zip(bundle.sums_types, answer.sums))
   return RecordDict(
@@ -128,7 +128,7 @@ def of_answer(answer: Answer, bundle: player.Bundle) -> RecordDict:
   )
 
 
-def of_refusal(reason: str) -> RecordDict:
+def refusal_content(reason: str) -> RecordDict:
   """A node's reply if it does not take part."""
   return RecordDict({'answered': ConfigRecord({'refused': reason})})
 
@@ -180,12 +180,13 @@ def _versions() -> dict[str, str]:
   return {'flwr': flwr.__version__, 'quap_tff': version.VERSION}
 
 
-def _check_versions(found: Mapping[str, Any]) -> None:
+def _check_versions(versions: Mapping[str, Any]) -> None:
   """Raises `RefusedRoundError` unless the server has the versions of this node."""
   for name, own in _versions().items():
-    if found.get(name) != own:
+    if versions.get(name) != own:
       raise RefusedRoundError(
-        f'The server has {name} {found.get(name)}, and this node has {own}. Install one version of it on all machines.'
+        f'The server has {name} {versions.get(name)}, and this node has {own}. '
+        'Install one version of it on all machines.'
       )
 
 
@@ -208,7 +209,7 @@ def _packed(kind: structures.Type, record: ArrayRecord, name: str) -> Any:
   return value
 
 
-def _of_history(history: Sequence[Link]) -> ArrayRecord:
+def _history_record(history: Sequence[Link]) -> ArrayRecord:
   parts = [part for link in history for part in (link.cohort, link.came)]
   return _arrays(
     [

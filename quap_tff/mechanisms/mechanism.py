@@ -441,5 +441,5 @@ def initial_participation(mechanism: HasParticipation) -> array_types.Structure:
 
 def participation_metrics(mechanism: HasParticipation, state: array_types.Structure, round_num: tf.Tensor) -> Struct:
   """Statistics of the participation rates, `participation_*`."""
-  found = participations.statistics(mechanism.participation, state, round_num)
-  return collections.OrderedDict((f'participation_{name}', value) for name, value in found.items())
+  statistics = participations.statistics(mechanism.participation, state, round_num)
+  return collections.OrderedDict((f'participation_{name}', value) for name, value in statistics.items())

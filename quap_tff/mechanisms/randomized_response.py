@@ -149,18 +149,18 @@ class Rappor(ResponseMechanism):
     return ones.sum(axis=0)
 
   def estimate(self, counts: np.ndarray, num_clients: int, count: int = 1) -> Estimate:
-    found = _estimate(counts, num_clients, count, *self._probabilities)
+    estimate = _estimate(counts, num_clients, count, *self._probabilities)
     if count == 1:
-      return found
+      return estimate
     # Reports of one client share its permanent bits: Var(c) = n·E Var(S) + n·Var(count·P(S | B')).
     n, f = num_clients, self.f
-    within = np.clip(found.shares, 0, 1)
+    within = np.clip(estimate.shares, 0, 1)
     chance = within * (1 - f / 2) + (1 - within) * f / 2
     # Given the true bits, which are not random, the permanent ones are Bernoulli(1 - f/2) or (f/2): the same variance.
     between = (f / 2) * (1 - f / 2) * (self.q - self.p) ** 2
-    own = chance * self.q * (1 - self.q) + (1 - chance) * self.p * (1 - self.p)
-    variance = (own / count + between) / n
-    return Estimate(found.shares, np.sqrt(variance) / ((1 - f) * (self.q - self.p)))
+    within_one = chance * self.q * (1 - self.q) + (1 - chance) * self.p * (1 - self.p)
+    variance = (within_one / count + between) / n
+    return Estimate(estimate.shares, np.sqrt(variance) / ((1 - f) * (self.q - self.p)))
 
 
 MECHANISMS = {'randomized_response': RandomizedResponse, 'rappor': Rappor}

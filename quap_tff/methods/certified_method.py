@@ -51,8 +51,8 @@ class ByParticipation(choices.Rates):
 
   def rule(self, flags: dict[str, float]) -> weight_rules.ParticipationWeights:
     """The rule. `flags` are --alpha and --beta."""
-    own = {name: value for name, value in registry.parameter_values(self).items() if value is not None}
-    return weight_rules.ParticipationWeights(**(flags if self.follows_flags else own))
+    parameters = {name: value for name, value in registry.parameter_values(self).items() if value is not None}
+    return weight_rules.ParticipationWeights(**(flags if self.follows_flags else parameters))
 
 
 _TRUSTS = (certified_configs.CertifiedConfig.trust, held_config.HeldConfig.trust)
@@ -192,10 +192,10 @@ class CertifiedMethod(
 
   def flag_names(self) -> frozenset[str]:
     # --alpha and --beta are for weights that have none of their own, and flags of rates for weights that follow rates.
-    found = super().flag_names() - flag_fields.flags_of(choices.Shape).keys()
+    names = super().flag_names() - flag_fields.flags_of(choices.Shape).keys()
     if isinstance(self.weights, ByParticipation):
-      found |= flag_fields.flags_of(choices.Rates).keys() | ({'alpha', 'beta'} if self.weights.follows_flags else set())
-    return found
+      names |= flag_fields.flags_of(choices.Rates).keys() | ({'alpha', 'beta'} if self.weights.follows_flags else set())
+    return names
 
   @property
   def clip_follows_rounds(self) -> bool:

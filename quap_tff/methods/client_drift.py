@@ -42,7 +42,7 @@ _MOST_BYTES = 2**30
 _OF_THE_BASE_ALONE = {'sparsity', 'aggregator'}
 
 
-def _of_base(name: str) -> Any:
+def _base_field(name: str) -> Any:
   """A fact that a method has from its base."""
   return property(lambda method: getattr(method.base, name))
 
@@ -60,9 +60,9 @@ class _Extended(checks.Checked, base_lib.Method):
 
   base: base_lib.Method = flag_fields.parameter('base', BASES, 'fedavg')
 
-  clip_follows_rounds = _of_base('clip_follows_rounds')
-  gives_certificate = _of_base('gives_certificate')
-  server_optimizer = _of_base('server_optimizer')
+  clip_follows_rounds = _base_field('clip_follows_rounds')
+  gives_certificate = _base_field('gives_certificate')
+  server_optimizer = _base_field('server_optimizer')
 
   def __post_init__(self) -> None:
     super().__post_init__()

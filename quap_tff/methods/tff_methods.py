@@ -39,8 +39,8 @@ class _Stock(choices.ServerOptimizer, choices.Noise, stocks.StockConfig, base.Si
 
   def noise_config(self) -> configs.NoiseConfig:
     # Exact calibration scales the formula's noise, whatever it is, and the classic formula does not hold for all ε.
-    found = super().noise_config()
-    return dataclasses.replace(found, calibration='analytic') if self.calibration == 'exact' else found
+    config = super().noise_config()
+    return dataclasses.replace(config, calibration='analytic') if self.calibration == 'exact' else config
 
   def flag_names(self) -> frozenset[str]:
     return super().flag_names() - ({'gaussian_calibration'} if self.calibration == 'exact' else set())

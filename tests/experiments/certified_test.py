@@ -195,7 +195,7 @@ class TestSecrets:
   def test_an_extractor_is_published_and_no_folder_of_the_operator_is_named(self, tmp_path):
     home = tmp_path / 'home'
     network = tf.keras.Sequential([tf.keras.Input((8, 8, 1)), tf.keras.layers.Flatten()], name='network')
-    pretrain.write(str(home / 'glyphs'), network, {'public_data': 'None.'})
+    pretrain.write_network(str(home / 'glyphs'), network, {'public_data': 'None.'})
     path, published = home / 'run', tmp_path / 'published'
     assert _run(path, f'--features=pretrained:path={home / "glyphs"}', '--model=auto') == 0
     assert verify.main(['verify', str(path), f'--publish={published}']) == 0

@@ -91,7 +91,7 @@ class TestStudy:
     assert len(result[1]) == 1 + 3 * 2
 
   def test_it_writes_a_table_and_pictures(self, result, tmp_path):
-    pictures = result[0].write(str(tmp_path / 'new'))
+    pictures = result[0].write_files(str(tmp_path / 'new'))
     assert list(pictures) == ['membership_roc_client.png', 'membership_roc_example.png', 'membership_groups.png']
     table = harness.table(tmp_path / 'new' / 'membership.csv')
     assert len(table) == len(result[0].rows)

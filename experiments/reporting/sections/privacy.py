@@ -101,12 +101,12 @@ def by_participation(name: str, groups: Sequence[study.StudyGroup]) -> list[page
   did = {
     'rounds taken part in': (lambda run: run.counts, 1),
     'weight contributed': (_contributed, 1),
-    'examples': (lambda run: run.of_clients('examples'), 0),
+    'examples': (lambda run: run.client_column('examples'), 0),
   }
   results = {
     'nominal ε': (lambda run: run.nominal_epsilon, 2, True),
     'formal ε': (_formal_epsilon, 2, True),
-    'accuracy (%)': (lambda run: _percent(run.of_clients('test_accuracy')), 1),
+    'accuracy (%)': (lambda run: _percent(run.client_column('test_accuracy')), 1),
   }
 
   def columns(measures: Mapping[str, Any], group: study.StudyGroup) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def _contributed(run: runs_lib.RunFolder) -> Optional[np.ndarray]:
 
 
 def _formal_epsilon(run: runs_lib.RunFolder) -> Optional[np.ndarray]:
-  epsilon = run.of_clients('formal_epsilon') if whole_model_epsilon(run) is not None else None
+  epsilon = run.client_column('formal_epsilon') if whole_model_epsilon(run) is not None else None
   return epsilon if epsilon is not None and np.all(np.isfinite(epsilon)) else None
 
 

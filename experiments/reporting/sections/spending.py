@@ -291,8 +291,8 @@ def _draw_cumulative(figure: 'plots.Figure', groups: Sequence[study.StudyGroup])
 def fairness(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
   """Jain's index of three quantities: table 3 of the first document."""
 
-  def of_accuracy(run: runs_lib.RunFolder) -> Optional[float]:
-    accuracies = run.of_clients('test_accuracy')
+  def accuracy_index(run: runs_lib.RunFolder) -> Optional[float]:
+    accuracies = run.client_column('test_accuracy')
     return study.jain(accuracies[np.isfinite(accuracies)]) if accuracies is not None else None
 
   def columns(g: study.StudyGroup) -> dict[str, Any]:
@@ -301,7 +301,7 @@ def fairness(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
       'document: of an unnamed quantity': printed if g.is_of_documents else None,
       'measured: participation counts': g.measure(lambda run: study.jain(run.counts), 3),
       'measured: cumulative nominal ε': g.measure(lambda run: study.jain(run.nominal_epsilon), 3),
-      'measured: test accuracy by client': g.measure(of_accuracy, 3),
+      'measured: test accuracy by client': g.measure(accuracy_index, 3),
     }
 
   title = "Jain's index; 1 means that all clients are equal"

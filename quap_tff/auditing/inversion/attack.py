@@ -209,12 +209,12 @@ class Matching(checks.Checked, InversionAttack):
     return recover
 
 
-def distances(kind: str, found: Sequence[tf.Tensor], wanted: Sequence[tf.Tensor], visible: tf.Tensor) -> tf.Tensor:
+def distances(kind: str, recovered: Sequence[tf.Tensor], wanted: Sequence[tf.Tensor], visible: tf.Tensor) -> tf.Tensor:
   """The distance of each target's simulated update g(x) from the one that was seen, g, float32[T].
 
   Args:
     kind: 'l2', Σ ‖g(x) - g‖²/‖g‖², or 'cosine', 1 - <g(x), g>/(‖g(x)‖·‖g‖).
-    found: float32[T, …] for each tensor.
+    recovered: float32[T, …] for each tensor.
     wanted: The same shapes.
     visible: float32 for each tensor: 1 if the attack looks at it, else 0.
   """
@@ -222,9 +222,9 @@ def distances(kind: str, found: Sequence[tf.Tensor], wanted: Sequence[tf.Tensor]
   add = lambda left, right: tf.add_n([visible[i] * inner(a, b) for i, (a, b) in enumerate(zip(left, right))])
   size = tf.maximum(add(wanted, wanted), 1e-30)
   if kind == 'l2':
-    apart = [a - b for a, b in zip(found, wanted)]
+    apart = [a - b for a, b in zip(recovered, wanted)]
     return add(apart, apart) / size
-  return 1 - add(found, wanted) / tf.sqrt(size * tf.maximum(add(found, found), 1e-30))
+  return 1 - add(recovered, wanted) / tf.sqrt(size * tf.maximum(add(recovered, recovered), 1e-30))
 
 
 ATTACKS: dict[str, InversionAttack] = {

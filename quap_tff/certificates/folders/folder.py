@@ -208,11 +208,11 @@ def read(path: str) -> Content:
 
 def check_version(name: str, value: Any) -> None:
   """Raises `CannotTellError` for a file of another version than this one, and `FolderError` for one of none."""
-  found = value.get('version') if isinstance(value, dict) else None
-  if type(found) is not int:
+  version = value.get('version') if isinstance(value, dict) else None
+  if type(version) is not int:
     raise FolderError(f'{name} is damaged: it is not a JSON object with a version.')
-  if found != VERSION:
-    raise folder_files.CannotTellError(f'{name} has version {found}, and this program knows version {VERSION} alone.')
+  if version != VERSION:
+    raise folder_files.CannotTellError(f'{name} has version {version}, and this program knows version {VERSION} alone.')
 
 
 def read_mechanism(name: str, value: Mapping[str, Any]) -> guarantee.Guarantee:

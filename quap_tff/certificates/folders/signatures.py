@@ -53,7 +53,7 @@ def sign(path: str, name: str, private_key: Optional[Any]) -> None:
     os.remove(target)
 
 
-def problems(path: str, name: str, key: Optional[Any] = None, source: str = '') -> list[str]:
+def signature_problems(path: str, name: str, key: Optional[Any] = None, source: str = '') -> list[str]:
   """The problems of the signature of the folder's certificate or audit, a sentence each.
 
   Args:
@@ -67,16 +67,16 @@ def problems(path: str, name: str, key: Optional[Any] = None, source: str = '') 
     return [] if key is None else [f'{signature} is missing in {path}: {name} is not signed.']
   try:
     line = folder_files.read_text(path, signature)
-    found = base64.b64decode(line.rstrip('\n'), validate=True)
+    signed = base64.b64decode(line.rstrip('\n'), validate=True)
     content = folder_files.read_text(path, name).encode()
   except (folder_files.FolderError, binascii.Error) as error:
     return [f'{signature} cannot be checked: {error}']
-  if len(found) != _BYTES or line != _line(found):
+  if len(signed) != _BYTES or line != _line(signed):
     return [f'{signature} must hold a signature of {_BYTES} bytes and nothing else.']
   if key is None:
     return []
   try:
-    key.verify(found, content)
+    key.verify(signed, content)
   except Exception:  # cryptography.exceptions.InvalidSignature
     return [f'{signature} is not a signature of {name} with the key of {source}.']
   return []

@@ -228,8 +228,8 @@ def noised_direction(
   seed = seeds.fold_in(state.noise.seed, state.noise.counter, tf.constant(_GRADIENT, tf.int64))
   result = []
   for index, part in enumerate(total):
-    own = seeds.fold_in(seed, tf.constant(index, tf.int64))
-    drawn = gaussian.noise(own, tf.shape(part), state.multiplier * config.clip)
+    tensor_seed = seeds.fold_in(seed, tf.constant(index, tf.int64))
+    drawn = gaussian.noise(tensor_seed, tf.shape(part), state.multiplier * config.clip)
     noised = (tf.cast(part, tf.float64) + drawn) / tf.cast(size, tf.float64)
     result.append(tf.where(active, tf.cast(noised, part.dtype), tf.zeros_like(part)))
   return result

@@ -73,7 +73,7 @@ class SecureSum:
       _LOG.error('%s: %s', type(error).__name__, str(error).strip())
       reason = messages.UNSAID
     context.state.config_records.pop(_STATE, None)
-    return Message(messages.of_refusal(reason), reply_to=message)
+    return Message(messages.refusal_content(reason), reply_to=message)
 
   def _answered(self, message: Message, context: Context) -> Message:
     if RECORD_KEY_CONFIGS not in message.content.config_records:
@@ -83,43 +83,43 @@ class SecureSum:
       )
     told = message.content.config_records[RECORD_KEY_CONFIGS]
     stage = told.get(Key.STAGE)
-    own = int(message.metadata.dst_node_id)
+    node_id = int(message.metadata.dst_node_id)
     if stage == Stage.SETUP:
-      session = records.Session.of_setup(message.content)
-      self._check_setup(session, told, own)
+      session = records.Session.from_setup(message.content)
+      self._check_setup(session, told, node_id)
     else:
       if _STATE not in context.state.config_records:
         raise messages.RefusedRoundError('No round was set up here, or it was refused. Begin it with its setup.')
-      session = records.Session.of_state(context.state.config_records[_STATE])
+      session = records.Session.from_record(context.state.config_records[_STATE])
     agreed = _terms(self._node, session)
     if stage == Stage.SHARE_KEYS:
-      session = session._replace(parties=self._sharing(session, agreed, message.content, own))
+      session = session._replace(parties=self._sharing(session, agreed, message.content, node_id))
     elif stage == Stage.COLLECT_MASKED_VECTORS:
-      session = session._replace(parties=_present(session, agreed, told, own))
+      session = session._replace(parties=_present(session, agreed, told, node_id))
       self._check_history(session, agreed, message.content)
     elif stage == Stage.UNMASK:
-      active = _opening(session, agreed, told, own)
+      active = _opening(session, agreed, told, node_id)
       self._note_opening(session.round_num, agreed.clients(active))
     with masks.in_place_of_flowers(agreed.session(session.digest, session.parties)):
       answered: list[messages.Answer] = []
       reply = secaggplus_mod(message, context, functools.partial(self._work, answered))
-    context.state.config_records[_STATE] = session.of_context()
+    context.state.config_records[_STATE] = session.as_record()
     if stage == Stage.SETUP:
       sent = reply.content[RECORD_KEY_CONFIGS]
       keys = [sent[name] for name in (Key.PUBLIC_KEY_1, Key.PUBLIC_KEY_2)]
-      signature = enrolment.signed(self._node.folder, records.to_sign(session.digest, own, keys))
+      signature = enrolment.signed(self._node.folder, records.to_sign(session.digest, node_id, keys))
       reply.content[records.AGREED] = ConfigRecord(
         {'masks': masks.NAME, 'digest': session.digest, 'signature': signature}
       )
     for one in answered:
-      sent = messages.of_answer(one, self._node.bundle)
+      sent = messages.answer_content(one, self._node.bundle)
       # What is not secret of the plan's sums. The rest is masked.
       reply.content = RecordDict(
         {RECORD_KEY_CONFIGS: reply.content[RECORD_KEY_CONFIGS], **{name: sent[name] for name in records.PLAIN}}
       )
     return reply
 
-  def _check_setup(self, session: records.Session, told: Mapping[str, Any], own: int) -> None:
+  def _check_setup(self, session: records.Session, told: Mapping[str, Any], node_id: int) -> None:
     if session.masks != masks.NAME:
       raise messages.RefusedRoundError(
         f'The server makes masks by {session.masks or "the generator of Flower, which has a seed of 32 bits"}, and '
@@ -127,13 +127,13 @@ class SecureSum:
       )
     agreed = _terms(self._node, session)
     expected = np.intersect1d(agreed.cohort, list(self._node.examples))
-    if own not in session.nodes or not np.array_equal(np.sort(session.nodes[own]), expected):
+    if node_id not in session.nodes or not np.array_equal(np.sort(session.nodes[node_id]), expected):
       raise messages.RefusedRoundError(
-        f'The server announces the clients {session.nodes.get(own, expected[:0]).tolist()} at this node, which has '
+        f'The server announces the clients {session.nodes.get(node_id, expected[:0]).tolist()} at this node, which has '
         f'{expected.tolist()} of the cohort. Enrol each client at the node that has it.'
       )
     self._public_keys(session)
-    for name, value in agreed.of_flower.items():
+    for name, value in agreed.flower_settings.items():
       if told.get(name) != value:
         raise messages.RefusedRoundError(f'The server sets {name} to {told.get(name)}, and by the plan it is {value}.')
 
@@ -144,11 +144,11 @@ class SecureSum:
     except ValueError as error:
       raise messages.RefusedRoundError(str(error)) from None
 
-  def _sharing(self, session: records.Session, agreed: terms.Terms, content: RecordDict, own: int) -> list[int]:
+  def _sharing(self, session: records.Session, agreed: terms.Terms, content: RecordDict, node_id: int) -> list[int]:
     """The nodes that share keys; raises `RefusedRoundError` unless each has signed its own, and the history."""
     told = content.config_records[RECORD_KEY_CONFIGS]
     keys = {int(name): value for name, value in told.items() if name != Key.STAGE}
-    _check_parties(agreed, keys, own)
+    _check_parties(agreed, keys, node_id)
     signatures = content.config_records.get(records.SIGNATURES, ConfigRecord())
     public = self._public_keys(session)
     for node, both in keys.items():
@@ -217,21 +217,21 @@ def _terms(node: nodes.Node, session: records.Session) -> terms.Terms:
     raise messages.RefusedRoundError(str(error)) from None
 
 
-def _present(session: records.Session, agreed: terms.Terms, told: Mapping[str, Any], own: int) -> list[int]:
+def _present(session: records.Session, agreed: terms.Terms, told: Mapping[str, Any], node_id: int) -> list[int]:
   """The nodes whose shares this one has: between them are masks."""
-  parties = [own, *told.get(Key.SOURCE_LIST, ())]
+  parties = [node_id, *told.get(Key.SOURCE_LIST, ())]
   strangers = set(parties) - set(session.parties)
   if strangers:
     raise messages.RefusedRoundError(f'Node {min(strangers)} sends shares, and no keys were exchanged with it.')
-  _check_parties(agreed, parties, own)
+  _check_parties(agreed, parties, node_id)
   return parties
 
 
-def _check_parties(agreed: terms.Terms, parties: Collection[int], own: int) -> None:
+def _check_parties(agreed: terms.Terms, parties: Collection[int], node_id: int) -> None:
   strangers = set(parties) - set(agreed.nodes)
   if strangers:
     raise messages.RefusedRoundError(f'Node {min(strangers)} was not announced for this round.')
-  if own not in parties or len(set(parties)) != len(parties):
+  if node_id not in parties or len(set(parties)) != len(parties):
     raise messages.RefusedRoundError('This node must be among the parties of the sum, and each of them once.')
   _check_enough(agreed, parties)
 
@@ -242,7 +242,7 @@ def _check_enough(agreed: terms.Terms, parties: Collection[int]) -> None:
     raise messages.RefusedRoundError(f'{shortfall}.')
 
 
-def _opening(session: records.Session, agreed: terms.Terms, told: Mapping[str, Any], own: int) -> list[int]:
+def _opening(session: records.Session, agreed: terms.Terms, told: Mapping[str, Any], node_id: int) -> list[int]:
   """The nodes in the sum; raises `RefusedRoundError` for lists that would open more than one sum."""
   active, dead = (list(told.get(name, ())) for name in (Key.ACTIVE_NODE_ID_LIST, Key.DEAD_NODE_ID_LIST))
   both = set(active) & set(dead)
@@ -258,7 +258,7 @@ def _opening(session: records.Session, agreed: terms.Terms, told: Mapping[str, A
     raise messages.RefusedRoundError(
       f'The lists name the nodes {sorted(active + dead)}, and those who have answered are {sorted(session.parties)}.'
     )
-  if own not in active:
+  if node_id not in active:
     raise messages.RefusedRoundError('This node has answered, and is said to have dropped out.')
   _check_enough(agreed, active)
   return active

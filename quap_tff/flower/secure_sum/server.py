@@ -80,7 +80,7 @@ class _Round:
     zero = player.Sums(self._bundle.zero().plain, integers.nothing(self._bundle))
     empty = messages.Answer(announced.round_num, zero, agreed.cohort[:0])
     # In place of what is masked, where an answer is read.
-    self._nothing = messages.of_answer(empty, self._bundle)['secure']
+    self._nothing = messages.answer_content(empty, self._bundle)['secure']
 
   def play(self) -> sums.Summed:
     """The four stages."""
@@ -110,9 +110,9 @@ class _Round:
   def _keys(self) -> dict[int, list[bytes]]:
     """Both public keys of each node that takes part, and its signature."""
     session = records.Session(masks.NAME, self._announced.round_num, self._digest, self._terms.nodes)
-    content = {Key.STAGE: Stage.SETUP, **self._terms.of_flower}
+    content = {Key.STAGE: Stage.SETUP, **self._terms.flower_settings}
     make = lambda node: RecordDict(
-      {RECORD_KEY_CONFIGS: ConfigRecord(dict(content)), records.TERMS: session.of_context()}
+      {RECORD_KEY_CONFIGS: ConfigRecord(dict(content)), records.TERMS: session.as_record()}
     )
 
     def read(node: int, reply: Message) -> list[bytes]:
@@ -139,10 +139,10 @@ class _Round:
 
     def read(node: int, reply: Message) -> dict[int, bytes]:
       told = reply.content.config_records[RECORD_KEY_CONFIGS]
-      found = dict(zip(told[Key.DESTINATION_LIST], told[Key.CIPHERTEXT_LIST]))
-      if set(found) != set(keys) - {node}:
+      shares = dict(zip(told[Key.DESTINATION_LIST], told[Key.CIPHERTEXT_LIST]))
+      if set(shares) != set(keys) - {node}:
         raise messages.RefusedRoundError('has not sent one share to each other node.')
-      return found
+      return shares
 
     return self._stage(list(keys), make, read)
 
@@ -151,7 +151,7 @@ class _Round:
 
     def make(node: int) -> RecordDict:
       others = [other for other in sent if other != node]
-      content = messages.of_round(self._announced)
+      content = messages.round_content(self._announced)
       content[RECORD_KEY_CONFIGS] = ConfigRecord(
         {
           Key.STAGE: Stage.COLLECT_MASKED_VECTORS,
@@ -190,16 +190,16 @@ class _Round:
 
     # Who is in the sum is settled. Any t nodes open it.
     shares = self._stage(active, make, read, self._terms.threshold)
-    found = {}
+    secrets = {}
     for owner in parties:
-      own = [one[owner] for one in shares.values() if owner in one]
-      if len(own) < self._terms.threshold:
-        raise _TooFewError(f'There are {len(own)} shares of the secret of node {owner}')
+      owner_shares = [one[owner] for one in shares.values() if owner in one]
+      if len(owner_shares) < self._terms.threshold:
+        raise _TooFewError(f'There are {len(owner_shares)} shares of the secret of node {owner}')
       try:
-        found[owner] = combine_shares(own)
+        secrets[owner] = combine_shares(owner_shares)
       except ValueError as error:
         raise _TooFewError(f'The shares of the secret of node {owner} do not fit together: {error}') from None
-    return found
+    return secrets
 
   def _stage(
     self, nodes: list[int], make: Callable[[int], RecordDict], read: Callable[[int, Message], Any], least: int = 0
@@ -208,20 +208,20 @@ class _Round:
     round_num, seconds = self._announced.round_num, self._announced.seconds
     sent = [Message(make(node), node, MessageType.TRAIN, group_id=str(round_num)) for node in sorted(nodes)]
     replies = {one.metadata.src_node_id: one for one in self._grid.send_and_receive(sent, timeout=seconds)}
-    found = {}
+    answers = {}
     for node in sorted(nodes):
       try:
         if node not in replies:
           raise messages.RefusedRoundError(f'did not answer within {seconds:g} seconds.')
         messages.check_reply(replies[node])
-        found[node] = read(node, replies[node])
+        answers[node] = read(node, replies[node])
       except (LookupError, TypeError, ValueError) as error:
         said = str(error) if isinstance(error, messages.RefusedRoundError) else f'sent what is no answer: {error}.'
         _LOG.warning('Round %d: node %d %s', round_num, node, said)
-    shortfall = '' if least and len(found) >= least else self._terms.shortfall(found)
+    shortfall = '' if least and len(answers) >= least else self._terms.shortfall(answers)
     if shortfall:
       raise _TooFewError(shortfall)
-    return found
+    return answers
 
 
 def _plus(vectors: list[np.ndarray], others: list[np.ndarray], sign: int = 1) -> list[np.ndarray]:

@@ -262,7 +262,7 @@ def _run(
     participation = participations.next_state(config.participation, participation, ids, index + 1)
     before = privacy_filter.accounts_of(accounts, ids)
     own_prices = config.prices_of(prices, client_ids, index + 1)
-    cohort_participation = participations.of_clients(participation, ids)
+    cohort_participation = participations.for_clients(participation, ids)
     view = round_view(config, own_prices, cohort_participation, before, release, index + 1, client_ids)
     weights, own = privacy_filter.spend(own_prices, before, release, view.rounds_left, config.weights.weights(view))
     if index < len(kept) and kept[index] is not None:

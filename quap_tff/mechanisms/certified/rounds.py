@@ -165,7 +165,7 @@ class CertifiedRounds(RoundsInIntegers):
     config, round_num, release = self.config, state.round + 1, state.noise.counter
     own = tf.nest.map_structure(lambda part: tf.gather(part, ids), state.accounts)
     prices = config.prices_of(config.prices, ids, round_num)
-    participation = participations.of_clients(state.participation, ids)
+    participation = participations.for_clients(state.participation, ids)
     places = tf.range(tf.size(ids, tf.int64), dtype=tf.int64)
     as_if_all_came = participations.next_state(config.participation, participation, places, round_num)
     view = planning.round_view(config, prices, as_if_all_came, own, release, round_num, ids)

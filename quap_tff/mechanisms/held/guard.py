@@ -313,7 +313,7 @@ class ClientGuard:
     if answers:
       standing, answer = self._answered(standing)
     if self._memory is not None:
-      self._memory.write(lines)
+      self._memory.store(lines)
     self._standing, self._lines = standing, lines
     return answer
 

@@ -197,9 +197,9 @@ class Banded(Correlation):
     return f'c_1, c_2, … = {", ".join(f"{gain:.6g}" for gain in self.gain)}, and 0 after that'
 
   def coefficients(self, count: int) -> np.ndarray:
-    found = np.zeros(count)
-    found[: self.bands] = np.append(1.0, self.gains)[:count]
-    return found
+    coefficients = np.zeros(count)
+    coefficients[: self.bands] = np.append(1.0, self.gains)[:count]
+    return coefficients
 
   def after(
     self,

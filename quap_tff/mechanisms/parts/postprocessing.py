@@ -154,9 +154,11 @@ def restored(expected: State, kept: Mapping[str, Any]) -> State:
     ValueError: If names or shapes differ, because it is the average of another model.
   """
   shapes = {name: np.shape(value) for name, value in kept.items()}
-  own = {name: value.shape for name, value in expected.items()}
-  if shapes != own:
-    raise ValueError(f'The saved average belongs to another model: it holds {shapes}, this run needs {own}.')
+  expected_shapes = {name: value.shape for name, value in expected.items()}
+  if shapes != expected_shapes:
+    raise ValueError(
+      f'The saved average belongs to another model: it holds {shapes}, this run needs {expected_shapes}.'
+    )
   return {name: np.asarray(kept[name], value.dtype) for name, value in expected.items()}
 
 

@@ -117,14 +117,14 @@ class Buffered(mechanism.Configured):
 
   @property
   def facts(self) -> mechanism.Facts:
-    found = self.config.facts
-    return found._replace(
+    facts = self.config.facts
+    return facts._replace(
       unsparse='a buffer sums updates of several rounds, which would keep different weights',
       game='',
       unaudited='clients train on versions of the model that are of different ages',
       staleness=self.staleness,
       unamplified='who arrives follows from how slow clients are',
-      public_metrics=found.public_metrics | {'buffered_updates', 'released_updates', 'staleness_mean'},
+      public_metrics=facts.public_metrics | {'buffered_updates', 'released_updates', 'staleness_mean'},
     )
 
   def for_model(
@@ -146,26 +146,26 @@ class Buffered(mechanism.Configured):
     return self._cost(release, epsilons, float(metrics['noise_multiplier']), float(metrics['clipping_norm']))
 
   def planned(self, cohorts: Sequence[np.ndarray]) -> list[mechanism.RoundRecord]:
-    config, found = self.config, []
+    config, records = self.config, []
     for state, release in zip(config.planned_states(cohorts), self.planned_releases(cohorts)):
       clients = release.clients
       multiplier = config.planned_multiplier(state, clients) if len(clients) else 0.0
-      found.append(self._cost(release, config.client_budgets(state, clients), multiplier, 1.0))
-    return found
+      records.append(self._cost(release, config.client_budgets(state, clients), multiplier, 1.0))
+    return records
 
   def planned_releases(self, cohorts: Sequence[array_types.Ids]) -> list[Release]:
     """The release of each round if these clients arrive, int[M_t] for each round."""
-    shares, count, versions, found = np.zeros(self.num_clients), 0, 1, []
+    shares, count, versions, releases = np.zeros(self.num_clients), 0, 1, []
     for round_num, cohort in enumerate(cohorts, 1):
       ids = np.asarray(cohort, np.int64)
       shares[ids] += np.asarray(_shares(self.staleness, round_num, ids, versions), np.float64)
       count += len(cohort)
       if count >= self.size:
-        found.append(_release_of(shares))
+        releases.append(_release_of(shares))
         shares, count, versions = np.zeros(self.num_clients), 0, versions + 1
       else:
-        found.append(_release_of(np.zeros(0)))
-    return found
+        releases.append(_release_of(np.zeros(0)))
+    return releases
 
   def _cost(
     self, release: Release, epsilons: np.ndarray, noise_multiplier: float, clipping_norm: float

@@ -443,7 +443,7 @@ class RunAccount:
       # What the rounds happened to cost is itself a release. The filter's limit held beforehand.
       spent = rounding.up(float(accounting.total_mu(ledger).whole.max()) ** 2 / 2)
       whom = f' that took part, and not what rounds happened to cost (at most ρ = {spent})'
-      return self._of_filter(ledger.rounds > 0, whom)
+      return self._filter_report(ledger.rounds > 0, whom)
     return self._figures(ledger, ' '.join(filter(None, [facts.trust_note, facts.noise_note])))
 
   def _bound(self, ledger: accounting.RunLedger, cohorts: Any) -> accounting.FormalReport:
@@ -453,11 +453,11 @@ class RunAccount:
       return self._formal(accounting.completed(ledger, self.planned_ledger(cohorts)))
     if self.mechanism.facts.unplannable:
       clients = np.isin(np.arange(self.num_clients), np.concatenate(cohorts))
-      return self._of_filter(clients, ' that was planned to take part')
+      return self._filter_report(clients, ' that was planned to take part')
     limits = np.broadcast_to(np.sqrt(limit), [self.num_clients])
-    return self._formal(accounting.of_limits(limits, self.delta, self.mechanism.core.spent_before))
+    return self._formal(accounting.ledger_of_limits(limits, self.delta, self.mechanism.core.spent_before))
 
-  def _of_filter(self, clients: np.ndarray, whom: str) -> accounting.FormalReport:
+  def _filter_report(self, clients: np.ndarray, whom: str) -> accounting.FormalReport:
     """The figures of a filter for noise that follows releases, for each of the clients bool[N]."""
     limit = self.mechanism.core.limit
     # Noise that follows releases has one filter, whose limit is one number.
@@ -466,7 +466,7 @@ class RunAccount:
       'The noise was chosen from noised releases. So the figures are those of the filter, '
       f'ρ = {rounding.up(limit / 2)} for each client{whom}.'
     )
-    return self._figures(accounting.of_limits(np.where(clients, np.sqrt(limit), 0.0), self.delta), note)
+    return self._figures(accounting.ledger_of_limits(np.where(clients, np.sqrt(limit), 0.0), self.delta), note)
 
   def _with_reading(self, ledger: accounting.RunLedger, cohorts: Any) -> accounting.FormalReport:
     """The bound that holds wherever the run ends, and what the ledger gives."""
@@ -479,7 +479,7 @@ class RunAccount:
     # By who came, or by public rates if that is secret.
     own = self._formal(ledger).epsilon if self.draw.secret else None
     mu = accounting.total_mu(ledger)
-    epsilon = own if own is not None else self.slack.of_those_who(mu.came, mu.whole, self.delta)
+    epsilon = own if own is not None else self.slack.epsilon_of(mu.came, mu.whole, self.delta)
     said = dict(why=_WHY, bound=_BOUND) if self._came else {}
     return dataclasses.replace(bound, reading=accounting.Reading(ledger.num_rounds, epsilon, **said))
 

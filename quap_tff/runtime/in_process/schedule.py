@@ -53,14 +53,14 @@ class Pass:
 
 def closure(names: Iterable[str], needs_of: Callable[[str], Iterable[str]]) -> set[str]:
   """`names` and everything that they need, directly or not. `needs_of` gives the direct needs of a name."""
-  found: set[str] = set()
+  reached: set[str] = set()
   pending = list(names)
   while pending:
     name = pending.pop()
-    if name not in found:
-      found.add(name)
+    if name not in reached:
+      reached.add(name)
       pending.extend(needs_of(name))
-  return found
+  return reached
 
 
 def plan(local_values: Sequence[NamedValue], result: Iterable[str]) -> list[Union[str, Pass]]:

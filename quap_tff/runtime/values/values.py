@@ -106,10 +106,10 @@ def num_clients(argument: Any, type_spec: Optional[tff.Type]) -> Optional[int]:
       return set().union(*(sizes(child, child_type) for _, child, child_type in children(part, part_type)))
     return set()
 
-  found = sizes(argument, type_spec)
-  if len(found) > 1:
-    raise ValueError(f'The client-placed arguments differ in their number of clients: {sorted(found)}.')
-  return found.pop() if found else None
+  client_counts = sizes(argument, type_spec)
+  if len(client_counts) > 1:
+    raise ValueError(f'The client-placed arguments differ in their number of clients: {sorted(client_counts)}.')
+  return client_counts.pop() if client_counts else None
 
 
 def to_value(argument: Any, type_spec: tff.Type, path: Path = (), wanted: Any = True) -> Any:
@@ -214,35 +214,35 @@ def children(argument: Any, type_spec: tff.StructType, path: Path = ()) -> Seque
   if isinstance(argument, Mapping) and argument.keys() == {name for name, _ in elements}:
     return [(name, argument[name], t) for name, t in elements]
   try:
-    found = tff.structure.to_elements(tff.structure.from_container(argument))
+    members = tff.structure.to_elements(tff.structure.from_container(argument))
   except TypeError:
     raise TypeError(
       f'Expected a structure of type {type_spec} for {_place(path)}, found a {type(argument).__name__}.'
     ) from None
-  if len(found) != len(elements):
+  if len(members) != len(elements):
     raise TypeError(
       f'Expected a structure of {len(elements)} elements of type {type_spec} for {_place(path)}, found '
-      f'{len(found)} elements.'
+      f'{len(members)} elements.'
     )
-  for (found_name, _), (name, _) in zip(found, elements):
+  for (found_name, _), (name, _) in zip(members, elements):
     if found_name is not None and name is not None and found_name != name:
       raise TypeError(
         f'Expected a structure of type {type_spec} for {_place(path)}, found an element {found_name!r} in place of '
         f'{name!r}.'
       )
-  return [(name, part, t) for (_, part), (name, t) in zip(found, elements)]
+  return [(name, part, t) for (_, part), (name, t) in zip(members, elements)]
 
 
 def _sequence(argument: Any, type_spec: tff.SequenceType, path: Path) -> tf.Tensor:
   if isinstance(argument, tf.data.Dataset):
     structure = element_structure(type_spec.element)
-    found, expected = tf.nest.flatten(argument.element_spec), tf.nest.flatten(structure)
+    specs, expected = tf.nest.flatten(argument.element_spec), tf.nest.flatten(structure)
     if (
       not _has_its_names(argument.element_spec, structure)
-      or len(found) != len(expected)
+      or len(specs) != len(expected)
       or not all(
         isinstance(f, tf.TensorSpec) and f.dtype == e.dtype and f.shape.is_compatible_with(e.shape)
-        for f, e in zip(found, expected)
+        for f, e in zip(specs, expected)
       )
     ):
       raise TypeError(

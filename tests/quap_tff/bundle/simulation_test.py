@@ -176,4 +176,4 @@ def test_signs_the_certificate(bundle, clients, tmp_path):
   pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
   (tmp_path / 'key.pem').write_bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
   assert _run(bundle, clients, tmp_path / 'run', f'--signing_key={tmp_path / "key.pem"}') == 0
-  assert not signatures.problems(str(tmp_path / 'run'), 'certificate.json', key.public_key(), 'key')
+  assert not signatures.signature_problems(str(tmp_path / 'run'), 'certificate.json', key.public_key(), 'key')

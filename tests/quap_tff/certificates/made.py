@@ -73,7 +73,7 @@ def ledger(of, rounds=None):
 def folder(path, of=None, rounds=None, about=ABOUT, model=WEIGHTS, signing_key=None):
   """Writes the folder of a run."""
   of = plan() if of is None else of
-  certificates.write(str(path), of, ledger(of, rounds), model, about, signing_key)
+  certificates.write_run(str(path), of, ledger(of, rounds), model, about, signing_key)
   return pathlib.Path(path)
 
 

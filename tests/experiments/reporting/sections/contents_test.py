@@ -67,7 +67,7 @@ def everything(tmp_path_factory):
 def folder(everything, tmp_path_factory):
   """The report on `everything`."""
   path = tmp_path_factory.mktemp('report')
-  pages.write(str(path), _built(everything))
+  pages.write_page(str(path), _built(everything))
   return path
 
 
@@ -130,7 +130,7 @@ def test_settings_name_what_all_share_and_what_differs(groups_of):
 def test_a_report_calls_nothing_a_formal_epsilon_that_is_none(tmp_path, groups_of):
   runs = [{'algorithm': a, 'noise_norm': 0 if a == 'fedavg' else 1.0} for a in ('quap', 'layerwise', 'fedavg')]
   groups = groups_of(*runs)
-  pages.write(str(tmp_path / 'report'), _built(groups))
+  pages.write_page(str(tmp_path / 'report'), _built(groups))
   text = (tmp_path / 'report' / 'report.md').read_text()
   assert text.count('no finite ε for the released model') == 6
   assert 'no released model here has a finite ε' in text

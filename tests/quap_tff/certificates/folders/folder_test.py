@@ -72,7 +72,7 @@ _CHOICES = {
 
 def _check_round_trip(plan, path):
   ledger = made.ledger(plan)
-  certificate = certificates.write(str(path), plan, ledger, made.WEIGHTS, made.ABOUT)
+  certificate = certificates.write_run(str(path), plan, ledger, made.WEIGHTS, made.ABOUT)
   kept = folders.read(str(path))
   assert kept.plan.config == plan.config and kept.plan.fingerprint == plan.fingerprint
   assert kept.plan.model == made.MODEL and kept.about == made.ABOUT and kept.made_by == folders.LIBRARY
@@ -112,7 +112,7 @@ def test_a_rule_of_a_users_own(tmp_path, monkeypatch):
     made.plan(weights=_Half(0.25))
   plan = made.plan(dict(certificate=False), weights=_Half(0.25))
   with pytest.raises(ValueError, match='_Half has no name. Register it: these are online'):
-    certificates.write(str(tmp_path / 'run'), plan, made.ledger(plan), made.WEIGHTS, made.ABOUT)
+    certificates.write_run(str(tmp_path / 'run'), plan, made.ledger(plan), made.WEIGHTS, made.ABOUT)
   monkeypatch.setitem(weight_rules.RULES, 'half', _Half)
   _check_round_trip(plan, tmp_path / 'run')
   monkeypatch.delitem(weight_rules.RULES, 'half')
@@ -175,7 +175,7 @@ def test_a_ledger_or_a_model_of_another_run_is_refused(tmp_path):
     (made.ledger(plan), made.WEIGHTS[:1], r'holds tensors of the shapes \[\(3, 2\)\], and mechanism.json says \[\(2,'),
   ):
     with pytest.raises(ValueError, match=words):
-      certificates.write(str(tmp_path / 'run'), plan, ledger, weights, made.ABOUT)
+      certificates.write_run(str(tmp_path / 'run'), plan, ledger, weights, made.ABOUT)
   with pytest.raises(ValueError, match='already exists: give a new folder'):
     made.folder(tmp_path)
   assert not list(tmp_path.iterdir())
