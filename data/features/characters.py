@@ -1,7 +1,7 @@
 """Drawings of characters, as a hand would write them: random glyphs and characters, digits and Latin letters.
 
-A program draws them, from shapes that a generator makes up or that the authors of this program wrote into latin.txt. They
-are nobody's data.
+A program draws them, from shapes that a generator makes up, or that its authors wrote into latin.txt. They are nobody's
+data.
 """
 
 from __future__ import annotations
