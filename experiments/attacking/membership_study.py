@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 import dataclasses
+import textwrap
 import time
 from typing import Any, Callable, Optional
 
@@ -20,6 +21,7 @@ import numpy as np
 from experiments.attacking import result as results
 from experiments.attacking import shadow_models
 from experiments.command import run_choices
+from experiments.reporting import naming
 from experiments.running import plots
 from experiments.running import setup
 from quap_tff import methods
@@ -40,12 +42,6 @@ METHODS = (
   'certified:weights=online,noise=independent,clip=0.5',
 )
 
-# Of the pictures.
-_COLOURS = ('#000000', '#b2182b', '#4393c3', '#7f7f7f', '#762a83', '#1b7837', '#e08214', '#35978f')
-_ATTACK_COLOURS = ('#e08214', '#1b7837', '#b2182b', '#4393c3')
-_GROUP_COLOURS = ('#4393c3', '#7f7f7f', '#b2182b')
-_DASHES = ('-', (0, (6, 2)), (0, (1, 1.3)), (0, (6, 1.5, 1, 1.5)))
-_MARKERS = 'oDs'
 # The attack whose curves are drawn for every method.
 _STRONGEST = 'lira_online'
 _WORDS = {
@@ -286,20 +282,20 @@ def _pictures(rows: Sequence[Mapping[str, Any]], curves: Mapping[tuple[str, str,
 def _roc_figure(
   level: str, curves: Mapping[tuple[str, str], roc.Curve], rows: Sequence[Mapping[str, Any]]
 ) -> plots.Draw:
-  specs, attacks = _in_order(method for method, _ in curves), _in_order(attack for _, attack in curves)
-  attack = _strongest(attacks)
+  names, attacks = _names(method for method, _ in curves), _in_order(attack for _, attack in curves)
+  first, attack = next(iter(names)), _strongest(attacks)
   trials = next(row for row in rows if row['level'] == level and row['group'] == 'all')
   # One non-member that is called a member, and one member that is found: nothing smaller can be measured.
   lowest = 0.5 / max(trials['members'], trials['non_members'])
 
   def draw(figure: plots.Figure) -> None:
     left, right = figure.subplots(1, 2)
-    for index, method in enumerate(specs):
-      _curve(left, curves[method, attack], lowest, _COLOURS[index % len(_COLOURS)], _DASHES[index % 4], _short(method))
+    for place, (method, name) in enumerate(names.items()):
+      _curve(left, curves[method, attack], lowest, place, name)
     left.set_title(f'All methods under {_WORDS[attack]}', loc='left')
-    for index, its in enumerate(attacks):
-      _curve(right, curves[specs[0], its], lowest, _ATTACK_COLOURS[index % 4], _DASHES[index % 4], _WORDS[its])
-    right.set_title(f'All attacks on {_short(specs[0])}', loc='left')
+    for place, its in enumerate(attacks):
+      _curve(right, curves[first, its], lowest, place, _WORDS[its])
+    right.set_title(f'All attacks on {names[first]}', loc='left')
     for axes in (left, right):
       axes.plot([lowest, 1], [lowest, 1], color='grey', linewidth=0.9, linestyle='-', label='chance')
       axes.set(xlim=(lowest, 1.1), ylim=(lowest, 1.1), xscale='log', yscale='log')
@@ -314,29 +310,29 @@ def _roc_figure(
   return draw
 
 
-def _curve(axes: plots.Axes, curve: roc.Curve, lowest: float, colour: str, dash: Any, label: str) -> None:
+def _curve(axes: plots.Axes, curve: roc.Curve, lowest: float, place: int, label: str) -> None:
   rates = (np.maximum(rate, lowest) for rate in curve)
-  axes.plot(*rates, color=colour, linestyle=dash, label=label, drawstyle='steps-post')
+  axes.plot(*rates, **{**plots.look(place), 'marker': ''}, label=label, drawstyle='steps-post')
 
 
 def _groups_figure(rows: Sequence[Mapping[str, Any]]) -> tuple[plots.Draw, tuple[float, float]]:
   """The AUC of each method by participation group, a panel for each level, with intervals and bounds."""
   levels = _in_order(row['level'] for row in rows)
-  specs = _in_order(row['method'] for row in rows)
+  names = _names(row['method'] for row in rows)
   attack = _strongest(_in_order(row['attack'] for row in rows))
   by_key = {(row['method'], row['level'], row['attack'], row['group']): row for row in reversed(rows)}
 
   def draw(figure: plots.Figure) -> None:
     for axes, level in zip(figure.subplots(1, len(levels), squeeze=False)[0], levels):
-      for place, method in enumerate(specs):
+      for place, method in enumerate(names):
         for index, group in enumerate(shadow_models.GROUPS):
           row = by_key[method, level, attack, group]
           _point(axes, row, place + 0.22 * (index - 1), index, label=None if place else group)
       axes.axhline(0.5, color='grey', linewidth=0.9)
       if any(row['auc_bound'] is not None for row in rows):
         axes.plot([], [], color='black', linewidth=1.2, label='a dash: allowed by the account')
-      axes.set_xticks(range(len(specs)), [_short(method, lines=True) for method in specs], fontsize=7.5)
-      axes.set(ylabel='AUC', xlim=(-0.5, len(specs) - 0.5))
+      axes.set_xticks(range(len(names)), [textwrap.fill(name, 14) for name in names.values()], fontsize=7.5)
+      axes.set(ylabel='AUC', xlim=(-0.5, len(names) - 0.5))
       axes.set_title(f'{level} level, {_WORDS[attack]}', loc='left')
     figure.legend(
       *axes.get_legend_handles_labels(),
@@ -345,30 +341,25 @@ def _groups_figure(rows: Sequence[Mapping[str, Any]]) -> tuple[plots.Draw, tuple
       title='clients by how often they are asked to take part',
     )
 
-  return draw, (max(8, 1.05 * len(specs)) * len(levels), 4.6)
+  return draw, (max(8, 1.05 * len(names)) * len(levels), 4.6)
 
 
 def _point(axes: plots.Axes, row: Mapping[str, Any], x: float, index: int, label: Optional[str]) -> None:
-  colour, area = _GROUP_COLOURS[index], row['auc']
+  area, style = row['auc'], {**plots.look(index), 'linestyle': 'none'}
   reach = [[area - row['auc_low']], [row['auc_high'] - area]]
-  style: dict[str, Any] = dict(
-    color=colour, marker=_MARKERS[index], linestyle='none', markersize=5, linewidth=1.2, capsize=2
-  )
-  axes.errorbar([x], [area], yerr=reach, label=label, **style)
+  axes.errorbar([x], [area], yerr=reach, label=label, markersize=5, linewidth=1.2, capsize=2, **style)
   if row['auc_bound'] is not None:
-    axes.plot([x - 0.09, x + 0.09], [row['auc_bound']] * 2, color=colour, linewidth=1.2)
+    axes.plot([x - 0.09, x + 0.09], [row['auc_bound']] * 2, color=style['color'], linewidth=1.2)
 
 
 def _strongest(attacks: Sequence[str]) -> str:
   return _STRONGEST if _STRONGEST in attacks else attacks[-1]
 
 
-def _short(method: str, lines: bool = False) -> str:
-  """The spec without the parameters that all of its kind share."""
-  name, _, arguments = method.partition(':')
-  kept = [a for a in arguments.split(',') if a and not a.startswith(('certificate=', 'clip='))]
-  words = [name, *(argument.partition('=')[2] for argument in kept)]
-  return '\n'.join(word.replace('_', '_\n', 1) for word in words) if lines else ', '.join(words)
+def _names(specs: Iterable[str]) -> dict[str, str]:
+  """The names of methods for people, by their specs, in order."""
+  distinct = _in_order(specs)
+  return dict(zip(distinct, naming.labels(distinct)))
 
 
 def _in_order(names: Iterable[str]) -> list[str]:

@@ -15,7 +15,7 @@ import pandas as pd
 from experiments.folders import folder as run_folder
 from experiments.running import plots
 from quap_tff.common import files
-from quap_tff.common import wide
+from quap_tff.common import html_page
 from quap_tff.common.numbers import rounding
 
 _REPORT, _PAGE = 'report.md', 'index.html'
@@ -206,7 +206,8 @@ def page(sections: Sequence[Section], images: Mapping[str, bytes]) -> str:
     images: PNG files by name.
   """
   encoded = {name: base64.b64encode(image).decode('ascii') for name, image in images.items()}
-  return _rendered('page.html', sections, images=encoded, frame_css=markupsafe.Markup(wide.CSS))
+  body = _rendered('page.html', sections, images=encoded)
+  return html_page.page(sections[0].title, body, '72rem', _rendered('page.css', sections))
 
 
 def _rendered(template: str, sections: Sequence[Section], **values: Any) -> str:
@@ -218,7 +219,7 @@ def _rendered(template: str, sections: Sequence[Section], **values: Any) -> str:
     keep_trailing_newline=True,
   )
   environment.filters.update(breakable=_breakable, marked=_marked, aligned=_aligned, is_long=_is_long)
-  environment.globals['framed'] = lambda content, label: markupsafe.Markup(wide.framed(content, label))
+  environment.globals['framed'] = lambda content, label: markupsafe.Markup(html_page.framed(content, label))
   return environment.get_template(template).render(first=sections[0], sections=sections[1:], **values)
 
 

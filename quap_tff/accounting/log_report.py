@@ -17,8 +17,8 @@ from quap_tff.accounting import logs
 from quap_tff.accounting import theorems
 from quap_tff.common import console
 from quap_tff.common import files
+from quap_tff.common import html_page
 from quap_tff.common import lazy
-from quap_tff.common import wide
 from quap_tff.common.numbers import rounding
 from quap_tff.common.numbers import tradeoff
 from quap_tff.mechanisms.noise import correlation as correlations
@@ -258,19 +258,13 @@ def _page(report: LogReport, head: Sequence[str], image: bytes) -> str:
   for table in report.tables:
     rows = [row(table.header, 'th'), *(row(one, 'td') for one in table.rows)]
     parts.append(f'<h2>{html.escape(table.title)}</h2>')
-    parts.append(wide.framed(f'<table>{"".join(rows)}</table>', table.title))
+    parts.append(html_page.framed(f'<table>{"".join(rows)}</table>', table.title))
     parts.append(f'<p>{html.escape(table.note)}</p>')
   style = (
-    f'{wide.CSS}body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 50rem; margin: auto; padding: 1rem; }}\n'
     'th, td { border-bottom: 1px solid #999; padding: .3rem .8rem .3rem 0; text-align: left; vertical-align: top; }\n'
     'table { border-collapse: collapse; } img { max-width: 100%; }'
   )
-  return (
-    '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, '
-    f'initial-scale=1"><title>Account of a log</title><style>{style}</style></head>\n<body><h1>Account of a log</h1>\n'
-    + '\n'.join(parts)
-    + '\n</body></html>\n'
-  )
+  return html_page.page('Account of a log', '\n'.join(parts), '50rem', style)
 
 
 def summary(report: LogReport) -> dict[str, Any]:

@@ -20,11 +20,11 @@ import csv
 import gzip
 import itertools
 from typing import Any, NamedTuple, NoReturn, Optional
+import unicodedata
 import zlib
 
 import numpy as np
 
-from quap_tff.accounting import client_names
 from quap_tff.common import checks
 from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms.certified import spending as spendings
@@ -35,6 +35,11 @@ _CHUNK = 2**10
 _DIGITS = 18
 # Texts of the column `released`; '' if there is no such column.
 _RELEASED = {'yes': 1, 'no': 0, '': -1}
+# Categories of characters that nobody sees, and further characters that nobody sees: fillers and selectors of variants.
+_UNSEEN = frozenset(('Cc', 'Cf', 'Cs', 'Zl', 'Zp', 'Zs'))
+_FILLERS = (0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2800, 0x3164, 0xFFA0)
+_SELECTORS = (*range(0x180B, 0x1810), *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))
+_BLANK = frozenset(map(chr, (*_FILLERS, *_SELECTORS)))
 
 
 # The first line of a log that the project writes. `row_texts` gives the others.
@@ -52,6 +57,55 @@ def row_texts(number: int, record: mechanism.RoundRecord) -> list[str]:
   ids, weights = np.asarray(record.cohort)[order], np.asarray(record.weights, np.float64)[order]
   rows = [f'{number},{client},{weight!r},{says}\n' for client, weight in zip(ids.tolist(), weights.tolist())]
   return rows or [f'{number},,,{says}\n']
+
+
+class AmbiguousNameError(Exception):
+  """A name that cannot be told from another one: (the cell, the other name), or (the cell, None) without any other."""
+
+
+class Places(dict[str, int]):
+  """The place of each client by what a cell says, spaces around it included; -1 for nobody.
+
+  No two names can be taken for each other: one that could raises `AmbiguousNameError`.
+
+  Attributes:
+    names: The clients, stripped, by place.
+  """
+
+  def __init__(self) -> None:
+    super().__init__({'': -1})
+    self.names: list[str] = []
+    # Of the names that are not their own keys.
+    self._keys: dict[str, int] = {}
+
+  def __missing__(self, text: str) -> int:
+    name = text.strip()
+    if name != text:
+      self[text] = place = self[name]
+      return place
+    folded = _folded(name)
+    if not folded:
+      raise AmbiguousNameError(text, None)
+    same = self._keys.get(folded, self.get(folded))
+    if same is not None:
+      raise AmbiguousNameError(text, self.names[same])
+    place = self[name] = len(self.names)
+    self.names.append(name)
+    if folded != name:
+      self._keys[folded] = place
+    return place
+
+
+def _folded(name: str) -> str:
+  """The name without case, spaces and invisible characters, in one form of Unicode."""
+  if name.isascii():
+    return name.lower() if name.isprintable() and ' ' not in name else _visible(name.lower())
+  folded = unicodedata.normalize('NFKC', _visible(name)).casefold()
+  return _visible(unicodedata.normalize('NFKC', folded))
+
+
+def _visible(text: str) -> str:
+  return ''.join(c for c in text if unicodedata.category(c) not in _UNSEEN and c not in _BLANK)
 
 
 class LogError(ValueError):
@@ -90,7 +144,7 @@ class Log:
 
   def __init__(self, path: str):
     self.path = path
-    self._places = client_names.Places()
+    self._places = Places()
 
   @property
   def has_released(self) -> bool:
@@ -115,7 +169,7 @@ class Log:
         round that contradicts itself, or a file without rows.
       OSError: If the file cannot be read.
     """
-    self._places = client_names.Places()
+    self._places = Places()
     number: Optional[int] = None
     parts: list[_Rows] = []
     row = 0
@@ -158,7 +212,7 @@ class Log:
 
   def _columns(self, header: Sequence[str]) -> dict[str, int]:
     """The place of each column by its name."""
-    names = list(map(client_names.key, header))
+    names = list(map(_folded, header))
     for place, name in enumerate(names):
       if name and name in names[:place]:
         raise LogError(
@@ -175,7 +229,7 @@ class Log:
   def _placed(self, names: Sequence[str], row: int) -> np.ndarray:
     try:
       return np.fromiter(map(self._places.__getitem__, names), np.int64, len(names))
-    except client_names.AmbiguousNameError as error:
+    except AmbiguousNameError as error:
       text, other = error.args
     stripped = text.strip()
     wrong = row + [name.strip() for name in names].index(stripped)

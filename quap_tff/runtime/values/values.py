@@ -6,6 +6,7 @@ bare value. A value that differs by client is a `PerClient`, or a `ValuesOnDeman
 sequence than a list or a tuple.
 """
 
+import cmath
 import collections
 import collections.abc
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,16 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from quap_tff.runtime.values import errors
-from quap_tff.runtime.values import fitting
+
+# By kind of dtypes, the Python types whose values fit one. No value of Python fits a dtype of another kind.
+_PYTHON_TYPES: dict[str, Any] = {
+  'integer': int,
+  'float': float,
+  'complex': complex,
+  'string': (str, bytes),
+  'bool': bool,
+}
+_NUMBERS = frozenset(['integer', 'float', 'complex'])
 
 
 def without_attributes(tensor: tf.Tensor) -> tf.Tensor:
@@ -180,7 +190,7 @@ def _tensor(argument: Any, type_spec: tff.TensorType, path: Path) -> tf.Tensor:
     except (ValueError, TypeError) as e:  # Lists that differ in length.
       raise TypeError(f'Expected a tensor of type {type_spec} for {_place(path)}, found {argument!r:.200}.') from e
   is_of_dtype = argument.dtype == dtype
-  if not is_of_dtype and fitting.widens(argument.dtype, dtype):
+  if not is_of_dtype and _widens(argument.dtype, dtype):
     argument, is_of_dtype = tf.cast(argument, dtype), True
   if not is_of_dtype or not argument.shape.is_compatible_with(type_spec.shape):
     raise TypeError(
@@ -190,11 +200,53 @@ def _tensor(argument: Any, type_spec: tff.TensorType, path: Path) -> tf.Tensor:
   return argument
 
 
+@functools.cache
+def _kind(dtype: tf.DType) -> str:
+  if dtype.is_floating:
+    return 'float'
+  return 'integer' if dtype.is_integer else 'complex' if dtype.is_complex else dtype.name
+
+
+@functools.cache
+def _widens(found: tf.DType, expected: tf.DType) -> bool:
+  """Whether every value of the one dtype is a value of the other one, and of the same kind."""
+  if found == expected or _kind(expected) not in _NUMBERS:
+    return found == expected
+  return _kind(found) == _kind(expected) and np.can_cast(found.as_numpy_dtype, expected.as_numpy_dtype)
+
+
+def _misfit(value: Any, dtype: tf.DType) -> str:
+  """Says why a number, a string or an array cannot become a tensor of `dtype` without a change; '' if it can.
+
+  The rule is that of TFF's own contexts. The kind must be the same: a float does not become an integer, an integer does
+  not become a float, and a boolean becomes neither. The value must be in range, because TensorFlow wraps integers that
+  are not; of an array the dtype decides.
+  """
+  if hasattr(value, '__array__'):  # A NumPy value, or one of a library like it.
+    return '' if _widens(tf.as_dtype(value.dtype), dtype) else f'{_shortened(value)} of dtype {value.dtype}'
+  kind = _kind(dtype)
+  if not isinstance(value, _PYTHON_TYPES.get(kind, ())) or isinstance(value, bool) and kind != 'bool':
+    return f'{_shortened(value)} ({type(value).__name__})'
+  if kind not in _NUMBERS or kind != 'integer' and not cmath.isfinite(value):
+    return ''
+  high = dtype.max if kind == 'integer' else float(dtype.real_dtype.max)
+  low = dtype.min if kind == 'integer' else -high
+  if all(low <= part <= high for part in (value.real, value.imag)):
+    return ''
+  shown = '{} to {}' if kind == 'integer' else '{:.9g} to {:.9g}'
+  return f'{_shortened(value)}, which is out of range ({shown.format(low, high)})'
+
+
+def _shortened(value: Any) -> str:
+  shown = repr(value)
+  return shown if len(shown) <= 80 else f'{shown[:77]}...'
+
+
 def _fitting(argument: Any, dtype: tf.DType, path: Path) -> Any:
   """`argument`, if TensorFlow can make a tensor of `dtype` of it without a change."""
   if isinstance(argument, (list, tuple)):
     return [_fitting(part, dtype, (path, i)) for i, part in enumerate(argument)]
-  misfit = fitting.misfit(argument, dtype)
+  misfit = _misfit(argument, dtype)
   if misfit:
     raise TypeError(f'Expected a value of dtype {dtype.name} for {_place(path)}, found {misfit}.')
   return np.asarray(argument, dtype.as_numpy_dtype) if hasattr(argument, '__array__') else argument

@@ -8,7 +8,7 @@ import pytest
 
 from tests.experiments import harness
 
-_PATH = harness.REPOSITORY / 'experiments' / 'peers' / 'compare.py'
+_PATH = harness.REPOSITORY / 'docs' / 'benchmarks' / 'peers' / 'compare.py'
 _OURS = {'tff_worker': 100.0, 'quap_float32': 200.0, 'quap_bfloat16': 400.0, 'ceiling_bfloat16': 500.0}
 
 

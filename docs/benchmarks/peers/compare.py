@@ -1,11 +1,11 @@
 """Measures this project and its peers, which take turns, on a quiet machine: about twenty minutes.
 
-    experiments/peers/setup.sh
-    python experiments/peers/compare.py [--data_dir=DIR] [--output=FILE]
+    docs/benchmarks/peers/setup.sh
+    python docs/benchmarks/peers/compare.py [--data_dir=DIR] [--output=FILE]
 
-README.md says what is compared. With --data_dir (see data/) the published set-ups of FLUTE and of pfl-research run too.
-Each measurement is a process of its own, and its line is printed and written when it ends. At last come the medians
-over the turns, with half the distance between the quartiles after the sign ±.
+docs/benchmarks.md says what is compared. With --data_dir (see data/) the published set-ups of FLUTE and of pfl-research
+run as well. Each measurement is a process of its own, and its line is printed and written when it ends. At last come
+the medians over the turns, with half the distance between the quartiles after the sign ±.
 """
 
 import argparse
@@ -24,7 +24,7 @@ import time
 from typing import Callable
 
 _HERE = pathlib.Path(__file__).absolute().parent
-_ROOT = _HERE.parents[1]
+_ROOT = _HERE.parents[2]
 _DTYPES = ('float32', 'bfloat16')
 _CIFAR = ['--model=cifar10_cnn', '--clients=50', '--examples=50', '--batch_size=10']
 _CIFAR_ROUNDS = 1500
@@ -47,7 +47,7 @@ def main() -> None:
     parser.error('--published_only needs --data_dir, the folder with the data of the published set-ups.')
   for peer in ('pfl', 'flower'):
     if not _python(args, peer).exists():
-      parser.error(f'{_python(args, peer)} is missing: run experiments/peers/setup.sh first, or give --environments.')
+      parser.error(f'{_python(args, peer)} is missing: run {_HERE / "setup.sh"} first, or give --environments.')
   rows = []
 
   def keep(row: dict) -> None:
