@@ -278,7 +278,7 @@ def _noise_for(
   return 0
 
 
-def _choices_table(found: Sequence[noise_choices.Choice]) -> log_report.TextTable:
+def _choices_table(choices: Sequence[noise_choices.Choice]) -> log_report.TextTable:
   rows = [
     (
       correlations.spec_of(one.correlation),
@@ -288,7 +288,7 @@ def _choices_table(found: Sequence[noise_choices.Choice]) -> log_report.TextTabl
       f'{one.share:.1%}',
       f'{one.ended:,}',
     )
-    for one in found
+    for one in choices
   ]
   header = ('noise', 'trusted', 'weights', 'z', 'share of the ceiling', 'budgets that end')
   return log_report.TextTable(

@@ -39,14 +39,14 @@ class _NumberOrText(flags.ArgumentParser):
       return argument
 
 
-def _define(name: str, found: flag_fields.Flag, kind: Any, text: str) -> None:
+def _define(name: str, definition: flag_fields.Flag, kind: Any, text: str) -> None:
   options = dict(flag_values=VALUES)
-  bounds = dict(lower_bound=found.lower, upper_bound=found.upper)
-  default = None if found.differs else found.default
+  bounds = dict(lower_bound=definition.lower, upper_bound=definition.upper)
+  default = None if definition.differs else definition.default
   if kind is run_choices.Epochs:
     flags.DEFINE(_NumberOrText(), name, default, text, **options)
-  elif found.one_of:
-    flags.DEFINE_enum(name, default, found.one_of, text, **options)
+  elif definition.one_of:
+    flags.DEFINE_enum(name, default, definition.one_of, text, **options)
   elif kind in (bool, Optional[bool]):
     flags.DEFINE_bool(name, default, text, **options)
   elif kind in (int, Optional[int]):
@@ -57,11 +57,15 @@ def _define(name: str, found: flag_fields.Flag, kind: Any, text: str) -> None:
     flags.DEFINE_string(name, default, text, **options)
 
 
-def _help(name: str, found: flag_fields.Flag, text: str) -> str:
+def _help(name: str, definition: flag_fields.Flag, text: str) -> str:
   """The docstring's words, and the choices from the registry."""
   if name == 'algorithm':
     return f'{text}\n{methods.table()}'
-  choices = registry.describe(found.choices) if found.choices is not None else ', '.join((*found.names, *found.words))
+  choices = (
+    registry.describe(definition.choices)
+    if definition.choices is not None
+    else ', '.join((*definition.names, *definition.words))
+  )
   return f'{text} Choices: {choices}.' if choices else text
 
 
@@ -72,9 +76,9 @@ def _define_all() -> dict[str, list[str]]:
     group = run_choices.MechanismChoice if part in _MECHANISM else part
     names = groups.setdefault(str(group.__doc__).partition('\n')[0].rstrip('.'), [])
     types, helps = get_type_hints(part), flag_fields.helps(part)
-    for name, found in flag_fields.flags_of(part).items():
+    for name, definition in flag_fields.flags_of(part).items():
       if name not in VALUES:  # Parts share flags.
-        _define(name, found, types[name], _help(name, found, helps[name]))
+        _define(name, definition, types[name], _help(name, definition, helps[name]))
         names.append(name)
   return groups
 

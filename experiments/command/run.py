@@ -93,7 +93,7 @@ class Run:
     except ValueError as error:
       raise ValueError(f'--algorithm: {error}') from error
     own = flag_fields.flags_of(method)
-    defaults = {name: own.get(name, found).default for name, found in run_choices.FLAGS.items()}
+    defaults = {name: own.get(name, definition).default for name, definition in run_choices.FLAGS.items()}
     written = {name: default if values.get(name) is None else values[name] for name, default in defaults.items()}
     return cls(
       data=flag_fields.decoded(run_choices.Data(), written),
@@ -129,7 +129,9 @@ class Run:
 
     The folder of a certified run is made to be handed out. So it does not say where its operator keeps data and keys.
     """
-    withheld = {name for name, found in run_choices.FLAGS.items() if found.is_path and self.method.gives_certificate}
+    withheld = {
+      name for name, definition in run_choices.FLAGS.items() if definition.is_path and self.method.gives_certificate
+    }
     values = {name: None if name in withheld else value for name, value in self.flags.items()}
     shown = {} if withheld else {name: self.flags[name] for name in ('dataset', 'participation')}
     return {**values, **self._portable(), **shown}
@@ -348,7 +350,7 @@ def _digest_of(path: Optional[str]) -> Optional[str]:
 
 def unused_flags(method: methods.Method) -> frozenset[str]:
   """The flags of mechanisms that a method does not have, except those whose defaults ask for nothing."""
-  theirs = {name for name, found in methods.FLAGS.items() if not found.is_neutral}
+  theirs = {name for name, definition in methods.FLAGS.items() if not definition.is_neutral}
   return frozenset(theirs) - method.flag_names()
 
 

@@ -254,5 +254,5 @@ class MechanismChoice:
 PARTS = (Data, Cohorts, Schedule, MechanismChoice, *methods.PARTS, LocalTraining, Publication, Runtime)
 # Every flag, in the order of the parts.
 FLAGS: dict[str, flag_fields.Flag] = {
-  name: found for part in PARTS for name, found in flag_fields.flags_of(part).items()
+  name: definition for part in PARTS for name, definition in flag_fields.flags_of(part).items()
 }

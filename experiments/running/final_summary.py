@@ -196,9 +196,9 @@ def other_epsilon(run: run_lib.Run, plan: plans.Plan, summary: Mapping[str, Any]
   return f'The formal ε is {rounding.up(reached)}, not --epsilon={asked:g}.{remedy}'
 
 
-def malicious(found: Mapping[str, Any]) -> str:
+def malicious(facts: Mapping[str, Any]) -> str:
   """How many clients attack, and how, by what summary.json says of it."""
-  return f'Malicious: {found["clients"]} of the clients attack in every round that they are in ({found["attack"]}).'
+  return f'Malicious: {facts["clients"]} of the clients attack in every round that they are in ({facts["attack"]}).'
 
 
 def non_finite(updates: int, rounds: int, first_round: int) -> str:

@@ -91,12 +91,12 @@ def texts(
   about: Optional[abouts.About],
 ) -> dict[str, str]:
   """All files but graphs and manifest, by name. Raises `ValueError` if the plan can't be written."""
-  found = {GRAPHS: json.dumps(bindings), PLAN: json.dumps(_plan_facts(plan)), RUN: json.dumps(_encoded(rounds))}
+  texts = {GRAPHS: json.dumps(bindings), PLAN: json.dumps(_plan_facts(plan)), RUN: json.dumps(_encoded(rounds))}
   if plan is not None and plan.mechanism.facts.is_certified:
     about = _UNSTATED if about is None else about
     leaving = plan.leaving or ()
-    found[folders.MECHANISM] = folders.mechanism_text(plan, leaving, about, folders.LIBRARY, abouts.this_code())
-  return found
+    texts[folders.MECHANISM] = folders.mechanism_text(plan, leaving, about, folders.LIBRARY, abouts.this_code())
+  return texts
 
 
 def _plan_facts(plan: Optional[run_account.RunAccount]) -> Optional[dict[str, Any]]:
@@ -178,13 +178,13 @@ def _minor(version: str) -> tuple[int, ...]:
 def _checked(path: str, name: str, digest: str) -> bytes:
   """A file with this digest."""
   with open(folder_files.check_regular(path, name), 'rb') as f:
-    found = f.read()
-  if hashlib.sha256(found).hexdigest() != digest:
+    content = f.read()
+  if hashlib.sha256(content).hexdigest() != digest:
     raise folder_files.FolderError(
       f'{name} in {path} is not the file that was exported: its SHA-256 is not in {MANIFEST}. Copy the bundle '
       'again, or export the run again.'
     )
-  return found
+  return content
 
 
 def _encoded(value: Any) -> Any:
@@ -217,10 +217,10 @@ def _decoded(value: Any) -> Any:
     return value
   if 'class' in value:
     module, _, name = value['class'].partition(':')
-    found = getattr(importlib.import_module(module), name) if module.startswith(_PACKAGE) else None
-    if not isinstance(found, type) or _fields(found) is None:
+    cls = getattr(importlib.import_module(module), name) if module.startswith(_PACKAGE) else None
+    if not isinstance(cls, type) or _fields(cls) is None:
       raise ValueError(f'{value["class"]} is not a class of plans')
-    return found(**{key: _decoded(part) for key, part in value['fields'].items()})
+    return cls(**{key: _decoded(part) for key, part in value['fields'].items()})
   if 'array' in value:
     return np.array(value['array'], value['dtype']).reshape(value['shape'])
   if 'dict' in value:

@@ -175,7 +175,7 @@ def _exported(computation: Any, *arguments: str, draws: bool = False) -> _Export
   proto, signature = tff.framework.serialize_computation(computation).tensorflow, computation.type_signature
   taken = list(_names(proto.parameter)) if proto.HasField('parameter') else []
   returned = list(_names(proto.result))
-  section = section_graphs.of_section(proto, taken, returned)
+  section = section_graphs.section_graph(proto, taken, returned)
   kinds = [signature.parameter] if len(arguments) == 1 else list(signature.parameter or ())
   inputs = [[name, spec.dtype.name, _sizes(spec.shape)] for name, spec in section.inputs.items()]
   variables = [[dtype.name, _sizes(shape)] for dtype, shape in section.variables]

@@ -61,9 +61,9 @@ def collected_by_id(reports: tff.Value) -> tff.Value:
   joined = collected(reports)
 
   @tff.tensorflow.computation(joined.type_signature.member)
-  def in_order(found: array_types.Structure) -> array_types.Structure:
-    order = tf.argsort(found['client_id'], stable=True)
-    return tf.nest.map_structure(lambda values: tf.gather(values, order), found)
+  def in_order(reports: array_types.Structure) -> array_types.Structure:
+    order = tf.argsort(reports['client_id'], stable=True)
+    return tf.nest.map_structure(lambda values: tf.gather(values, order), reports)
 
   return tff.federated_map(in_order, joined)
 

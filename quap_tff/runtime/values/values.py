@@ -208,11 +208,11 @@ def _kind(dtype: tf.DType) -> str:
 
 
 @functools.cache
-def _widens(found: tf.DType, expected: tf.DType) -> bool:
+def _widens(dtype: tf.DType, expected: tf.DType) -> bool:
   """Whether every value of the one dtype is a value of the other one, and of the same kind."""
-  if found == expected or _kind(expected) not in _NUMBERS:
-    return found == expected
-  return _kind(found) == _kind(expected) and np.can_cast(found.as_numpy_dtype, expected.as_numpy_dtype)
+  if dtype == expected or _kind(expected) not in _NUMBERS:
+    return dtype == expected
+  return _kind(dtype) == _kind(expected) and np.can_cast(dtype.as_numpy_dtype, expected.as_numpy_dtype)
 
 
 def _misfit(value: Any, dtype: tf.DType) -> str:
