@@ -81,4 +81,4 @@ def load(
       auxiliary=auxiliary,
     )
   )
-  return features_lib.of_federation(features, federation, progress)
+  return features_lib.map_federation(features, federation, progress)

@@ -36,8 +36,8 @@ class Examples:
     for name, dtypes in (('x', (np.float32, np.int32)), ('y', (np.int32,))):
       value = getattr(self, name)
       if not isinstance(value, np.ndarray) or value.dtype not in dtypes:
-        found = f'an array of {value.dtype}' if isinstance(value, np.ndarray) else type(value).__name__
-        raise ValueError(f'{name} must be an array of {np.dtype(dtypes[0]).name}, found {found}.')
+        kind = f'an array of {value.dtype}' if isinstance(value, np.ndarray) else type(value).__name__
+        raise ValueError(f'{name} must be an array of {np.dtype(dtypes[0]).name}, found {kind}.')
       # A new view, so that the caller's array stays writable and this one is not.
       view = np.ascontiguousarray(value).view()
       view.setflags(write=False)
@@ -246,13 +246,13 @@ class Federation:
 
     For clients on demand, the digest of their source takes the place of their examples.
     """
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     auxiliary = [] if self.auxiliary is None else [('', self.auxiliary)]
     clients = [] if isinstance(self.clients, OnDemand) else zip(self.client_ids, self.clients)
     if isinstance(self.clients, OnDemand):
-      found.update(self.clients.digest)
+      sha256.update(self.clients.digest)
     for name, examples in (*clients, ('', self.test), *auxiliary):
-      found.update(f'{name}\0{examples.x.shape}\0'.encode())
-      found.update(examples.x.data)
-      found.update(examples.y.data)
-    return found.digest()
+      sha256.update(f'{name}\0{examples.x.shape}\0'.encode())
+      sha256.update(examples.x.data)
+      sha256.update(examples.y.data)
+    return sha256.digest()

@@ -43,15 +43,15 @@ def check_is_file(path: str, expected: str) -> None:
   try:
     mode = os.stat(path).st_mode
   except FileNotFoundError:
-    found = 'is a link to a file that does not exist' if os.path.islink(path) else 'not found'
+    wrong_kind = 'is a link to a file that does not exist' if os.path.islink(path) else 'not found'
   except OSError as error:
-    found = f'cannot be used: {error.strerror}'
+    wrong_kind = f'cannot be used: {error.strerror}'
   else:
     if stat.S_ISREG(mode):
       return
     kind = next((name for is_kind, name in _KINDS if is_kind(mode)), 'a special file')
-    found = f'is {kind} and not a file'
-  raise DataFileError(f'{path} {found}; {expected}.')
+    wrong_kind = f'is {kind} and not a file'
+  raise DataFileError(f'{path} {wrong_kind}; {expected}.')
 
 
 def read_npz(path: str, keys: Sequence[str], holds: str, optional: Sequence[str] = ()) -> dict[str, np.ndarray]:

@@ -95,7 +95,7 @@ class Part(NamedTuple):
 
   title: str
   settings: Callable[[], Any]
-  run: Callable[[Any, Callable[[str], None]], result_lib.Result]
+  run: Callable[[Any, Callable[[str], None]], result_lib.StudyResult]
 
 
 def _inversion_settings() -> inversion_study.InversionSettings:
@@ -136,17 +136,17 @@ def _check_data() -> None:
     reading.check_is_file(os.path.join(_FLAGS.data_dir, name), f'expected {name} in --data_dir')
 
 
-def _write(folder: str, results: Mapping[str, result_lib.Result], summary: Mapping[str, Any]) -> None:
+def _write(folder: str, results: Mapping[str, result_lib.StudyResult], summary: Mapping[str, Any]) -> None:
   os.makedirs(folder, exist_ok=True)
   sections, pictures = [], {}
   for name, result in results.items():
-    own = os.path.join(folder, name)
-    shutil.rmtree(own, ignore_errors=True)
-    drawn = result.write(own)
+    study_folder = os.path.join(folder, name)
+    shutil.rmtree(study_folder, ignore_errors=True)
+    drawn = result.write_files(study_folder)
     pictures.update(drawn)
     table = pages.Table(name, f'All figures ({name}/)', [_shown(row) for row in result.rows])
     figures = [
-      pages.Figure(file, file[: -len('.png')].replace('_', ' '), result.captions.get(file, ''), None)
+      pages.Plot(file, file[: -len('.png')].replace('_', ' '), result.captions.get(file, ''), None)
       for file in sorted(drawn)
     ]
     sections.append(pages.Section(PARTS[name].title, [*result.notes, table, *figures]))

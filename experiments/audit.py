@@ -160,7 +160,7 @@ def main(argv: list[str]) -> int:
   print('\n'.join(f'{name + ":":34}{figure}' for name, figure in record.rows(measured)))
   print(record.verdict(measured))
   if path is not None:
-    record.write(path, measured, certificate)
+    record.write_audit(path, measured, certificate)
     signatures.sign(path, certificates.AUDIT, key)
     verifying.write_page(path, certificate, record.read(path, certificate))
     print(f'{os.path.join(path, record.AUDIT)} was written, and {certificates.PAGE} shows it.', file=sys.stderr)
@@ -184,20 +184,20 @@ def _measure(run: run_lib.Run) -> dict[str, Any]:
   experiment = setup.from_run(run)
   schedule, draws = experiment.schedule[: run.last_round], _DRAWS.value
   with runtime.activate(experiment.runtime):
-    own_game = game.of_plan(experiment.plan, schedule, draws) if draws else None
+    own_game = game.game_for(experiment.plan, schedule, draws) if draws else None
     tests = record.number_of_tests(own_game is not None)
     confidence = lower_bounds.each(_CONFIDENCE.value, tests)
     settings = canary_run.Settings(
       _CANARIES.value, _UNSEEN.value, _REPEATS.value, confidence, _PART.value, _CANARY_SEED.value
     )
-    found = canary_run.run(experiment, settings, _say)
+    result = canary_run.run(experiment, settings, _say)
   played = None
   if own_game is not None:
     _say(f'playing the distinguishing game with {draws:,} draws of each world')
     played = game.play(own_game, draws, experiment.plan.delta, confidence)
   print(file=sys.stderr)
   measured = {
-    **found.as_dict(),
+    **result.as_dict(),
     'confidence': _CONFIDENCE.value,
     'tests': tests,
     'repeats': settings.repeats,
@@ -241,7 +241,7 @@ def _private_key(path: str) -> Optional[Any]:
       f'the key, audit a copy of the folder from which {certificates.SIGNATURE} was removed.'
     )
   key = signatures.read_private_key(key_file)
-  problems = signatures.problems(path, certificates.CERTIFICATE, key.public_key(), key_file)
+  problems = signatures.signature_problems(path, certificates.CERTIFICATE, key.public_key(), key_file)
   if problems:
     raise ValueError(f'--signing_key: {" ".join(problems)} Give the key that signed the certificate.')
   return key

@@ -125,7 +125,7 @@ def _cells(row: turns.Row) -> turns.Row:
   """A row of the CSV file: each figure takes two columns."""
   cells = dict(row)
   for name, value in row.items():
-    if isinstance(value, turns.Figure):
+    if isinstance(value, turns.RepeatedFigure):
       cells[name], cells[f'{name}_spread'] = value
   return cells
 
@@ -216,7 +216,7 @@ def _first_round() -> tuple[float, float]:
   streams = dict(stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
   seconds: Optional[float] = None
   last = ''
-  with turns.Child(*command, **streams) as run:
+  with turns.MeasuredChild(*command, **streams) as run:
     while line := run.line():
       last = line
       if seconds is None and line.startswith('round 1/'):

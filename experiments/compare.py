@@ -45,7 +45,7 @@ _OURS = ('certified:weights=online,noise=ar1,clip=', 'certified:trust=secure_sum
 _THEIRS = ('tff_dp_ftrl:clip=', 'tff_dp_fedavg:clip=', 'tff_dp_fedavg_adaptive:initial_clip=')
 
 
-class Setting(NamedTuple):
+class ComparisonSetting(NamedTuple):
   """The comparison on one dataset.
 
   Attributes:
@@ -73,11 +73,11 @@ class Setting(NamedTuple):
 SETTINGS = {
   # Ours have the constants of the preset. Those of TFF's methods are the best of a grid on these digits, with other
   # seeds: norms of 0.05 to 2, and rates of 0.3, 1 and 3, at ε = 3.
-  'digits': Setting(
+  'digits': ComparisonSetting(
     'digits_secure_sum', (), 20, 0.3, ((0.5, 1), (0.5, 1), (0.1, 1), (0.25, 0.3), (0.1, 1), (1, 1)), seconds=4.5
   ),
   # The best norms on drawings, at ε = 3.
-  'mnist': Setting(
+  'mnist': ComparisonSetting(
     'mnist_certified_correlated',
     (),
     60,
@@ -88,7 +88,7 @@ SETTINGS = {
     True,
   ),
   # Nobody tuned the methods of TFF here: all have the norm of the preset cifar10_certified_correlated.
-  'cifar10': Setting(
+  'cifar10': ComparisonSetting(
     'mnist_certified_correlated',
     ('--dataset=cifar10', '--features=drawn:size=256'),
     60,
@@ -98,7 +98,7 @@ SETTINGS = {
     'cifar10.npz',
   ),
   # The cohort is 100 of the 3,060 writers who train. Nobody tuned the methods of TFF here either.
-  'femnist': Setting(
+  'femnist': ComparisonSetting(
     'femnist_certified_correlated', (), 100, 0.0326797, ((0.5, 1),) * 6, 110, 'emnist_all.sqlite', True
   ),
 }
@@ -127,7 +127,7 @@ def main(argv: list[str]) -> int:
   return _run(setting, folder)
 
 
-def _setting(dataset: str, data_dir: Optional[str]) -> Setting:
+def _setting(dataset: str, data_dir: Optional[str]) -> ComparisonSetting:
   if dataset not in SETTINGS:
     raise registry.unknown_name_error('dataset', dataset, list(SETTINGS))
   setting = SETTINGS[dataset]
@@ -136,7 +136,7 @@ def _setting(dataset: str, data_dir: Optional[str]) -> Setting:
   return setting
 
 
-def _run(setting: Setting, folder: str) -> int:
+def _run(setting: ComparisonSetting, folder: str) -> int:
   cores, runs, failed = len(os.sched_getaffinity(0)), os.path.join(folder, 'runs'), False
   grids = grids_of(setting)
   done = len(glob.glob(os.path.join(glob.escape(runs), '*', run_folder.SUMMARY)))
@@ -158,11 +158,11 @@ def _run(setting: Setting, folder: str) -> int:
     failed |= status != 0
   command = ['python', '-m', 'experiments.compare', f'--dataset={_DATASET.value}']
   command += [f'--data_dir={_DATA_DIR.value}'] if _DATA_DIR.value else []
-  _, (first, *_) = report.write([runs], os.path.join(folder, 'report'), shlex.join(command))
+  _, (first, *_) = report.write_report([runs], os.path.join(folder, 'report'), shlex.join(command))
   for block in first.blocks:
     if isinstance(block, pages.Table):
       print(f'\n{pages.in_text(block)}')
-    elif isinstance(block, pages.Figure):
+    elif isinstance(block, pages.Plot):
       print(f'\nFigure: {os.path.join(folder, "report", "figures", block.name)}.png')
     elif block.startswith(('**', '†')):
       print('\n' + '\n'.join(command_line.filled(block.replace('**', ''))))
@@ -170,7 +170,7 @@ def _run(setting: Setting, folder: str) -> int:
   return command_line.FAILED if failed else 0
 
 
-def base_flags(setting: Setting, folder: str, data_dir: Optional[str]) -> list[str]:
+def base_flags(setting: ComparisonSetting, folder: str, data_dir: Optional[str]) -> list[str]:
   """The flags of all runs, for the sweep."""
   network = os.path.join(folder, 'network')
   return [
@@ -185,7 +185,7 @@ def base_flags(setting: Setting, folder: str, data_dir: Optional[str]) -> list[s
   ]
 
 
-def grids_of(setting: Setting) -> list[tuple[list[str], int]]:
+def grids_of(setting: ComparisonSetting) -> list[tuple[list[str], int]]:
   """The axes of the two sweeps, and the number of runs in each."""
   tail = f'tail:start={setting.rounds * 3 // 4 + 1}'
   *pairs, (norm_of_secret, rate_of_secret) = setting.constants

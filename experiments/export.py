@@ -62,12 +62,12 @@ def main(argv: list[str]) -> int:
   return 0
 
 
-def rounds_of(experiment: Any) -> bundle_files.Rounds:
+def rounds_of(experiment: Any) -> bundle_files.PlannedRounds:
   """What a simulation plays. Cohorts that are secret are not written."""
   rounds = range(1, experiment.run.schedule.rounds + 1)
   if experiment.cohorts.secret:
     rounds = range(0)
-  return bundle_files.Rounds(
+  return bundle_files.PlannedRounds(
     [experiment.cohorts.cohort(round_num) for round_num in rounds],
     [np.asarray(experiment.cohorts.absent(round_num)) for round_num in rounds],
     experiment.averaging,

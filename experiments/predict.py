@@ -102,13 +102,13 @@ class Predictor:
     x = self._scaled(np.asarray(images))
     if invert:
       x = 1 - x
-    found = [np.zeros((0, self.model.output_shape[-1]), np.float32)]
+    logits = [np.zeros((0, self.model.output_shape[-1]), np.float32)]
     for start in range(0, len(x), _CHUNK):
       part = x[start : start + _CHUNK]
       if not isinstance(self.features, maps.NoFeatures):
         part = store.uncached(self.features, part)
-      found.append(tf.nn.softmax(self.model.predict(part, batch_size=512, verbose=0)).numpy())
-    return np.concatenate(found)
+      logits.append(tf.nn.softmax(self.model.predict(part, batch_size=512, verbose=0)).numpy())
+    return np.concatenate(logits)
 
   def _scaled(self, images: np.ndarray) -> np.ndarray:
     """The images as float32[n, *image_shape] in [0, 1], as in training."""
@@ -221,13 +221,13 @@ def read_images(path: str, channels: int) -> np.ndarray:
       return _read_picture(path, channels)
     if not os.path.getsize(path):
       raise ValueError('it is empty; expected an array of images')
-    found = np.load(path, allow_pickle=False)
-    if isinstance(found, np.ndarray):
-      return _not_empty(found)
-    with found:
-      if not found.files:
+    images = np.load(path, allow_pickle=False)
+    if isinstance(images, np.ndarray):
+      return _not_empty(images)
+    with images:
+      if not images.files:
         raise ValueError('it holds no array; expected one with the images')
-      return _not_empty(found['x' if 'x' in found.files else found.files[0]])
+      return _not_empty(images['x' if 'x' in images.files else images.files[0]])
   except (OSError, EOFError, ValueError, SyntaxError, zipfile.BadZipFile) as error:
     raise ValueError(f'--input={path} cannot be read: {error}.') from None
 

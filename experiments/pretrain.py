@@ -199,7 +199,7 @@ def _whitening(hidden: np.ndarray, power: float) -> tf.keras.layers.Layer:
   return layer
 
 
-def write(output: str, extractor: tf.keras.Model, card: dict[str, Any]) -> dict[str, Any]:
+def write_network(output: str, extractor: tf.keras.Model, card: dict[str, Any]) -> dict[str, Any]:
   """Writes the folder whole. Returns the card with the versions and the extractor's SHA-256."""
   with files.new_folder(os.path.abspath(output)) as folder:
     path = os.path.join(folder, maps.EXTRACTOR)
@@ -275,7 +275,7 @@ def main(argv: list[str]) -> int:
       extractor, card = imported_models.imported(
         _IMPORT_MODEL.value, _LAYER.value, _DESCRIPTION.value or '', _IMAGE_SHAPE.value or '', _PREPROCESSING.value
       )
-    print(json.dumps(write(_OUTPUT.value, extractor, card), indent=2))
+    print(json.dumps(write_network(_OUTPUT.value, extractor, card), indent=2))
   except KeyboardInterrupt:
     print('\nInterrupted; nothing was written.', file=sys.stderr)
     return command_line.INTERRUPTED

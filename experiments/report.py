@@ -38,12 +38,12 @@ def main(argv: list[str]) -> int:
     return 0
   if not _OUTPUT_DIR.value:
     raise ValueError('--output_dir is missing; give the folder of the report.')
-  groups, _ = write(roots, _OUTPUT_DIR.value, shlex.join(['python', '-m', 'experiments.report', *argv[1:]]))
+  groups, _ = write_report(roots, _OUTPUT_DIR.value, shlex.join(['python', '-m', 'experiments.report', *argv[1:]]))
   print(f'{sections.count(groups)}: {os.path.join(_OUTPUT_DIR.value, "report.md")}')
   return 0
 
 
-def write(roots: Sequence[str], folder: str, command: str) -> tuple[list[study.Group], list[pages.Section]]:
+def write_report(roots: Sequence[str], folder: str, command: str) -> tuple[list[study.StudyGroup], list[pages.Section]]:
   """Writes the report on the runs in `roots` into a folder; returns their groups and its sections.
 
   Args:
@@ -57,11 +57,11 @@ def write(roots: Sequence[str], folder: str, command: str) -> tuple[list[study.G
   pages.check(folder)
   groups, left_out = read(roots)
   built = sections.build(groups, left_out, command)
-  pages.write(folder, built)
+  pages.write_page(folder, built)
   return groups, built
 
 
-def read(roots: Sequence[str]) -> tuple[list[study.Group], list[runs_lib.LeftOut]]:
+def read(roots: Sequence[str]) -> tuple[list[study.StudyGroup], list[runs_lib.LeftOut]]:
   """The groups of runs and a list of what is left out, which standard error names as well.
 
   Raises:

@@ -95,8 +95,8 @@ def _answers_about_labels() -> tuple[np.ndarray, list[str]]:
     seed=_SEED.value,
   )
   classes = federation.num_classes
-  found = [randomized_response.majority_answer(client.y, classes) for client in federation.clients]
-  return np.array(found), [f'label {label}' for label in range(classes)]
+  answers = [randomized_response.majority_answer(client.y, classes) for client in federation.clients]
+  return np.array(answers), [f'label {label}' for label in range(classes)]
 
 
 def _answers_about_participation() -> tuple[np.ndarray, list[str]]:
@@ -113,7 +113,7 @@ def _answers_about_participation() -> tuple[np.ndarray, list[str]]:
   return answers, [f'{20 * fifth}-{20 * fifth + 20}% of rounds' for fifth in range(_FIFTHS)]
 
 
-def _ask(mechanism: randomized_response.Mechanism, answers: np.ndarray, names: Sequence[str]) -> None:
+def _ask(mechanism: randomized_response.ResponseMechanism, answers: np.ndarray, names: Sequence[str]) -> None:
   """Randomises the answers, estimates their shares, and prints both."""
   clients, reports = len(answers), _REPORTS.value
   received = mechanism.reports(np.random.default_rng(_ANSWER_SEED.value), answers, len(names), reports)

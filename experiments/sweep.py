@@ -36,8 +36,8 @@ from absl import flags
 from experiments.command import command_line
 from experiments.command import interrupts
 from experiments.sweeps import children
-from experiments.sweeps import plan
 from experiments.sweeps import scheduler
+from experiments.sweeps import sweep_runs
 
 # Flags of its own: those of `experiments.command.flags` are the runs'.
 _FLAGS = command_line.new_flags()
@@ -59,11 +59,11 @@ _PARALLEL = flags.DEFINE_integer(
 _DRY_RUN = flags.DEFINE_bool('dry_run', False, 'List the runs and their commands, and start none.', flag_values=_FLAGS)
 
 
-def _start(run: plan.Run) -> children.Child:
+def _start(run: sweep_runs.SweepRun) -> children.Child:
   return children.Child(_arguments(run), f'{run.path}.log')
 
 
-def main(argv: list[str], start: Callable[[plan.Run], children.Child] = _start) -> int:
+def main(argv: list[str], start: Callable[[sweep_runs.SweepRun], children.Child] = _start) -> int:
   """Does what the flags in `argv[1:]` say; returns the exit status. `start` starts a run, by default in a process."""
   interrupts.install()
   try:
@@ -71,9 +71,9 @@ def main(argv: list[str], start: Callable[[plan.Run], children.Child] = _start) 
     record, runs = _prepare(base)
     if _DRY_RUN.value:
       return _list(runs)
-    for line in plan.changed_controls(_OUTPUT_DIR.value, record):
+    for line in sweep_runs.changed_controls(_OUTPUT_DIR.value, record):
       _say(f'Changed for what is left: {line.strip()}.')
-    with plan.held(_OUTPUT_DIR.value, record):
+    with sweep_runs.held(_OUTPUT_DIR.value, record):
       begin = time.monotonic()
       failed, interrupted = scheduler.run_all(runs, _PARALLEL.value, start, _say)
       return _summarize(runs, failed, interrupted, time.monotonic() - begin)
@@ -85,10 +85,10 @@ def main(argv: list[str], start: Callable[[plan.Run], children.Child] = _start) 
 def _parse(argv: Sequence[str]) -> list[str]:
   """Sets the sweep's own flags and returns the runs'."""
   end = argv.index('--') if '--' in argv else len(argv)
-  misplaced = set(command_line.given_names(argv[:end])) & set(plan.flag_names()) - set(_FLAGS)
+  misplaced = set(command_line.given_names(argv[:end])) & set(sweep_runs.flag_names()) - set(_FLAGS)
   if misplaced:
     raise ValueError(f'--{min(misplaced)} is a flag of the runs: put it after a lone --.')
-  misplaced = set(command_line.given_names(argv[end:])) & set(_FLAGS) - set(plan.flag_names())
+  misplaced = set(command_line.given_names(argv[end:])) & set(_FLAGS) - set(sweep_runs.flag_names())
   if misplaced:
     raise ValueError(f'--{min(misplaced)} is a flag of the sweep: put it before the lone --.')
   rest = command_line.parse(_FLAGS, argv[:end], __doc__)
@@ -99,22 +99,22 @@ def _parse(argv: Sequence[str]) -> list[str]:
   return list(argv[end + 1 :])
 
 
-def _prepare(base: Sequence[str]) -> tuple[plan.Record, list[plan.Run]]:
+def _prepare(base: Sequence[str]) -> tuple[sweep_runs.Record, list[sweep_runs.SweepRun]]:
   """The sweep, and the runs that this call is about."""
-  record = plan.extended(_OUTPUT_DIR.value, base, _VARY.value)
-  by_grid = plan.runs_of(_OUTPUT_DIR.value, record.base, record.grids)
+  record = sweep_runs.extended(_OUTPUT_DIR.value, base, _VARY.value)
+  by_grid = sweep_runs.runs_of(_OUTPUT_DIR.value, record.base, record.grids)
   if _VARY.value:
     return record, by_grid[record.grids.index(_VARY.value)]
   return record, list({run.name: run for runs in by_grid for run in runs}.values())
 
 
-def _arguments(run: plan.Run) -> list[str]:
+def _arguments(run: sweep_runs.SweepRun) -> list[str]:
   if _PARALLEL.value == 1 or run.num_threads is not None:
     return run.arguments
   return [*run.arguments, f'--num_threads={max(1, len(os.sched_getaffinity(0)) // _PARALLEL.value)}']
 
 
-def _list(runs: Sequence[plan.Run]) -> int:
+def _list(runs: Sequence[sweep_runs.SweepRun]) -> int:
   standings = {run.name: scheduler.standing(run) for run in runs}
   for run in runs:
     at = standings[run.name]
@@ -125,7 +125,7 @@ def _list(runs: Sequence[plan.Run]) -> int:
   return 0
 
 
-def _summarize(runs: Sequence[plan.Run], failed: dict[str, str], interrupted: bool, seconds: float) -> int:
+def _summarize(runs: Sequence[sweep_runs.SweepRun], failed: dict[str, str], interrupted: bool, seconds: float) -> int:
   done = [run.name for run in runs if scheduler.standing(run).finished]
   print(f'{len(done)} of {len(runs)} runs are done.')
   for name, error in failed.items():
@@ -141,7 +141,7 @@ def _summarize(runs: Sequence[plan.Run], failed: dict[str, str], interrupted: bo
 
 
 def _print_json(
-  runs: Sequence[plan.Run], done: Sequence[str], failed: dict[str, str], interrupted: bool, seconds: float
+  runs: Sequence[sweep_runs.SweepRun], done: Sequence[str], failed: dict[str, str], interrupted: bool, seconds: float
 ) -> None:
   result = {
     'runs': len(runs),

@@ -45,14 +45,14 @@ results = lazy.module('experiments.running.results')
 run_directory = lazy.module('experiments.folders.directory')
 run_folder = lazy.module('experiments.folders.folder')
 setup = lazy.module('experiments.running.setup')
-training = lazy.module('experiments.running.training')
+loop = lazy.module('experiments.running.loop')
 runtime = lazy.module('quap_tff.runtime')
 
 
 def main(argv: list[str], callbacks: Sequence[Callable[[int, Any, Any], None]] = ()) -> int:
   """Trains as the flags in `argv[1:]` say; returns the exit status.
 
-  `callbacks` are called after each round with its number, its metrics and the server's state, see `training.Callback`.
+  `callbacks` are called after each round with its number, its metrics and the server's state, see `loop.Callback`.
   With them a program of one's own can report to an experiment tracker:
 
       command_line.run(lambda argv: train.main(argv, [lambda round_num, metrics, state: tracker.log(metrics)]))
@@ -66,9 +66,9 @@ def main(argv: list[str], callbacks: Sequence[Callable[[int, Any, Any], None]] =
   if publication.signing_key is not None:
     signatures.read_private_key(publication.signing_key)
   if publication.output_dir is not None:
-    found = run_folder.check(publication.output_dir, run.identity(), run.needs_same_code)
-    if found.finished is not None:
-      return _was_finished(found.finished, publication.output_dir)
+    state = run_folder.check(publication.output_dir, run.identity(), run.needs_same_code)
+    if state.finished is not None:
+      return _was_finished(state.finished, publication.output_dir)
   # Imports and tracing make millions of objects that stay. Looking through them for garbage again and again would take
   # a tenth of the time to the first round. So nothing is collected until they are there, and they are left out after
   # that.
@@ -118,7 +118,7 @@ def _train(run: 'Run', callbacks: Sequence[Callable[[int, Any, Any], None]]) -> 
         return _was_finished(directory.finished, directory.path)
     experiment = experiment.kept_in(directory)
     print(*_opening(experiment, directory), sep='\n', file=sys.stderr)
-    result = training.train(experiment, process, directory, callbacks)
+    result = loop.train(experiment, process, directory, callbacks)
     outcome = results.Outcome(experiment, result, directory)
     summary = outcome.keep()
     _print_summary(outcome, summary)

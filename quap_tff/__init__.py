@@ -42,7 +42,7 @@ __getattr__, __dir__ = lazy.exports(
     'mechanisms.parts.schedules': [],
     'mechanisms.certified.weight_rules': [],
     'mechanisms.parts.weighting': [],
-    'plans': ['certified_plan', 'Plan', 'StockPlan'],
+    'plans': ['certified_plan', 'Plan', 'stock_plan'],
     'runtime': [],
     'training.evaluation': [],
     'training.client_update': ['ClientWorkConfig'],

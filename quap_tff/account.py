@@ -132,17 +132,17 @@ def main(argv: Sequence[str]) -> int:
   try:
     arguments = _parser().parse_args(argv)
     if arguments.participation is not None:
-      return _of_model(arguments)
+      return _account_model(arguments)
     for name in ('num_clients', 'cohort_size', 'seed'):
       if getattr(arguments, name) is not None:
         raise ValueError(f'--{name} is for the cohorts of a model. Give --participation, or leave it out.')
-    return _of_log(arguments) if arguments.log is not None else _of_plan(arguments)
+    return _account_log(arguments) if arguments.log is not None else _account_plan(arguments)
   except (ValueError, ImportError) as error:
     print(f'Error: {console.shown(" ".join(str(error).split()))}', file=sys.stderr)
   return console.FAILED
 
 
-def _of_log(arguments: argparse.Namespace) -> int:
+def _account_log(arguments: argparse.Namespace) -> int:
   correlation = _correlation(arguments)
   if arguments.delta is None or arguments.noise_multiplier is None and arguments.epsilon is None:
     raise ValueError(
@@ -168,7 +168,7 @@ def _of_log(arguments: argparse.Namespace) -> int:
     assumed = None if arguments.sampling_rate is None else coins.Coins.of(log, arguments.sampling_rate)
   if not account.names:
     raise ValueError(f'{arguments.log} names no client: nobody has spent anything. Give a log in which somebody came.')
-  found = log_report.report(
+  report = log_report.report(
     account, arguments.noise_multiplier, arguments.delta, arguments.epsilon, correlation, assumed
   )
   head = [
@@ -182,20 +182,20 @@ def _of_log(arguments: argparse.Namespace) -> int:
   if arguments.epsilon is not None:
     head.append(
       f'Nobody has spent more than ε = {rounding.up(arguments.epsilon, 7)}.'
-      if not found.over
-      else f'OVER: {found.over:,} of {len(account.names):,} clients have spent more than ε = '
+      if not report.over
+      else f'OVER: {report.over:,} of {len(account.names):,} clients have spent more than ε = '
       f'{rounding.down(arguments.epsilon, 7)}.'
     )
   print('\n'.join(head), end='\n\n')
-  print(log_report.text(found.tables))
+  print(log_report.text(report.tables))
   if arguments.output_dir is not None:
     with _blamed(f'--output_dir={arguments.output_dir}', 'written'):
-      missing = log_report.write(arguments.output_dir, found, head)
+      missing = log_report.write_report(arguments.output_dir, report, head)
     for sentence in missing:
       print(sentence, file=sys.stderr)
   noise = {name: getattr(arguments, name) for name in ('noise_multiplier', 'delta', 'correlation')}
-  print(json.dumps({**log_report.summary(found), **noise}, allow_nan=False), flush=True)
-  return 1 if found.over else 0
+  print(json.dumps({**log_report.summary(report), **noise}, allow_nan=False), flush=True)
+  return 1 if report.over else 0
 
 
 def _noise_for_log(arguments: argparse.Namespace, correlation: correlations.Correlation) -> int:
@@ -216,7 +216,7 @@ def _noise_for_log(arguments: argparse.Namespace, correlation: correlations.Corr
   return _noise_for(cohorts, log.num_clients, arguments, correlation)
 
 
-def _of_model(arguments: argparse.Namespace) -> int:
+def _account_model(arguments: argparse.Namespace) -> int:
   """The noise for cohorts that a model draws."""
   spec, num_clients, num_rounds = arguments.participation, arguments.num_clients, arguments.rounds
   if arguments.log is not None:
@@ -269,16 +269,16 @@ def _noise_for(
     'these rounds.\nThe noise is chosen from who came, and from no data. In other rounds, other clients come: a filter '
     '(quap_tff.Gate, or a certified run) keeps each client within ε, also in other cohorts.\n'
   )
-  found = list(noise_choices.choices(cohorts, num_clients, epsilon, delta))
-  print(log_report.text([_choices_table(found), _ends_table(cohorts, num_clients, epsilon, delta, correlation)]))
-  rows = [{**one._asdict(), 'correlation': correlations.spec_of(one.correlation)} for one in found]
+  choices = list(noise_choices.choices(cohorts, num_clients, epsilon, delta))
+  print(log_report.text([_choices_table(choices), _ends_table(cohorts, num_clients, epsilon, delta, correlation)]))
+  rows = [{**one._asdict(), 'correlation': correlations.spec_of(one.correlation)} for one in choices]
   values = {'noise_multiplier': least, 'epsilon': epsilon, 'delta': delta, 'correlation': arguments.correlation}
   counts = {'clients': num_clients, 'rounds': len(cohorts), 'participations': total, **more}
   print(json.dumps({**values, **counts, 'choices': rows}, allow_nan=False), flush=True)
   return 0
 
 
-def _choices_table(found: Sequence[noise_choices.Choice]) -> log_report.Table:
+def _choices_table(choices: Sequence[noise_choices.Choice]) -> log_report.TextTable:
   rows = [
     (
       correlations.spec_of(one.correlation),
@@ -288,10 +288,10 @@ def _choices_table(found: Sequence[noise_choices.Choice]) -> log_report.Table:
       f'{one.share:.1%}',
       f'{one.ended:,}',
     )
-    for one in found
+    for one in choices
   ]
   header = ('noise', 'trusted', 'weights', 'z', 'share of the ceiling', 'budgets that end')
-  return log_report.Table(
+  return log_report.TextTable(
     'Which mechanism makes how much of the budgets',
     header,
     rows,
@@ -302,13 +302,13 @@ def _choices_table(found: Sequence[noise_choices.Choice]) -> log_report.Table:
 
 def _ends_table(
   cohorts: Sequence[np.ndarray], num_clients: int, epsilon: float, delta: float, correlation: correlations.Correlation
-) -> log_report.Table:
+) -> log_report.TextTable:
   rows = [
     (rounding.up(one.noise_multiplier, 5), f'{one.ended:,}', *(str(r) if r else '' for r in one[2:]))
     for one in noise_choices.ends(cohorts, num_clients, epsilon, delta, correlation)
   ]
   header = ('z', 'budgets that end', 'the first in round', 'their median')
-  return log_report.Table('With less noise and a filter, at weights of 1', header, rows, '')
+  return log_report.TextTable('With less noise and a filter, at weights of 1', header, rows, '')
 
 
 @contextlib.contextmanager
@@ -321,7 +321,7 @@ def _blamed(what: str, done: str) -> Iterator[None]:
     raise ValueError(f'{what} cannot be {done}{place}: {error.strerror or error}.') from None
 
 
-def _of_plan(arguments: argparse.Namespace) -> int:
+def _account_plan(arguments: argparse.Namespace) -> int:
   if arguments.output_dir is not None:
     raise ValueError('--output_dir is for the account of a log. Name the log, or leave it out.')
   arguments.rounds = 1 if arguments.rounds is None else arguments.rounds
@@ -355,7 +355,7 @@ def _correlation(arguments: argparse.Namespace) -> correlations.Correlation:
     raise ValueError('--correlation: give its numbers here, as in ar1:decay=0.9. Only a training run chooses them.')
   checks.integer('every', arguments.every, at_least=1)
   checks.integer('rounds_after', arguments.rounds_after, at_least=0)
-  if isinstance(correlation, correlations.Held):
+  if isinstance(correlation, correlations.HeldNoise):
     raise ValueError('--correlation: what noise costs that clients hold depends on everybody. Give that of a server.')
   if not correlation.num_buffers and (arguments.every, arguments.rounds_after) != (1, 0):
     raise ValueError(

@@ -39,7 +39,7 @@ ESSENTIAL = (
 
 # Modules that the whole environment has (requirements.txt) and `pip install .` does not bring.
 _TRAINING = ('tensorflow', 'tensorflow_federated', 'tensorflow_privacy', 'grpc')
-_EXPERIMENTS = ('PIL', 'filelock', 'joblib', 'kymatio', 'matplotlib', 'pandas', 'psutil', 'sklearn', 'tqdm')
+_EXPERIMENTS = ('PIL', 'filelock', 'kymatio', 'matplotlib', 'pandas', 'psutil', 'sklearn', 'tqdm')
 _NOTEBOOKS = ('nbclient', 'nbformat')
 _MISSING = frozenset(
   name for name in (*_TRAINING, *_EXPERIMENTS, *_NOTEBOOKS) if importlib.util.find_spec(name) is None

@@ -13,7 +13,7 @@ from quap_tff.cohorts import ParticipationModel
 from quap_tff.cohorts import Population
 from quap_tff.common import registry
 
-PARTICIPATION_MODELS: dict[str, type[ParticipationChoice]] = {**cohorts.MODELS, 'log': replayed.Log}
+PARTICIPATION_MODELS: dict[str, type[ParticipationChoice]] = {**cohorts.MODELS, 'log': replayed.ReplayedLog}
 
 
 def portable(spec: str) -> str:

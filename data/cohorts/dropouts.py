@@ -62,7 +62,7 @@ class NoDropout(DropoutChoice):
 
 
 @dataclasses.dataclass(frozen=True)
-class Bernoulli(DropoutChoice):
+class BernoulliDropout(DropoutChoice):
   """Each update is lost with the same probability.
 
   Attributes:
@@ -76,7 +76,7 @@ class Bernoulli(DropoutChoice):
 
 
 @dataclasses.dataclass(frozen=True)
-class Beta(DropoutChoice):
+class BetaDropout(DropoutChoice):
   """Each client has a rate of its own ~ Beta(a, b), drawn once: some clients are unreliable, and remain so.
 
   Attributes:
@@ -91,7 +91,7 @@ class Beta(DropoutChoice):
 
 
 @dataclasses.dataclass(frozen=True)
-class Markov(DropoutChoice):
+class MarkovDropout(DropoutChoice):
   """Outages that last: a client that works fails before the next round, and one that fails recovers.
 
   Round 1 starts from the stationary state, so in each round fail/(fail + recover) of the clients fail.
@@ -109,10 +109,15 @@ class Markov(DropoutChoice):
       return stateful.switched(coins, failing, self.fail, self.recover)
 
     stationary = self.fail / (self.fail + self.recover)
-    return DropoutModel(np.full(num_clients, stationary), stateful.Chain(step).at, is_independent=False)
+    return DropoutModel(np.full(num_clients, stationary), stateful.StateChain(step).at, is_independent=False)
 
 
-DROPOUTS: dict[str, type[DropoutChoice]] = {'none': NoDropout, 'bernoulli': Bernoulli, 'beta': Beta, 'markov': Markov}
+DROPOUTS: dict[str, type[DropoutChoice]] = {
+  'none': NoDropout,
+  'bernoulli': BernoulliDropout,
+  'beta': BetaDropout,
+  'markov': MarkovDropout,
+}
 
 
 def make(spec: str, num_clients: int, seed: int) -> Optional[DropoutModel]:
@@ -139,9 +144,9 @@ class WithDropout(base.ParticipationModel):
         drawn.population, drawn.cohort, sampler=sampler, mean_cohort_size=mean, min_separation=drawn.min_separation
       )
       return
-    sampler = samplers.Sampler(reason='no amplification is proven for cohorts from which clients drop out')
+    sampler = samplers.CohortSampler(reason='no amplification is proven for cohorts from which clients drop out')
     if drawn.sampler.rates is not None and dropout.is_independent:
-      sampler = samplers.Sampler('bernoulli', rates=drawn.sampler.rates * (1 - dropout.rates))
+      sampler = samplers.CohortSampler('bernoulli', rates=drawn.sampler.rates * (1 - dropout.rates))
     super().__init__(
       drawn.population,
       lambda round_num: np.setdiff1d(drawn.cohort(round_num), self.absent(round_num), assume_unique=True),
@@ -164,7 +169,7 @@ class WithServerRounds(base.ParticipationModel):
     super().__init__(
       drawn.population,
       lambda round_num: drawn.cohort(round_num) if self._is_of_clients(round_num) else np.zeros([0], np.int64),
-      sampler=samplers.Sampler(
+      sampler=samplers.CohortSampler(
         reason='no amplification is proven where one coin for all clients decides who takes part'
       ),
       mean_cohort_size=drawn.mean_cohort_size,

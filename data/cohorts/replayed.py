@@ -17,7 +17,9 @@ from quap_tff.cohorts import base
 from quap_tff.common.numbers import samplers
 
 _MOST_NAMES_IN_AN_ERROR = 3
-_SAMPLER = samplers.Sampler(reason='the cohorts were read from a log, and nothing is known of how they came about')
+_SAMPLER = samplers.CohortSampler(
+  reason='the cohorts were read from a log, and nothing is known of how they came about'
+)
 
 
 class _Content(NamedTuple):
@@ -29,7 +31,7 @@ class _Content(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Log(base.ParticipationChoice):
+class ReplayedLog(base.ParticipationChoice):
   """Replays a log of who came in which round: a CSV file with the columns round and client, gzipped if it ends in .gz.
 
   Names that are ids of the data's clients stand for these clients. If none of the names is such an id, they stand for
@@ -69,8 +71,8 @@ class Log(base.ParticipationChoice):
   def provenance(self) -> str:
     return f'The cohorts are those of a log of participation with the SHA-256 {self.sha256 or self._content.sha256}.'
 
-  def portable(self) -> Log:
-    return Log(os.path.basename(os.path.normpath(self.path)), self.sha256 or self._content.sha256)
+  def portable(self) -> ReplayedLog:
+    return ReplayedLog(os.path.basename(os.path.normpath(self.path)), self.sha256 or self._content.sha256)
 
   def check_rounds(self, num_rounds: int) -> None:
     logged = len(self._content.rounds)

@@ -185,8 +185,8 @@ class Pool:
       test_share: The share of the owners that only test. If it is not 0, their examples replace the test set.
       **facts: Other fields of the federation.
     """
-    names, own = np.unique(owners, return_inverse=True)
-    rows = np.split(np.argsort(own, kind='stable'), np.cumsum(np.bincount(own))[:-1])
+    names, owner_indices = np.unique(owners, return_inverse=True)
+    rows = np.split(np.argsort(owner_indices, kind='stable'), np.cumsum(np.bincount(owner_indices))[:-1])
     chosen, testers, helpers = divide_clients(request, range(len(names)), test_share)
     together = lambda some: np.concatenate([rows[i] for i in some]) if some else np.zeros([0], np.int64)
     pool = self

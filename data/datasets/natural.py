@@ -236,7 +236,7 @@ class Shakespeare(_TffDataset):
     path, (train, test) = self._open(request, 'shakespeare.sqlite')
     features = {'snippets': tf.io.FixedLenFeature([], tf.string)}
     splits = [tff_files.Split(path, name, features) for name in self.splits]
-    examples = lambda split, ids: of_speeches(splits[split].read(ids)['snippets'], self.length)
+    examples = lambda split, ids: examples_of_speeches(splits[split].read(ids)['snippets'], self.length)
     division = base.divide_clients(request, train.client_ids, self.test_roles)
     tested = federation.together([examples(split, ids) for split, ids in _test_clients(train, test, division)])
     sequences = f'{len(tested):,} sequences'
@@ -281,7 +281,7 @@ class StackOverflowWords(_TffDataset):
     vocabulary = Vocabulary(_words(self.words, request.data_dir))
     features = {'tokens': tf.io.FixedLenFeature([], tf.string)}
     split = tff_files.Split(path, 'train', features, self.sentences)
-    encode = lambda sentences: of_sentences(sentences, vocabulary, self.length)
+    encode = lambda sentences: examples_of_sentences(sentences, vocabulary, self.length)
     division = base.divide_clients(request, train.client_ids)
     tested = self._test_sentences(path, features, held_out.client_ids, request.seed)
     return _on_demand(
@@ -301,12 +301,12 @@ class StackOverflowWords(_TffDataset):
   def _test_sentences(
     self, path: str, features: Mapping[str, Any], client_ids: Sequence[str], seed: int
   ) -> list[bytes]:
-    split, found = tff_files.Split(path, 'heldout', features, self.test_sentences), list[bytes]()
+    split, sentences = tff_files.Split(path, 'heldout', features, self.test_sentences), list[bytes]()
     for i in base.client_order(len(client_ids), seed):
-      found.extend(split.read([client_ids[i]])['tokens'][: self.test_sentences - len(found)])
-      if len(found) >= self.test_sentences:
+      sentences.extend(split.read([client_ids[i]])['tokens'][: self.test_sentences - len(sentences)])
+      if len(sentences) >= self.test_sentences:
         break
-    return found
+    return sentences
 
 
 def _words(count: int, data_dir: Optional[str]) -> Sequence[str]:
@@ -334,17 +334,17 @@ def _words(count: int, data_dir: Optional[str]) -> Sequence[str]:
 
 def _digest_of_large(path: str, ids: Sequence[str]) -> bytes:
   """SHA-256 of a file's size and first and last megabytes, and of names: the whole of it would take minutes to read."""
-  found, size = hashlib.sha256(), os.path.getsize(path)
-  found.update(f'{size}\0'.encode())
+  sha256, size = hashlib.sha256(), os.path.getsize(path)
+  sha256.update(f'{size}\0'.encode())
   with open(path, 'rb') as f:
-    found.update(f.read(1 << 20))
+    sha256.update(f.read(1 << 20))
     f.seek(max(0, size - (1 << 20)))
-    found.update(f.read(1 << 20))
-  found.update('\0'.join(ids).encode())
-  return found.digest()
+    sha256.update(f.read(1 << 20))
+  sha256.update('\0'.join(ids).encode())
+  return sha256.digest()
 
 
-def of_speeches(speeches: Iterable[bytes], length: int) -> federation.Examples:
+def examples_of_speeches(speeches: Iterable[bytes], length: int) -> federation.Examples:
   """Speeches as sequences of characters; each speech starts and ends with a mark, and begins a new sequence.
 
   Args:
@@ -377,7 +377,7 @@ class Vocabulary:
     return [self._tokens.get(word, self._unknown) for word in words]
 
 
-def of_sentences(sentences: Sequence[bytes], vocabulary: Vocabulary, length: int) -> federation.Examples:
+def examples_of_sentences(sentences: Sequence[bytes], vocabulary: Vocabulary, length: int) -> federation.Examples:
   """Sentences as sequences of words, one for each sentence: cut after `length` words, or ended and filled up.
 
   Args:

@@ -147,23 +147,23 @@ class Npz(base.Dataset):
 
   def _num_classes(self, path: str, y: np.ndarray, test_y: np.ndarray) -> int:
     known = np.unique(y)
-    found = 1 + int(max(known[-1], test_y.max(initial=0)))
-    if not self.classes and len(known) < found:
+    num_classes = 1 + int(max(known[-1], test_y.max(initial=0)))
+    if not self.classes and len(known) < num_classes:
       few = ', '.join(map(str, known[:_MOST_LABELS])) + (', …' if len(known) > _MOST_LABELS else '')
       raise reading.wrong(
         path,
-        f'examples in y of each label from 0 to {found - 1}',
-        f'{len(known)} labels: {few}. Number the labels from 0, or give classes={found} if that is right',
+        f'examples in y of each label from 0 to {num_classes - 1}',
+        f'{len(known)} labels: {few}. Number the labels from 0, or give classes={num_classes} if that is right',
       )
-    if self.classes and found > self.classes:
+    if self.classes and num_classes > self.classes:
       raise reading.wrong(
-        path, f'labels in [0, {self.classes}), as classes={self.classes} says', f'the label {found - 1}'
+        path, f'labels in [0, {self.classes}), as classes={self.classes} says', f'the label {num_classes - 1}'
       )
     if len(test_y) and not np.isin(test_y, known).any():
       raise reading.wrong(
         path, 'labels in y_test that are in y, too', 'none. A model would be right about no test example'
       )
-    return self.classes or found
+    return self.classes or num_classes
 
 
 def _examples(path: str, arrays: dict[str, Any], x_name: str, y_name: str) -> tuple[np.ndarray, np.ndarray, float]:

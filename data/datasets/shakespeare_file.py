@@ -23,7 +23,7 @@ _TEST_SHARE = 0.15
 _SEED = 1623  # The year of the First Folio.
 
 
-def write(path: str, speeches: Mapping[str, Sequence[str]]) -> None:
+def write_roles(path: str, speeches: Mapping[str, Sequence[str]]) -> None:
   """Writes the file, completely or not at all.
 
   Args:
@@ -33,14 +33,14 @@ def write(path: str, speeches: Mapping[str, Sequence[str]]) -> None:
   splits: dict[str, dict[str, list[dict[str, bytes]]]] = {'test': {}, 'train': {}}
   rng = np.random.default_rng(_SEED)
   for role in sorted(speeches):
-    own = [speeches[role][i] for i in rng.permutation(len(speeches[role]))]
-    if len(own) < 2:
+    role_speeches = [speeches[role][i] for i in rng.permutation(len(speeches[role]))]
+    if len(role_speeches) < 2:
       continue
-    cut = max(1, round(_TEST_SHARE * len(own)))
+    cut = max(1, round(_TEST_SHARE * len(role_speeches)))
     # One byte a character, as in the published file.
-    examples = [{'snippets': text.encode('ascii', 'replace')} for text in own]
+    examples = [{'snippets': text.encode('ascii', 'replace')} for text in role_speeches]
     splits['test'][role], splits['train'][role] = examples[:cut], examples[cut:]
-  tff_files.write(path, splits)
+  tff_files.write_splits(path, splits)
 
 
 def main(argv: list[str]) -> None:
@@ -50,7 +50,7 @@ def main(argv: list[str]) -> None:
   with gzip.open(argv[1], 'rt', encoding='utf-8') as f:
     speeches = json.load(f)
   os.makedirs(argv[2], exist_ok=True)
-  write(os.path.join(argv[2], FILENAME), speeches)
+  write_roles(os.path.join(argv[2], FILENAME), speeches)
 
 
 if __name__ == '__main__':

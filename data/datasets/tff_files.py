@@ -84,11 +84,13 @@ def check(path: str, splits: Sequence[str]) -> None:
   try:
     with contextlib.closing(_connect(path)) as connection:
       for table, columns in _TABLES.items():
-        found = {row[1] for row in connection.execute(f'PRAGMA table_info({table})')}
-        if not columns <= found:
+        known_columns = {row[1] for row in connection.execute(f'PRAGMA table_info({table})')}
+        if not columns <= known_columns:
           raise reading.DataFileError(
             f'{path} is the wrong file: {expected}, found '
-            + (f'table {table!r} without {sorted(columns - found)}.' if found else f'no table {table!r}.')
+            + (
+              f'table {table!r} without {sorted(columns - known_columns)}.' if known_columns else f'no table {table!r}.'
+            )
           )
       names = [row[0] for row in connection.execute('SELECT DISTINCT split_name FROM client_metadata')]
       if not set(splits) <= set(names):
@@ -101,7 +103,7 @@ def _connect(path: str) -> sqlite3.Connection:
   return sqlite3.connect(f'{pathlib.Path(path).resolve().as_uri()}?mode=ro', uri=True)
 
 
-def write(path: str, splits: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> None:
+def write_splits(path: str, splits: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> None:
   """Writes a file in the format of TFF's loaders, completely or not at all; an existing file is replaced.
 
   Args:
@@ -185,9 +187,9 @@ class Split:
 
 def digest(path: str, names: Sequence[str] = ()) -> bytes:
   """SHA-256 of a file's content and of names."""
-  found = hashlib.sha256()
+  sha256 = hashlib.sha256()
   with open(path, 'rb') as f:
     for block in iter(lambda: f.read(1 << 20), b''):
-      found.update(block)
-  found.update('\0'.join(names).encode())
-  return found.digest()
+      sha256.update(block)
+  sha256.update('\0'.join(names).encode())
+  return sha256.digest()

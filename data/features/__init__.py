@@ -25,7 +25,7 @@ def parse(spec: str) -> maps.Features:
   return registry.parse_spec('features', spec, FEATURES)
 
 
-def of_federation(
+def map_federation(
   spec: str, federation: federation_lib.Federation, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> federation_lib.Federation:
   """The federation with features float32[d] of unit norm in place of its examples; labels and clients are the same.

@@ -1,6 +1,6 @@
 """Drawings of characters, as a hand would write them: random glyphs and characters, digits and Latin letters.
 
-A program draws them, from shapes that a generator makes up or that the authors of this program wrote. They are nobody's
+A program draws them, from shapes that a generator makes up, or that its authors wrote into latin.txt. They are nobody's
 data.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Sequence
 import dataclasses
+import pathlib
 
 import numpy as np
 
@@ -72,7 +73,7 @@ _GLYPH_POINTS = 40  # On each stroke; at 28 pixels they are less than a pixel ap
 _FILLED = 20 / 28
 
 
-class Glyphs(Alphabet):
+class GlyphStrokes(Alphabet):
   """Glyphs, each of one to three strokes anywhere: float32[k, 3, 4, 2], control points of cubic Bézier curves."""
 
   def painted(self, labels: np.ndarray, side: int, rng: np.random.Generator) -> np.ndarray:
@@ -104,7 +105,7 @@ class Glyphs(Alphabet):
     return points, present
 
 
-def random_glyphs(size: int, rng: np.random.Generator) -> Glyphs:
+def random_glyphs(size: int, rng: np.random.Generator) -> GlyphStrokes:
   """`size` random glyphs; strokes often begin where the one before passes, and some are straight or closed."""
   present = np.arange(_GLYPH_STROKES) < rng.integers(1, _GLYPH_STROKES + 1, size)[:, None]
   strokes = rng.uniform(-1, 1, (size, _GLYPH_STROKES, 4, 2)).astype(np.float32)
@@ -117,7 +118,7 @@ def random_glyphs(size: int, rng: np.random.Generator) -> Glyphs:
   straight = rng.random((size, _GLYPH_STROKES)) < 0.3
   for point, share in ((1, 1 / 3), (2, 2 / 3)):
     strokes[straight, point] = (1 - share) * strokes[straight, 0] + share * strokes[straight, 3]
-  return Glyphs(strokes, present)
+  return GlyphStrokes(strokes, present)
 
 
 _STROKES = 4
@@ -243,78 +244,21 @@ def _stroke(earlier: np.ndarray, rng: np.random.Generator) -> np.ndarray:
   return points
 
 
-# Shapes of digits and Latin letters by the characters that they draw. A shape is a few strokes over places on a grid:
-# `48` is the place with x = 4 and y = 8, where x goes from 0 at the left to 8 at the right and y from 0 at the top to 8
-# at the bottom. A stroke that begins with `/` runs straight from place to place, and one that begins with `~` is a
-# Catmull-Rom curve through its places, closed if it ends where it began. `Cc` has the same shape in both cases, because
-# drawings are of all sizes alike.
-LATIN: dict[str, tuple[str, ...]] = {
-  '0': ('~40 21 14 27 48 67 74 61 40',),
-  '1': ('/40 48', '/22 40 48', '/22 40 48 /28 68'),
-  '2': ('~12 30 61 63 45 18 18 78', '~12 30 61 63 36 18 07 16 38 78'),
-  '3': ('~11 30 62 34 34 65 67 38 07', '/11 61 34 ~34 65 67 38 07'),
-  '4': ('/30 05 75 /52 58', '/10 14 64 /60 68', '/58 50 05 85'),
-  '5': ('/60 10 14 ~14 43 65 57 28 07',),
-  '6': ('~60 32 15 17 48 66 54 25 16',),
-  '7': ('/00 60 28', '/00 60 28 /14 54'),
-  '8': ('~60 30 12 44 66 38 16 44 61 50', '~40 22 44 62 40 ~44 16 48 76 44'),
-  '9': ('~61 30 12 24 53 61 ~61 63 58', '~61 30 12 24 53 61 /61 58', '~61 30 12 24 53 61 ~61 65 48 17'),
-  'A': ('/08 40 88 /15 75', '~08 13 40 73 88 /05 85'),
-  'B': ('/10 18 ~10 51 63 34 14 ~14 55 77 48 18',),
-  'Cc': ('~71 40 12 05 37 58 77',),
-  'D': ('/10 18 ~10 51 74 57 18',),
-  'E': ('/70 10 18 78 /14 64', '~70 30 22 44 44 16 38 77'),
-  'F': ('/70 10 18 /14 54',),
-  'G': ('~71 40 12 05 38 67 75 /45 75', '~71 40 12 05 38 67 75 /45 85 88'),
-  'H': ('/10 18 /70 78 /14 74',),
-  'I': ('/10 70 /40 48 /18 78',),
-  'J': ('~60 66 48 16', '/20 80 ~60 66 38 16'),
-  'K': ('/10 18 /70 14 78', '/10 18 /70 15 /34 78'),
-  'L': ('/10 18 78', '~10 17 28 78'),
-  'M': ('/08 10 45 70 88',),
-  'N': ('/18 10 78 70',),
-  'Oo': ('~40 11 04 17 48 77 84 71 40',),
-  'P': ('/10 18 ~10 50 73 54 14',),
-  'Q': ('~40 11 04 17 48 77 84 71 40 /56 88',),
-  'R': ('/10 18 ~10 50 72 54 14 /34 78',),
-  'Ss': ('~71 40 12 34 65 67 38 07',),
-  'T': ('/00 80 /40 48',),
-  'U': ('~10 15 28 58 75 70', '~10 15 28 58 75 70 /70 78'),
-  'Vv': ('/00 48 80',),
-  'Ww': ('/00 28 42 68 80', '~00 17 37 42 42 57 77 80'),
-  'Xx': ('/00 88 /80 08',),
-  'Y': ('/00 44 80 /44 48', '/00 44 /80 28'),
-  'Z': ('/00 80 08 88', '/00 80 08 88 /24 64'),
-  'a': ('~63 41 13 16 38 66 63 /62 68', '~63 41 13 16 38 66 63 ~62 66 88', '~22 41 63 68 ~64 34 16 38 66'),
-  'b': ('/10 18 ~14 43 66 48 17', '~10 17 38 65 43 15'),
-  'd': ('/70 78 ~74 43 16 48 77', '/70 78 ~74 43 16 48 77 77 88'),
-  'e': ('~15 55 73 31 14 27 57 76',),
-  'f': ('~71 50 42 48 /14 64',),
-  'g': ('~62 31 13 34 62 ~62 67 38 17', '~62 31 13 34 62 ~62 66 48 27 45 67 87'),
-  'h': ('/10 18 ~15 43 64 68',),
-  'i': ('/43 48 /40 41',),
-  'j': ('~43 47 38 17 /40 41',),
-  'k': ('/10 18 /63 15 68',),
-  'l': ('~18 44 51 30 23 27 48 67', '~30 36 48 57'),
-  'm': ('/03 08 ~04 22 34 38 ~34 62 74 78',),
-  'n': ('/13 18 ~15 42 64 68',),
-  'p': ('/12 18 ~13 41 63 55 15',),
-  'q': ('~62 31 13 35 63 /62 68', '~62 31 13 35 63 ~62 68 86'),
-  'r': ('/13 18 ~15 33 63',),
-  't': ('/40 48 /13 73', '~40 47 58 77 /13 73'),
-  'u': ('~12 16 38 65 62 /62 68',),
-  'y': ('/12 46 /72 28', '~12 15 36 64 62 ~62 67 38 17'),
-  'z': ('/12 62 18 68', '~12 42 53 34 34 65 57 28', '/12 62 ~62 18 /18 68'),
-}
 _CURVE_POINTS = 20  # From one place to the next.
 
 
+def latin_shapes() -> list[tuple[str, str]]:
+  """The shapes of digits and Latin letters in latin.txt, each as the characters that it draws, and its strokes."""
+  lines = pathlib.Path(__file__).with_name('latin.txt').read_text(encoding='ascii').splitlines()
+  return [(line[:2].rstrip(), line[3:]) for line in lines if not line.startswith('#')]
+
+
 def latin() -> Characters:
-  """All shapes, in the order of `LATIN`."""
-  shapes = [shape for forms in LATIN.values() for shape in forms]
+  """The shapes of `latin_shapes`, in their order."""
+  shapes = latin_shapes()
   strokes = np.zeros((len(shapes), _STROKES, _POINTS, 2), np.float32)
   present = np.zeros(strokes.shape[:2], bool)
-  for i, shape in enumerate(shapes):
+  for i, (_, shape) in enumerate(shapes):
     for s, stroke in enumerate(shape.replace('/', ',/').replace('~', ',~').split(',')[1:]):
       strokes[i, s], present[i, s] = _points(stroke), True
   return Characters(strokes, present)

@@ -37,7 +37,7 @@ def random_glyphs(input_shape: tuple[int, ...]) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=1)
-def of_shape(input_shape: tuple[int, ...]) -> np.ndarray:
+def drawings_for(input_shape: tuple[int, ...]) -> np.ndarray:
   """Drawings for images of this shape, float32[COUNT, *input_shape]: glyphs, or for three channels things.
 
   Each glyph of `random_glyphs`, and each thing of `data.features.leaves`, is drawn once.
@@ -50,7 +50,7 @@ def of_shape(input_shape: tuple[int, ...]) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Statistics:
+class FeatureStatistics:
   """Of the features of drawings.
 
   Attributes:
@@ -87,7 +87,7 @@ class Statistics:
 
 def statistics(
   make: Callable[[], Extractor], fingerprint: str, input_shape: tuple[int, ...], size: Optional[int], centred: bool
-) -> Statistics:
+) -> FeatureStatistics:
   """The statistics of drawings' features, from the user's feature store, or computed and kept there.
 
   Args:
@@ -97,7 +97,7 @@ def statistics(
     size: k, at most d and less than `COUNT`; None: all features are kept.
     centred: Whether the mean is to be taken off.
   """
-  x = of_shape(input_shape)
+  x = drawings_for(input_shape)
   seen = hashlib.sha256(x.tobytes()).hexdigest()
 
   def compute() -> dict[str, np.ndarray]:
@@ -106,7 +106,7 @@ def statistics(
 
   key = f'drawings {_VERSION} {seen} {fingerprint} size={size} centred={centred} numpy={np.__version__}'
   found = store.kept(key, compute)
-  return Statistics(input_shape, found.get('mean'), found.get('directions'))
+  return FeatureStatistics(input_shape, found.get('mean'), found.get('directions'))
 
 
 def _computed(rows: np.ndarray, size: Optional[int], centred: bool) -> dict[str, np.ndarray]:

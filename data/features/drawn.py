@@ -119,7 +119,7 @@ class Drawn(maps.Learned):
     extract = extractor(kept(self), (input_shape[0], input_shape[1]))
     return lambda x: maps.unit_rows(extract(x))
 
-  def statistics(self) -> Optional[drawings.Statistics]:
+  def statistics(self) -> Optional[drawings.FeatureStatistics]:
     if not self.centred:
       return None
     shape = (*SIZE, 3)  # Whatever the size of the images: the mean is a part of the map.

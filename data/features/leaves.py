@@ -115,7 +115,7 @@ def scenes(num_images: int, size: tuple[int, int], rng: np.random.Generator) -> 
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Things:
+class LeafyThings:
   """Kinds of things, each of two to seven leaves, and where they are met.
 
   Attributes:
@@ -130,15 +130,15 @@ class Things:
     return len(self.ground)
 
 
-def things(kinds: int, rng: np.random.Generator) -> Things:
+def things(kinds: int, rng: np.random.Generator) -> LeafyThings:
   """Random kinds of things."""
   parts = random_leaves(rng.integers(2, 8, kinds), rng)
   parts.values[..., _PLACE] = rng.normal(0, 5, (*parts.present.shape, 2))
   parts.values[..., _RADIUS] = np.exp(rng.normal(1.5, 0.5, parts.present.shape))
-  return Things(parts, _colours(rng.random(kinds), rng).astype(np.float32))
+  return LeafyThings(parts, _colours(rng.random(kinds), rng).astype(np.float32))
 
 
-def views(of: Things, kinds: np.ndarray, size: tuple[int, int], rng: np.random.Generator) -> np.ndarray:
+def views(of: LeafyThings, kinds: np.ndarray, size: tuple[int, int], rng: np.random.Generator) -> np.ndarray:
   """Draws things before other leaves: moved, turned, nearer or farther, mirrored, in another light.
 
   Args:

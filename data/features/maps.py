@@ -150,7 +150,7 @@ class Learned(Features):
     """The map itself, as `extractor` returns it."""
 
   @abc.abstractmethod
-  def statistics(self) -> Optional[drawings.Statistics]:
+  def statistics(self) -> Optional[drawings.FeatureStatistics]:
     """The statistics that centre and reduce the features; None if they stay as they are."""
 
   def fingerprint(self) -> str:
@@ -239,7 +239,7 @@ class Pretrained(Learned):
       f'{card["public_data"]} Extractor of SHA-256 {card["sha256"]}.',
     )
 
-  def statistics(self) -> Optional[drawings.Statistics]:
+  def statistics(self) -> Optional[drawings.FeatureStatistics]:
     if self.size is None and not self.centred:
       return None
     shape = tuple(self._model().input_shape[1:])

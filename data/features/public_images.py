@@ -83,7 +83,7 @@ class EmnistLetters(Source):
 
 
 @dataclasses.dataclass(frozen=True)
-class Glyphs(Source):
+class GlyphImages(Source):
   """Random glyphs, and digits and Latin letters, as `data.features.characters` draws them.
 
   Attributes:
@@ -115,4 +115,4 @@ class Glyphs(Source):
     )
 
 
-SOURCES: dict[str, type[Source]] = {'emnist_letters': EmnistLetters, 'glyphs': Glyphs}
+SOURCES: dict[str, type[Source]] = {'emnist_letters': EmnistLetters, 'glyphs': GlyphImages}

@@ -167,16 +167,16 @@ class AttackedModel:
     updates = []
     for m in range(x.shape[1]):
       images, labels = tf.constant(x[:, m]), tf.one_hot(y[:, m], self.stacked.num_classes)
-      found = inversion_model.local_update(self.stacked, weights, images, labels, self._learning_rate, steps)
-      updates.append([u.numpy() for u in found])
+      update = inversion_model.local_update(self.stacked, weights, images, labels, self._learning_rate, steps)
+      updates.append([u.numpy() for u in update])
     return updates
 
   def seen(self, method: str, updates: list[list[np.ndarray]], batch: int) -> dict[str, tuple[Any, Any]]:
     """What each observer knows of these updates under a method, by its name: an `inversion.Problem` and its `View`."""
     plan = plan_of(self._dataset, method, self._shape)
     examples = {'client_update': batch, 'aggregate': batch * len(updates)}
-    found = {}
+    pairs = {}
     for observer, view in views.observe(plan, self._shape.layers, updates, self._seed).items():
       observed = [tensor.astype(np.float32) for tensor in view.update]
-      found[observer] = inversion.Problem(self.stacked, examples[observer], observed, view.noised), view
-    return found
+      pairs[observer] = inversion.Problem(self.stacked, examples[observer], observed, view.noised), view
+    return pairs

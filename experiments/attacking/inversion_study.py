@@ -116,7 +116,7 @@ class Attempt(NamedTuple):
   recovered: np.ndarray
 
 
-def run(settings: InversionSettings, say: Callable[[str], None]) -> results.Result:
+def run(settings: InversionSettings, say: Callable[[str], None]) -> results.StudyResult:
   """Attacks as the settings say.
 
   Args:
@@ -152,7 +152,7 @@ def run(settings: InversionSettings, say: Callable[[str], None]) -> results.Resu
     f'attack for each observer and batch. {setting_lib.METHODS[one.row["method"]].about}'
     for one in of_first_steps
   }
-  return results.Result(
+  return results.StudyResult(
     'inversion',
     [attempt.row for attempt in attempts],
     lambda: _pictures(of_first_steps),
@@ -190,9 +190,9 @@ class _Case:
             continue
           before = solved[kind, observer]
           known = next((one for one in before if inversion.same_problem(problem, one[0], not attack.needs_scale)), None)
-          _, found, same_as = known or (problem, self._solved(kind, observer, problem), '')
+          _, solution, same_as = known or (problem, self._solved(kind, observer, problem), '')
           if known is None:
-            before.append((problem, found, method))
+            before.append((problem, solution, method))
           names = {'method': method, 'observer': observer, 'attack': kind}
           facts = {
             'looked_at': 'all layers' if all(problem.visible) else 'layers without noise',
@@ -201,27 +201,27 @@ class _Case:
             'noise_stddev': view.noise,
             'same_as': same_as,
           }
-          true, recovered, labels = found
+          true, recovered, labels = solution
           yield Attempt(self._row(names, facts, true, recovered, labels), true, recovered)
 
   def _solved(self, kind: str, observer: str, problem: 'Problem') -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(true images, recovered images, the share of each target's labels that were found)."""
-    found = self.attacks[kind](problem, self.settings.seed)
+    solution = self.attacks[kind](problem, self.settings.seed)
     shape, targets = self.x.shape[3:], len(self.x)
     true, n = self.x[:, 0], min(self.batch, self.settings.measured)
     codes = true.reshape([targets, self.batch, -1])
-    if not found.are_images:
+    if not solution.are_images:
       model = self.model.stacked
       flat = tf.constant(true.reshape([1, -1, *shape]))
       codes = model.features([w[tf.newaxis] for w in model.initial_weights], flat).numpy()
       codes = codes.reshape([targets, self.batch, -1])
     # The comparison, not the attacker, knows which code is nearest to which example. Only those are made into images.
-    chosen = np.stack([found.codes[t][images_lib.nearest(codes[t], found.codes[t])[:n]] for t in range(targets)])
+    chosen = np.stack([solution.codes[t][images_lib.nearest(codes[t], solution.codes[t])[:n]] for t in range(targets)])
     flat = chosen.reshape([targets * n, -1]).astype(np.float32)
-    recovered = flat.reshape([-1, *shape]) if found.are_images else self.invert(flat)
+    recovered = flat.reshape([-1, *shape]) if solution.are_images else self.invert(flat)
     labels = self.y[:, 0] if observer == 'client_update' else self.y.reshape([targets, -1])
     recovered = np.clip(recovered, 0, 1).reshape([targets, n, *shape])
-    return true[:, :n], recovered, images_lib.label_accuracy(labels, found.labels)
+    return true[:, :n], recovered, images_lib.label_accuracy(labels, solution.labels)
 
   def _row(
     self,

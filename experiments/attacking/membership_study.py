@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 import dataclasses
+import textwrap
 import time
 from typing import Any, Callable, Optional
 
@@ -19,7 +20,8 @@ import numpy as np
 
 from experiments.attacking import result as results
 from experiments.attacking import shadow_models
-from experiments.command import parts
+from experiments.command import run_choices
+from experiments.reporting import naming
 from experiments.running import plots
 from experiments.running import setup
 from quap_tff import methods
@@ -40,12 +42,6 @@ METHODS = (
   'certified:weights=online,noise=independent,clip=0.5',
 )
 
-# Of the pictures.
-_COLOURS = ('#000000', '#b2182b', '#4393c3', '#7f7f7f', '#762a83', '#1b7837', '#e08214', '#35978f')
-_ATTACK_COLOURS = ('#e08214', '#1b7837', '#b2182b', '#4393c3')
-_GROUP_COLOURS = ('#4393c3', '#7f7f7f', '#b2182b')
-_DASHES = ('-', (0, (6, 2)), (0, (1, 1.3)), (0, (6, 1.5, 1, 1.5)))
-_MARKERS = 'oDs'
 # The attack whose curves are drawn for every method.
 _STRONGEST = 'lira_online'
 _WORDS = {
@@ -117,7 +113,7 @@ class MembershipSettings(checks.Checked):
   @property
   def flags(self) -> dict[str, Any]:
     """The flags of `experiments.train` that all methods share, by name."""
-    shared = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name in parts.FLAGS}
+    shared = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name in run_choices.FLAGS}
     return {**shared, 'client_metrics': False, 'warmup_rounds': 0, 'progress': 'none'}
 
 
@@ -126,7 +122,7 @@ class MembershipSettings(checks.Checked):
 MNIST = dict(dataset='mnist', client_optimizer='sgd:learning_rate=0.1', models=32)
 
 
-def run(settings: MembershipSettings, say: Callable[[str], None] = lambda text: None) -> results.Result:
+def run(settings: MembershipSettings, say: Callable[[str], None] = lambda text: None) -> results.StudyResult:
   """Trains the models, attacks them and counts.
 
   Args:
@@ -148,7 +144,7 @@ def run(settings: MembershipSettings, say: Callable[[str], None] = lambda text: 
   if settings.examples_per_client is not None:
     clients = shadow_models.few_examples(clients, settings.examples_per_client, settings.seed)
   schedule = [reference.cohorts.cohort(round_num) for round_num in range(1, settings.rounds + 1)]
-  pool = shadow_models.Pool(clients, schedule)
+  pool = shadow_models.MemberPool(clients, schedule)
   worlds = [shadow_models.draw_worlds(level, pool, settings.models, settings.seed) for level in settings.levels]
   real_epsilon = settings.real_epsilon
   if real_epsilon is None:
@@ -164,15 +160,15 @@ def run(settings: MembershipSettings, say: Callable[[str], None] = lambda text: 
       account = shadow_models.account_of(experiment, process, pool)
       for world in worlds:
         outputs = shadow_models.outputs_of(experiment, process, pool, world)
-        found, its_curves = _attacked(settings, pool, world, outputs, account)
-        rows += [{'compared_at': at, 'method': variant.spec, **row} for at in variant.compared_at for row in found]
+        figures, its_curves = _attacked(settings, pool, world, outputs, account)
+        rows += [{'compared_at': at, 'method': variant.spec, **row} for at in variant.compared_at for row in figures]
         curves.update({(variant.spec, world.level, attack): curve for attack, curve in its_curves.items()})
-        largest = max(row['auc'] for row in found if row['group'] == ALL)
+        largest = max(row['auc'] for row in figures if row['group'] == ALL)
         say(
           f'membership: {variant.spec}, {world.level} level: largest AUC {largest:.3f}, '
           f'{time.monotonic() - begin:.0f} s so far.'
         )
-  return results.Result('membership', rows, lambda: _pictures(rows, curves))
+  return results.StudyResult('membership', rows, lambda: _pictures(rows, curves))
 
 
 def attacked_experiments(
@@ -182,26 +178,26 @@ def attacked_experiments(
   for spec in settings.methods:
     if methods.parse(spec).gives_certificate:
       audited = spec + (',' if ':' in spec else ':') + 'certificate=false'
-      found = [shadow_models.Variant(audited, real_epsilon, 'documents', (shadow_models.REAL,))]
+      variants = [shadow_models.Variant(audited, real_epsilon, 'documents', (shadow_models.REAL,))]
     else:
-      found = [shadow_models.Variant(spec, settings.nominal_epsilon, 'documents', (shadow_models.NOMINAL,))]
-      plan = shadow_models.experiment_of(found[0], settings.flags).plan
+      variants = [shadow_models.Variant(spec, settings.nominal_epsilon, 'documents', (shadow_models.NOMINAL,))]
+      plan = shadow_models.experiment_of(variants[0], settings.flags).plan
       has_real_epsilon = plan.protection.model_protected
       if has_real_epsilon and settings.real_epsilon is not None:
-        found.append(shadow_models.Variant(spec, real_epsilon, 'exact', (shadow_models.REAL,)))
+        variants.append(shadow_models.Variant(spec, real_epsilon, 'exact', (shadow_models.REAL,)))
       elif has_real_epsilon or not plan.has_nominal:
         # Both comparisons have the same noise, or none at all, as for FedAvg, the reference of both.
-        found = [found[0]._replace(compared_at=(shadow_models.NOMINAL, shadow_models.REAL))]
-    for variant in found:
+        variants = [variants[0]._replace(compared_at=(shadow_models.NOMINAL, shadow_models.REAL))]
+    for variant in variants:
       yield variant, shadow_models.experiment_of(variant, settings.flags)
 
 
 def _attacked(
   settings: MembershipSettings,
-  pool: shadow_models.Pool,
+  pool: shadow_models.MemberPool,
   world: shadow_models.Worlds,
   outputs: shadow_models.Outputs,
-  account: shadow_models.Account,
+  account: shadow_models.MembershipAccount,
 ) -> tuple[list[dict[str, Any]], dict[str, roc.Curve]]:
   """The rows of all attacks and groups, and the curves over all clients by attack."""
   rows, curves = [], {}
@@ -240,30 +236,32 @@ def _attacked(
 
 
 def _figures(summary: roc.Summary) -> dict[str, Any]:
-  found = {'auc': summary.auc, 'auc_low': summary.auc_interval.low, 'auc_high': summary.auc_interval.high}
+  figures = {'auc': summary.auc, 'auc_low': summary.auc_interval.low, 'auc_high': summary.auc_interval.high}
   for rate, name in zip(roc.FALSE_POSITIVE_RATES, ('1pct', '01pct')):
     tpr, (low, high), fpr_high = summary.operating[rate]
-    found[f'tpr_at_{name}_fpr'], found[f'tpr_at_{name}_low'], found[f'tpr_at_{name}_high'] = tpr, low, high
-    found[f'fpr_at_{name}_high'] = fpr_high
-  return {**found, 'members': summary.members, 'non_members': summary.non_members}
+    figures[f'tpr_at_{name}_fpr'], figures[f'tpr_at_{name}_low'], figures[f'tpr_at_{name}_high'] = tpr, low, high
+    figures[f'fpr_at_{name}_high'] = fpr_high
+  return {**figures, 'members': summary.members, 'non_members': summary.non_members}
 
 
-def _spent(account: shadow_models.Account, clients: np.ndarray, level: str, delta: float) -> dict[str, Optional[float]]:
+def _spent(
+  account: shadow_models.MembershipAccount, clients: np.ndarray, level: str, delta: float
+) -> dict[str, Optional[float]]:
   """The largest ε of these clients, and the limits that it sets to any attack.
 
   A client that is not a member adds nothing, so the bounds of a client's membership follow from its μ. An example is
   exchanged inside its client's update, which can then move by twice the clipping norm: there the bounds follow from
   2·μ.
   """
-  found = dict.fromkeys(('nominal_epsilon', 'real_epsilon', 'auc_bound', 'tpr_at_1pct_bound'))
+  spent = dict.fromkeys(('nominal_epsilon', 'real_epsilon', 'auc_bound', 'tpr_at_1pct_bound'))
   if account.nominal is not None:
-    found['nominal_epsilon'] = float(account.nominal[clients].max())
+    spent['nominal_epsilon'] = float(account.nominal[clients].max())
   if account.real is not None:
-    found['real_epsilon'] = epsilon = float(account.real[clients].max())
+    spent['real_epsilon'] = epsilon = float(account.real[clients].max())
     mu = tradeoff.mu_at_most(epsilon, delta) if epsilon > 0 else 0.0
-    found['auc_bound'], tpr_bound = roc.gaussian_bound(mu if level == 'client' else 2 * mu)
-    found['tpr_at_1pct_bound'] = tpr_bound[0.01]
-  return found
+    spent['auc_bound'], tpr_bound = roc.gaussian_bound(mu if level == 'client' else 2 * mu)
+    spent['tpr_at_1pct_bound'] = tpr_bound[0.01]
+  return spent
 
 
 def _pictures(rows: Sequence[Mapping[str, Any]], curves: Mapping[tuple[str, str, str], roc.Curve]) -> dict[str, bytes]:
@@ -273,31 +271,31 @@ def _pictures(rows: Sequence[Mapping[str, Any]], curves: Mapping[tuple[str, str,
     rows: Of `run`.
     curves: ROC curves on all clients, by (method, level, attack).
   """
-  found = {}
+  pictures = {}
   for level in _in_order(level for _, level, _ in curves):
     of_level = {(method, attack): curve for (method, its, attack), curve in curves.items() if its == level}
-    found[f'membership_roc_{level}.png'] = plots.png(_roc_figure(level, of_level, rows), (11, 5.2))
-  found['membership_groups.png'] = plots.png(*_groups_figure(rows))
-  return found
+    pictures[f'membership_roc_{level}.png'] = plots.png(_roc_figure(level, of_level, rows), (11, 5.2))
+  pictures['membership_groups.png'] = plots.png(*_groups_figure(rows))
+  return pictures
 
 
 def _roc_figure(
   level: str, curves: Mapping[tuple[str, str], roc.Curve], rows: Sequence[Mapping[str, Any]]
 ) -> plots.Draw:
-  specs, attacks = _in_order(method for method, _ in curves), _in_order(attack for _, attack in curves)
-  attack = _strongest(attacks)
+  names, attacks = _names(method for method, _ in curves), _in_order(attack for _, attack in curves)
+  first, attack = next(iter(names)), _strongest(attacks)
   trials = next(row for row in rows if row['level'] == level and row['group'] == 'all')
   # One non-member that is called a member, and one member that is found: nothing smaller can be measured.
   lowest = 0.5 / max(trials['members'], trials['non_members'])
 
   def draw(figure: plots.Figure) -> None:
     left, right = figure.subplots(1, 2)
-    for index, method in enumerate(specs):
-      _curve(left, curves[method, attack], lowest, _COLOURS[index % len(_COLOURS)], _DASHES[index % 4], _short(method))
+    for place, (method, name) in enumerate(names.items()):
+      _curve(left, curves[method, attack], lowest, place, name)
     left.set_title(f'All methods under {_WORDS[attack]}', loc='left')
-    for index, its in enumerate(attacks):
-      _curve(right, curves[specs[0], its], lowest, _ATTACK_COLOURS[index % 4], _DASHES[index % 4], _WORDS[its])
-    right.set_title(f'All attacks on {_short(specs[0])}', loc='left')
+    for place, its in enumerate(attacks):
+      _curve(right, curves[first, its], lowest, place, _WORDS[its])
+    right.set_title(f'All attacks on {names[first]}', loc='left')
     for axes in (left, right):
       axes.plot([lowest, 1], [lowest, 1], color='grey', linewidth=0.9, linestyle='-', label='chance')
       axes.set(xlim=(lowest, 1.1), ylim=(lowest, 1.1), xscale='log', yscale='log')
@@ -312,29 +310,29 @@ def _roc_figure(
   return draw
 
 
-def _curve(axes: plots.Axes, curve: roc.Curve, lowest: float, colour: str, dash: Any, label: str) -> None:
+def _curve(axes: plots.Axes, curve: roc.Curve, lowest: float, place: int, label: str) -> None:
   rates = (np.maximum(rate, lowest) for rate in curve)
-  axes.plot(*rates, color=colour, linestyle=dash, label=label, drawstyle='steps-post')
+  axes.plot(*rates, **{**plots.look(place), 'marker': ''}, label=label, drawstyle='steps-post')
 
 
 def _groups_figure(rows: Sequence[Mapping[str, Any]]) -> tuple[plots.Draw, tuple[float, float]]:
   """The AUC of each method by participation group, a panel for each level, with intervals and bounds."""
   levels = _in_order(row['level'] for row in rows)
-  specs = _in_order(row['method'] for row in rows)
+  names = _names(row['method'] for row in rows)
   attack = _strongest(_in_order(row['attack'] for row in rows))
   by_key = {(row['method'], row['level'], row['attack'], row['group']): row for row in reversed(rows)}
 
   def draw(figure: plots.Figure) -> None:
     for axes, level in zip(figure.subplots(1, len(levels), squeeze=False)[0], levels):
-      for place, method in enumerate(specs):
+      for place, method in enumerate(names):
         for index, group in enumerate(shadow_models.GROUPS):
           row = by_key[method, level, attack, group]
           _point(axes, row, place + 0.22 * (index - 1), index, label=None if place else group)
       axes.axhline(0.5, color='grey', linewidth=0.9)
       if any(row['auc_bound'] is not None for row in rows):
         axes.plot([], [], color='black', linewidth=1.2, label='a dash: allowed by the account')
-      axes.set_xticks(range(len(specs)), [_short(method, lines=True) for method in specs], fontsize=7.5)
-      axes.set(ylabel='AUC', xlim=(-0.5, len(specs) - 0.5))
+      axes.set_xticks(range(len(names)), [textwrap.fill(name, 14) for name in names.values()], fontsize=7.5)
+      axes.set(ylabel='AUC', xlim=(-0.5, len(names) - 0.5))
       axes.set_title(f'{level} level, {_WORDS[attack]}', loc='left')
     figure.legend(
       *axes.get_legend_handles_labels(),
@@ -343,30 +341,25 @@ def _groups_figure(rows: Sequence[Mapping[str, Any]]) -> tuple[plots.Draw, tuple
       title='clients by how often they are asked to take part',
     )
 
-  return draw, (max(8, 1.05 * len(specs)) * len(levels), 4.6)
+  return draw, (max(8, 1.05 * len(names)) * len(levels), 4.6)
 
 
 def _point(axes: plots.Axes, row: Mapping[str, Any], x: float, index: int, label: Optional[str]) -> None:
-  colour, area = _GROUP_COLOURS[index], row['auc']
+  area, style = row['auc'], {**plots.look(index), 'linestyle': 'none'}
   reach = [[area - row['auc_low']], [row['auc_high'] - area]]
-  style: dict[str, Any] = dict(
-    color=colour, marker=_MARKERS[index], linestyle='none', markersize=5, linewidth=1.2, capsize=2
-  )
-  axes.errorbar([x], [area], yerr=reach, label=label, **style)
+  axes.errorbar([x], [area], yerr=reach, label=label, markersize=5, linewidth=1.2, capsize=2, **style)
   if row['auc_bound'] is not None:
-    axes.plot([x - 0.09, x + 0.09], [row['auc_bound']] * 2, color=colour, linewidth=1.2)
+    axes.plot([x - 0.09, x + 0.09], [row['auc_bound']] * 2, color=style['color'], linewidth=1.2)
 
 
 def _strongest(attacks: Sequence[str]) -> str:
   return _STRONGEST if _STRONGEST in attacks else attacks[-1]
 
 
-def _short(method: str, lines: bool = False) -> str:
-  """The spec without the parameters that all of its kind share."""
-  name, _, arguments = method.partition(':')
-  kept = [a for a in arguments.split(',') if a and not a.startswith(('certificate=', 'clip='))]
-  words = [name, *(argument.partition('=')[2] for argument in kept)]
-  return '\n'.join(word.replace('_', '_\n', 1) for word in words) if lines else ', '.join(words)
+def _names(specs: Iterable[str]) -> dict[str, str]:
+  """The names of methods for people, by their specs, in order."""
+  distinct = _in_order(specs)
+  return dict(zip(distinct, naming.labels(distinct)))
 
 
 def _in_order(names: Iterable[str]) -> list[str]:

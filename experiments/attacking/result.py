@@ -8,7 +8,7 @@ from typing import Any, Callable, NamedTuple
 from quap_tff.common import files
 
 
-class Result(NamedTuple):
+class StudyResult(NamedTuple):
   """The result of a study.
 
   Attributes:
@@ -25,7 +25,7 @@ class Result(NamedTuple):
   captions: Mapping[str, str] = {}
   notes: tuple[str, ...] = ()
 
-  def write(self, folder: str) -> dict[str, bytes]:
+  def write_files(self, folder: str) -> dict[str, bytes]:
     """Writes the table and the pictures into a folder, which is made if need be. Returns the pictures by name."""
     os.makedirs(folder, exist_ok=True)
     with open(os.path.join(folder, f'{self.name}.csv'), 'w', newline='', encoding='utf-8') as f:

@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow_federated as tff
 
 import data
+from experiments.running import loop
 from experiments.running import setup
-from experiments.running import training
 from quap_tff import methods
 from quap_tff.common.numbers import rng as rng_lib
 from quap_tff.training import evaluation
@@ -25,7 +25,7 @@ LEVELS = ('client', 'example')
 _MODELS_A_SIDE = 2
 
 
-class Pool:
+class MemberPool:
   """Every client that may be a member, with their examples and the public schedule.
 
   Attributes:
@@ -56,7 +56,7 @@ class Pool:
     if key not in self._data:
       examples = self.clients[client]
       kept = data.Examples(examples.x[chosen], examples.y[chosen])
-      self._data[key] = training.as_client_data(client, kept)
+      self._data[key] = loop.as_client_data(client, kept)
     return self._data[key]
 
 
@@ -92,7 +92,7 @@ class Worlds:
   members: np.ndarray
 
 
-def draw_worlds(level: str, pool: Pool, models: int, seed: int) -> Worlds:
+def draw_worlds(level: str, pool: MemberPool, models: int, seed: int) -> Worlds:
   """Draws the worlds of a level.
 
   Client level: each client is a member of each model by its own fair coin, and is used with all of its examples. A
@@ -142,7 +142,7 @@ class Variant(NamedTuple):
   compared_at: tuple[str, ...]
 
 
-class Account(NamedTuple):
+class MembershipAccount(NamedTuple):
   """The privacy loss of each client if it is a member, by the schedule.
 
   Attributes:
@@ -170,17 +170,17 @@ def experiment_of(variant: Variant, flags: Mapping[str, Any]) -> setup.Experimen
   """
   # 2 where sums are divided by a number that is planned for all clients, of whom only the members come.
   rate = 2.0 if methods.parse(variant.spec).divides_by_planned_cohort else 1.0
-  own = dict(algorithm=variant.spec, epsilon=variant.epsilon, calibration=variant.calibration)
-  found = setup.from_flags({**flags, **own, 'server_optimizer': f'sgd:learning_rate={rate}'})
-  if found.plan.holds_noise:
+  overrides = dict(algorithm=variant.spec, epsilon=variant.epsilon, calibration=variant.calibration)
+  experiment = setup.from_flags({**flags, **overrides, 'server_optimizer': f'sgd:learning_rate={rate}'})
+  if experiment.plan.holds_noise:
     raise ValueError(
       f'{variant.spec}: where clients hold the noise, those that stay away take theirs with them, and models of '
       'members alone would have less of it. experiments.audit measures what such a run gives away.'
     )
-  return found
+  return experiment
 
 
-def account_of(experiment: setup.Experiment, process: Any, pool: Pool) -> Account:
+def account_of(experiment: setup.Experiment, process: Any, pool: MemberPool) -> MembershipAccount:
   """The account of every client, from one run in which all planned clients take part.
 
   What a client spends depends on its own rounds alone, so this is also its account where others stay away. That run
@@ -194,7 +194,7 @@ def account_of(experiment: setup.Experiment, process: Any, pool: Pool) -> Accoun
     ledger.append(plan.record(output, cohort))
     state = output.state
   report = plan.report(ledger)
-  return Account(report.nominal_epsilon, report.formal.epsilon if plan.protection.model_protected else None)
+  return MembershipAccount(report.nominal_epsilon, report.formal.epsilon if plan.protection.model_protected else None)
 
 
 def planned_epsilon(experiment: setup.Experiment, schedule: Sequence[np.ndarray]) -> float:
@@ -204,7 +204,7 @@ def planned_epsilon(experiment: setup.Experiment, schedule: Sequence[np.ndarray]
 
 
 def train(
-  process: tff.learning.templates.LearningProcess, pool: Pool, worlds: Worlds, model: int
+  process: tff.learning.templates.LearningProcess, pool: MemberPool, worlds: Worlds, model: int
 ) -> tff.learning.models.ModelWeights:
   """The released weights of one model: those after the last round."""
   state = process.initialize()
@@ -229,14 +229,14 @@ class Outputs(NamedTuple):
   diverged: float
 
 
-def outputs_of(experiment: setup.Experiment, process: Any, pool: Pool, worlds: Worlds) -> Outputs:
+def outputs_of(experiment: setup.Experiment, process: Any, pool: MemberPool, worlds: Worlds) -> Outputs:
   """Trains every model of the worlds, and asks each for its outputs."""
-  found, hits, diverged = [], [], []
+  all_logits, hits, diverged = [], [], []
   test, logits_of = experiment.federation.test, evaluation.build_logits(experiment.model_fn)
   for model in range(len(worlds.attends)):
     weights = train(process, pool, worlds, model)
     logits = logits_of(weights, pool.x[worlds.rows])
     diverged.append(not np.isfinite(logits).all())
-    found.append(np.nan_to_num(np.clip(logits, -1e4, 1e4)))
+    all_logits.append(np.nan_to_num(np.clip(logits, -1e4, 1e4)))
     hits.append(np.mean(np.argmax(logits_of(weights, test.x), axis=-1) == test.y))
-  return Outputs(np.stack(found), float(np.mean(hits)), float(np.mean(diverged)))
+  return Outputs(np.stack(all_logits), float(np.mean(hits)), float(np.mean(diverged)))

@@ -11,8 +11,8 @@ from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 
+from experiments.running import loop
 from experiments.running import setup
-from experiments.running import training
 from quap_tff import accounting
 from quap_tff import plans
 from quap_tff.auditing import canaries as canary_lib
@@ -59,7 +59,7 @@ class Claim(NamedTuple):
   kind: str
 
 
-class Result(NamedTuple):
+class AuditResult(NamedTuple):
   """The result of an audit.
 
   Attributes:
@@ -105,7 +105,9 @@ class Result(NamedTuple):
     }
 
 
-def run(experiment: setup.Experiment, settings: Settings, say: Callable[[str], None] = lambda text: None) -> Result:
+def run(
+  experiment: setup.Experiment, settings: Settings, say: Callable[[str], None] = lambda text: None
+) -> AuditResult:
   """Audits an experiment by runs of its own. The experiment's runtime must be active.
 
   Args:
@@ -135,11 +137,11 @@ def run(experiment: setup.Experiment, settings: Settings, say: Callable[[str], N
     guarded = guarded_clients.GuardedClients(plan, secrets.token_bytes(32)) if plan.holds_noise else None
     for round_num, cohort in enumerate(schedule, 1):
       answers = guarded.answers(round_num, cohort) if guarded is not None else None
-      output = process.next(state, [training.client_data(experiment, client, answers=answers) for client in cohort])
+      output = process.next(state, [loop.client_data(experiment, client, answers=answers) for client in cohort])
       state = output.state
-      found = canary_lib.read_round(output)
-      ledger.append(plan.recorded(found.output.state, found.output.measurements, cohort))
-      rounds.append(found)
+      canary_round = canary_lib.read_round(output)
+      ledger.append(plan.recorded(canary_round.output.state, canary_round.output.measurements, cohort))
+      rounds.append(canary_round)
       say(f'run {repeat + 1}/{settings.repeats}, round {round_num}/{len(schedule)}')
     of_repeats.append(_scores(plan, ledger, rounds, canaries, settings.part))
   inserted, unseen = (np.concatenate([scores[i] for scores in of_repeats]) for i in range(2))
@@ -151,7 +153,7 @@ def run(experiment: setup.Experiment, settings: Settings, say: Callable[[str], N
   bound = lower_bounds.bound(guesses, claim.delta, settings.confidence)
   # A formal figure exists only where noise covers everything that is trained.
   is_gaussian = claim.kind in ('certified', 'formal') or settings.part == 'noised' and claim.kind == 'nominal'
-  return Result(claim, clients, inserted, unseen, threshold, guesses, bound, is_gaussian)
+  return AuditResult(claim, clients, inserted, unseen, threshold, guesses, bound, is_gaussian)
 
 
 def claim_of(plan: plans.Plan, ledger: accounting.RunLedger, planned: Sequence[np.ndarray]) -> Claim:
@@ -212,7 +214,7 @@ def _norm(plan: plans.Plan, part: str) -> float:
 def _scores(
   plan: plans.Plan,
   ledger: accounting.RunLedger,
-  rounds: Sequence[canary_lib.Round],
+  rounds: Sequence[canary_lib.CanaryRound],
   canaries: canary_lib.Canaries,
   part: str,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -220,10 +222,10 @@ def _scores(
   rows: list[tuple[np.ndarray, np.ndarray, Optional[float]]] = []
   released = []
   state = ledger.state_dict()
-  for index, found in enumerate(rounds):
+  for index, canary_round in enumerate(rounds):
     entries = slice(state['offsets'][index], state['offsets'][index + 1])
     cohort, weights = state['clients'][entries], state['weights'][entries]
-    clip, divisor, multiplier = _units(plan, found, cohort)
+    clip, divisor, multiplier = _units(plan, canary_round, cohort)
     if divisor is None:
       continue  # The round released nothing.
     bounds = np.zeros(plan.num_clients)
@@ -232,10 +234,10 @@ def _scores(
       bounds[cohort] = weights * clip
     elif part == 'unnoised':
       bounds[cohort] = np.inf if canaries.clipped is not None else clip
-    others = found.of_others(bounds[found.client_ids])
+    others = canary_round.sum_of_others(bounds[canary_round.client_ids])
     moved = np.minimum(bounds, canaries.norm)[list(canaries.clients)] / clip
     released.append(cohort[weights > 0])
-    rows.append(((found.projections * divisor - others) / clip, moved, multiplier))
+    rows.append(((canary_round.projections * divisor - others) / clip, moved, multiplier))
   observed, moved = (np.array([row[i] for row in rows]) for i in range(2))
   noise = [multiplier for *_, multiplier in rows if multiplier]
   count = len(canaries.clients)
@@ -248,15 +250,15 @@ def _scores(
     unseen, templates = unseen[:, 1::2], templates[:, 1::2]
   else:
     covariance = plan.correlation.covariance(released, noise)
-  own = canary_lib.matched_filter(moved, covariance)
-  return own.scores(inserted), canary_lib.matched_filter(templates, covariance).scores(unseen), own.mu
+  matched = canary_lib.matched_filter(moved, covariance)
+  return matched.scores(inserted), canary_lib.matched_filter(templates, covariance).scores(unseen), matched.mu
 
 
 def _units(
-  plan: plans.Plan, found: canary_lib.Round, cohort: np.ndarray
+  plan: plans.Plan, canary_round: canary_lib.CanaryRound, cohort: np.ndarray
 ) -> tuple[float, Optional[float], Optional[float]]:
   """(C_t, what the sum was divided by, noise multiplier) of a round; None for what is not known or not there."""
-  facts, row = plan.mechanism.facts, plan.mechanism.measured(found.output.measurements, plan.model)
+  facts, row = plan.mechanism.facts, plan.mechanism.measured(canary_round.output.measurements, plan.model)
   clip, multiplier = float(row['clipping_norm']), float(row['noise_multiplier'])
   released = multiplier or not facts.adds_noise
   divisor = facts.divisor or len(cohort) or None

@@ -38,7 +38,9 @@ def play(game: Game, draws: int, delta: float, confidence: float) -> dict[str, A
   }
 
 
-def of_plan(plan: plans.Plan, schedule: Sequence[np.ndarray], draws: int, seed: Optional[int] = None) -> Optional[Game]:
+def game_for(
+  plan: plans.Plan, schedule: Sequence[np.ndarray], draws: int, seed: Optional[int] = None
+) -> Optional[Game]:
   """The game for the client that spends most. None for a mechanism for which there is no game here.
 
   Args:
@@ -51,14 +53,14 @@ def of_plan(plan: plans.Plan, schedule: Sequence[np.ndarray], draws: int, seed: 
   return make(plan, schedule, draws, seed) if make is not None else None
 
 
-def _of_certified(plan: plans.Plan, schedule: Sequence[np.ndarray], draws: int, seed: Optional[int]) -> Game:
+def _certified_game(plan: plans.Plan, schedule: Sequence[np.ndarray], draws: int, seed: Optional[int]) -> Game:
   # A private quantile's noised counts are a second mechanism, which this game leaves alone.
   mu = accounting.total_mu(plan.planned_ledger(schedule)).updates
   simulate: Any = distinguisher.held if plan.holds_noise else distinguisher.certified
   return Game(float(mu.max()), simulate(plan.core, schedule, int(mu.argmax()), seed))
 
 
-def _of_stock(plan: plans.Plan, schedule: Sequence[np.ndarray], draws: int, seed: Optional[int]) -> Optional[Game]:
+def _stock_game(plan: plans.Plan, schedule: Sequence[np.ndarray], draws: int, seed: Optional[int]) -> Optional[Game]:
   stock = plan.mechanism.aggregator_of(plan.model)
   if stock.clip is None:
     return None  # Adaptive clipping releases counts, too.
@@ -70,7 +72,7 @@ def _of_stock(plan: plans.Plan, schedule: Sequence[np.ndarray], draws: int, seed
   return Game(float(mu.max()), simulate)
 
 
-def _of_quap(plan: plans.Plan, schedule: Sequence[np.ndarray], draws: int, seed: Optional[int]) -> Game:
+def _quap_game(plan: plans.Plan, schedule: Sequence[np.ndarray], draws: int, seed: Optional[int]) -> Game:
   # The game is for a fixed clipping norm; a norm that follows the clients' norms gives away even more.
   config = dataclasses.replace(plan.config, clip=clip_rules.Fixed(1.0), max_agg_norm=None)
   mu = _formal_mu(plan, plan.planned_ledger(schedule))
@@ -79,7 +81,7 @@ def _of_quap(plan: plans.Plan, schedule: Sequence[np.ndarray], draws: int, seed:
 
 
 # By `Facts.game`.
-_GAMES = {'certified': _of_certified, 'stock': _of_stock, 'quap': _of_quap}
+_GAMES = {'certified': _certified_game, 'stock': _stock_game, 'quap': _quap_game}
 
 
 def _formal_mu(plan: plans.Plan, ledger: accounting.RunLedger) -> np.ndarray:

@@ -91,7 +91,7 @@ def cohort(rule: str, clients: int, examples: int, batch_size: int, rounds: int)
         delta=1e-5,
         clip=quap_tff.clip_rules.Fixed(1.0),
         correlation=quap_tff.correlation.Independent(),
-        weights=quap_tff.weight_rules.Participation(),
+        weights=quap_tff.weight_rules.ParticipationWeights(),
       )
       process = quap_tff.certified_plan(config, [list(range(clients))] * rounds).build_process(
         models.build_model_fn(_MODEL, _INPUT_SHAPE, _CLASSES),

@@ -32,7 +32,7 @@ Cases = Mapping[str, tuple[str, dict[str, Any]]]
 Note = Callable[[str], None]
 
 
-class Figure(NamedTuple):
+class RepeatedFigure(NamedTuple):
   """A figure over repetitions.
 
   Attributes:
@@ -48,24 +48,24 @@ class Figure(NamedTuple):
     return f'{self.value:.4g}' + ('' if self.spread is None else f' ±{self.spread:.2g}')
 
 
-def figure(repetitions: Iterable[float]) -> Figure:
+def figure(repetitions: Iterable[float]) -> RepeatedFigure:
   """The figure over some repetitions, of which there is at least one."""
-  found = list(repetitions)
-  if len(found) == 1:
-    return Figure(found[0], None)
-  low, _, high = statistics.quantiles(found)
-  return Figure(statistics.median(found), (high - low) / 2)
+  figures = list(repetitions)
+  if len(figures) == 1:
+    return RepeatedFigure(figures[0], None)
+  low, _, high = statistics.quantiles(figures)
+  return RepeatedFigure(statistics.median(figures), (high - low) / 2)
 
 
-def ratio(numerators: Iterable[float], denominators: Iterable[float]) -> Figure:
+def ratio(numerators: Iterable[float], denominators: Iterable[float]) -> RepeatedFigure:
   """The figure over the rounds' ratios."""
   return figure(n / d for n, d in zip(numerators, denominators))
 
 
-_Child = TypeVar('_Child', bound='Child')
+_Child = TypeVar('_Child', bound='MeasuredChild')
 
 
-class Child:
+class MeasuredChild:
   """A process of this project, whose lines are read while its memory is sampled.
 
   Only a process whose line is awaited is sampled: a sample takes milliseconds.
@@ -125,7 +125,7 @@ class Child:
       self.peak_mib = max(self.peak_mib, self.memory_mib())
 
 
-class Measurement(Child):
+class Measurement(MeasuredChild):
   """A measurement of `benchmarking.cases`, ready to run rounds.
 
   Attributes:

@@ -222,13 +222,13 @@ def refuse_arguments(arguments: Sequence[str]) -> None:
 
 def given_names(argv: Sequence[str]) -> list[str]:
   """The names of the flags that appear in `argv[1:]` itself, as opposed to those in flag files."""
-  found = []
+  names = []
   for argument in argv[1:]:
     if argument == '--':
       break
     if argument.startswith('-'):
-      found.append(argument.lstrip('-').partition('=')[0])
-  return found
+      names.append(argument.lstrip('-').partition('=')[0])
+  return names
 
 
 def error_text(error: BaseException) -> str:

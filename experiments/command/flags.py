@@ -12,8 +12,8 @@ from typing import Any, get_type_hints, Optional
 from absl import flags
 
 from experiments.command import command_line
-from experiments.command import parts
 from experiments.command import run as run_lib
+from experiments.command import run_choices
 from quap_tff import methods
 from quap_tff.common import checks
 from quap_tff.common import flag_fields
@@ -26,7 +26,7 @@ _OF_RUNTIME = {'num_threads': 'in_process', 'num_workers': 'workers'}
 # Flags about the files in --output_dir.
 _OF_FOLDER = ('checkpoint_every', 'keep_checkpoints', 'signing_key')
 # Parts whose flags --help shows together, under the first one's title.
-_MECHANISM = (parts.Mechanism, *methods.PARTS)
+_MECHANISM = (run_choices.MechanismChoice, *methods.PARTS)
 
 
 class _NumberOrText(flags.ArgumentParser):
@@ -39,42 +39,46 @@ class _NumberOrText(flags.ArgumentParser):
       return argument
 
 
-def _define(name: str, found: flag_fields.Flag, kind: Any, text: str) -> None:
-  own = dict(flag_values=VALUES)
-  bounds = dict(lower_bound=found.lower, upper_bound=found.upper)
-  default = None if found.differs else found.default
-  if kind is parts.Epochs:
-    flags.DEFINE(_NumberOrText(), name, default, text, **own)
-  elif found.one_of:
-    flags.DEFINE_enum(name, default, found.one_of, text, **own)
+def _define(name: str, definition: flag_fields.Flag, kind: Any, text: str) -> None:
+  options = dict(flag_values=VALUES)
+  bounds = dict(lower_bound=definition.lower, upper_bound=definition.upper)
+  default = None if definition.differs else definition.default
+  if kind is run_choices.Epochs:
+    flags.DEFINE(_NumberOrText(), name, default, text, **options)
+  elif definition.one_of:
+    flags.DEFINE_enum(name, default, definition.one_of, text, **options)
   elif kind in (bool, Optional[bool]):
-    flags.DEFINE_bool(name, default, text, **own)
+    flags.DEFINE_bool(name, default, text, **options)
   elif kind in (int, Optional[int]):
-    flags.DEFINE_integer(name, default, text, **bounds, **own)
+    flags.DEFINE_integer(name, default, text, **bounds, **options)
   elif kind in (float, Optional[float]):
-    flags.DEFINE_float(name, default, text, **bounds, **own)
+    flags.DEFINE_float(name, default, text, **bounds, **options)
   else:
-    flags.DEFINE_string(name, default, text, **own)
+    flags.DEFINE_string(name, default, text, **options)
 
 
-def _help(name: str, found: flag_fields.Flag, text: str) -> str:
+def _help(name: str, definition: flag_fields.Flag, text: str) -> str:
   """The docstring's words, and the choices from the registry."""
   if name == 'algorithm':
     return f'{text}\n{methods.table()}'
-  choices = registry.describe(found.choices) if found.choices is not None else ', '.join((*found.names, *found.words))
+  choices = (
+    registry.describe(definition.choices)
+    if definition.choices is not None
+    else ', '.join((*definition.names, *definition.words))
+  )
   return f'{text} Choices: {choices}.' if choices else text
 
 
 def _define_all() -> dict[str, list[str]]:
   """Makes all flags; returns their names by the titles of their groups."""
   groups: dict[str, list[str]] = {}
-  for part in parts.PARTS:
-    group = parts.Mechanism if part in _MECHANISM else part
+  for part in run_choices.PARTS:
+    group = run_choices.MechanismChoice if part in _MECHANISM else part
     names = groups.setdefault(str(group.__doc__).partition('\n')[0].rstrip('.'), [])
     types, helps = get_type_hints(part), flag_fields.helps(part)
-    for name, found in flag_fields.flags_of(part).items():
+    for name, definition in flag_fields.flags_of(part).items():
       if name not in VALUES:  # Parts share flags.
-        _define(name, found, types[name], _help(name, found, helps[name]))
+        _define(name, definition, types[name], _help(name, definition, helps[name]))
         names.append(name)
   return groups
 
@@ -164,7 +168,7 @@ def help_text(given: Iterable[str], doc: str) -> str:
   """
   lines: list[str] = []
   for flag in dict.fromkeys(given):
-    choices = parts.FLAGS[flag].choices if flag in parts.FLAGS else None
+    choices = run_choices.FLAGS[flag].choices if flag in run_choices.FLAGS else None
     for kind, name, choice in registry.chosen(flag, VALUES[flag].value, choices) if choices else ():
       title = f'{"--" if kind == flag else ""}{kind}={name}'
       doc = inspect.cleandoc(choice.__doc__ or '').partition('\nAttributes:\n')[0]

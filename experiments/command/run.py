@@ -23,7 +23,7 @@ from data import features
 from data.cohorts import dropouts
 from data.cohorts import ParticipationChoice
 from data.cohorts import ParticipationModel
-from experiments.command import parts
+from experiments.command import run_choices
 from quap_tff import methods
 from quap_tff import plans
 from quap_tff.cohorts import default_cohort_size
@@ -65,13 +65,13 @@ class Run:
     flags: Every flag as it was written, by name, those that the method does not use among them.
   """
 
-  data: parts.Data
-  cohorts: parts.Cohorts
-  schedule: parts.Schedule
+  data: run_choices.Data
+  cohorts: run_choices.Cohorts
+  schedule: run_choices.Schedule
   method: methods.Method
-  local: parts.LocalTraining
-  publication: parts.Publication
-  runtime: parts.Runtime
+  local: run_choices.LocalTraining
+  publication: run_choices.Publication
+  runtime: run_choices.Runtime
   flags: Mapping[str, Any]
 
   @classmethod
@@ -87,22 +87,22 @@ class Run:
     """
     if not isinstance(values, Mapping):
       values = values.flag_values_dict()
-    algorithm = parts.FLAGS['algorithm']
+    algorithm = run_choices.FLAGS['algorithm']
     try:
       method = algorithm.value(values.get('algorithm', algorithm.default))
     except ValueError as error:
       raise ValueError(f'--algorithm: {error}') from error
     own = flag_fields.flags_of(method)
-    defaults = {name: own.get(name, found).default for name, found in parts.FLAGS.items()}
+    defaults = {name: own.get(name, definition).default for name, definition in run_choices.FLAGS.items()}
     written = {name: default if values.get(name) is None else values[name] for name, default in defaults.items()}
     return cls(
-      data=flag_fields.decoded(parts.Data(), written),
-      cohorts=flag_fields.decoded(parts.Cohorts(), written),
-      schedule=flag_fields.decoded(parts.Schedule(), written),
+      data=flag_fields.decoded(run_choices.Data(), written),
+      cohorts=flag_fields.decoded(run_choices.Cohorts(), written),
+      schedule=flag_fields.decoded(run_choices.Schedule(), written),
       method=flag_fields.decoded(method, written),
-      local=flag_fields.decoded(parts.LocalTraining(), written),
-      publication=flag_fields.decoded(parts.Publication(), written),
-      runtime=flag_fields.decoded(parts.Runtime(), written),
+      local=flag_fields.decoded(run_choices.LocalTraining(), written),
+      publication=flag_fields.decoded(run_choices.Publication(), written),
+      runtime=flag_fields.decoded(run_choices.Runtime(), written),
       flags=written,
     )
 
@@ -118,7 +118,7 @@ class Run:
       KeyError, TypeError, ValueError: If it is damaged, or of another version.
     """
     written = {**run_json['flags'], **run_json['identity']}
-    if unknown := run_json['identity'].keys() - parts.FLAGS.keys():
+    if unknown := run_json['identity'].keys() - run_choices.FLAGS.keys():
       raise ValueError(f'unknown flags {sorted(unknown)}')
     if folder is not None:
       written['features'] = features.located(written.get('features', 'none'), folder)
@@ -129,7 +129,9 @@ class Run:
 
     The folder of a certified run is made to be handed out. So it does not say where its operator keeps data and keys.
     """
-    withheld = {name for name, found in parts.FLAGS.items() if found.is_path and self.method.gives_certificate}
+    withheld = {
+      name for name, definition in run_choices.FLAGS.items() if definition.is_path and self.method.gives_certificate
+    }
     values = {name: None if name in withheld else value for name, value in self.flags.items()}
     shown = {} if withheld else {name: self.flags[name] for name in ('dataset', 'participation')}
     return {**values, **self._portable(), **shown}
@@ -141,7 +143,9 @@ class Run:
     """
     values = {**self.flags, **self._portable()}
     unused = unused_flags(self.method)
-    return {name: value for name, value in values.items() if not parts.FLAGS[name].is_control and name not in unused}
+    return {
+      name: value for name, value in values.items() if not run_choices.FLAGS[name].is_control and name not in unused
+    }
 
   def _portable(self) -> dict[str, Any]:
     """The flags whose values name files, without the places of these files on this machine."""
@@ -306,8 +310,8 @@ class Run:
     plan = self.method.plan(setting)
     if self.cohorts.are_secret and (reason := plan.no_amplification):
       raise ValueError(
-        f'--cohort_seed={parts.SECRET}: with these flags, secret cohorts amplify nothing: {reason}. Leave this flag '
-        'out, or use --algorithm=tff_dp_fedavg.'
+        f'--cohort_seed={run_choices.SECRET}: with these flags, secret cohorts amplify nothing: {reason}. Leave this '
+        'flag out, or use --algorithm=tff_dp_fedavg.'
       )
     return plan
 
@@ -346,7 +350,7 @@ def _digest_of(path: Optional[str]) -> Optional[str]:
 
 def unused_flags(method: methods.Method) -> frozenset[str]:
   """The flags of mechanisms that a method does not have, except those whose defaults ask for nothing."""
-  theirs = {name for name, found in methods.FLAGS.items() if not found.is_neutral}
+  theirs = {name for name, definition in methods.FLAGS.items() if not definition.is_neutral}
   return frozenset(theirs) - method.flag_names()
 
 
@@ -386,7 +390,7 @@ def _check_mechanism(run: Run) -> None:
     )
   run.client_work()
   is_certified = run.facts.is_certified  # Whatever the mechanism refuses for any population, it refuses here.
-  if run.publication.averaging == postprocessing.Planned() and not is_certified:
+  if run.publication.averaging == postprocessing.PlannedAverage() and not is_certified:
     raise ValueError(
       f'--averaging=planned: only certified runs choose the average together with the noise, and '
       f'{written["algorithm"]!r} is not certified. Choose an average yourself: --averaging=tail:start=….'
@@ -401,7 +405,7 @@ def _check_mechanism(run: Run) -> None:
 
 def _check_secret_cohorts(run: Run) -> None:
   """Refuses secret cohorts where something that is public says who comes, or where the account has no use for them."""
-  written, method, refused = run.flags, run.method, f'--cohort_seed={parts.SECRET}'
+  written, method, refused = run.flags, run.method, f'--cohort_seed={run_choices.SECRET}'
   if method.gives_certificate:
     raise ValueError(
       f'{refused}: a certificate rests on public cohorts, and its verification draws them again. Leave this flag out, '

@@ -21,8 +21,8 @@ _POSITIONS, _VALUES = '/positions', '/values'
 def rounds(folder: str) -> list[int]:
   """The rounds of which `folder` holds a checkpoint, ascending; none if there is no such folder."""
   names = os.listdir(folder) if os.path.isdir(folder) else []
-  found = (re.fullmatch(r'round_(\d+)', name) for name in names)
-  return sorted(int(match[1]) for match in found if match)
+  matches = (re.fullmatch(r'round_(\d+)', name) for name in names)
+  return sorted(int(match[1]) for match in matches if match)
 
 
 def save(folder: str, round_num: int, arrays: Mapping[str, np.ndarray]) -> None:
@@ -61,15 +61,15 @@ def packed(state: Mapping[str, np.ndarray], num_clients: int) -> dict[str, np.nd
   Returns:
     Arrays that `unpacked` turns back into the state, bit for bit.
   """
-  found = {}
+  arrays = {}
   for name, array in state.items():
     if _is_packed(array, num_clients):
       # As bits: -0.0 is not +0.0.
       positions = np.flatnonzero(array.view(f'u{array.dtype.itemsize}'))
-      found.update({name + _POSITIONS: positions.astype(np.int32), name + _VALUES: array[positions]})
+      arrays.update({name + _POSITIONS: positions.astype(np.int32), name + _VALUES: array[positions]})
     else:
-      found[name] = array
-  return found
+      arrays[name] = array
+  return arrays
 
 
 def unpacked(
@@ -88,14 +88,14 @@ def unpacked(
   wanted = packed(expected, num_clients).keys()
   if kept.keys() != wanted:
     raise ValueError(f'{len(wanted)} tensors were expected, and {len(kept)} found')
-  found = {}
+  arrays = {}
   for name, array in expected.items():
     is_packed = _is_packed(array, num_clients)
     whole = _unpacked(name, kept[name + _POSITIONS], kept[name + _VALUES], array) if is_packed else kept[name]
     if (whole.dtype, whole.shape) != (array.dtype, array.shape):
       raise ValueError(f'{_shown(array)} was expected for {name}, and {_shown(whole)} found')
-    found[name] = whole
-  return found
+    arrays[name] = whole
+  return arrays
 
 
 def _is_packed(array: np.ndarray, num_clients: int) -> bool:

@@ -153,8 +153,8 @@ def _check_can_be_made(path: str) -> None:
 def _check_kinds(path: str, names: set[str]) -> None:
   for name in sorted(names & {*_FILES, *_FOLDERS}):
     if os.path.isdir(os.path.join(path, name)) != (name in _FOLDERS):
-      kind, found = ('folder', 'file') if name in _FOLDERS else ('file', 'folder')
-      raise RunDirectoryError(f'{os.path.join(path, name)} must be a {kind}, found a {found}. Move it away.')
+      kind, other_kind = ('folder', 'file') if name in _FOLDERS else ('file', 'folder')
+      raise RunDirectoryError(f'{os.path.join(path, name)} must be a {kind}, found a {other_kind}. Move it away.')
 
 
 def read_summary(path: str) -> Optional[dict[str, Any]]:

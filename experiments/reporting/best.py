@@ -16,7 +16,7 @@ _NORMS = ('clip', 'initial_clip')
 
 def main(argv: list[str]) -> int:
   """Prints the lines for the runs in the folders `argv[1:]`; returns the exit status."""
-  methods: dict[tuple[str, ...], list[tuple[float, float, study.Group]]] = {}
+  methods: dict[tuple[str, ...], list[tuple[float, float, study.StudyGroup]]] = {}
   groups, _ = report.read(argv[1:])
   for group in groups:
     name, values, _ = runs_lib.parse('algorithm', group.algorithm)

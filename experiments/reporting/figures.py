@@ -19,12 +19,7 @@ from experiments.running import plots
 if TYPE_CHECKING:
   from matplotlib.axes import Axes
 
-# The colours of Okabe and Ito, which people with any colour vision can tell apart, with a grey in place of yellow. In
-# greyscale, markers and dashes tell the labels apart. A figure has no more labels than there are looks.
-_COLOURS = ('#000000', '#e69f00', '#0072b2', '#56b4e9', '#d55e00', '#009e73', '#cc79a7', '#777777')
-_MARKERS = 'osD^vPX<'
-_DASHES = ('-', (0, (5, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)), (0, (10, 2)))
-MOST_LABELS = len(_COLOURS)
+MOST_LABELS = len(plots.COLOURS)
 _MOST_BANDS = 4
 # How far the marks of two series at one place are moved apart, as a share of a logarithmic axis.
 _ASIDE = 0.012
@@ -73,8 +68,7 @@ def looks(shown: Iterable[Union[Series, Point]]) -> dict[str, dict[str, Any]]:
     if look in taken:
       look = next((n for n in range(MOST_LABELS) if n not in taken | wanted), look)
     taken.add(look)
-    style = dict(color=_COLOURS[look], marker=_MARKERS[look], linestyle=_DASHES[look % len(_DASHES)])
-    found[label] = {**style, 'label': label}
+    found[label] = {**plots.look(look), 'label': label}
   return found
 
 

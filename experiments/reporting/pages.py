@@ -15,7 +15,7 @@ import pandas as pd
 from experiments.folders import folder as run_folder
 from experiments.running import plots
 from quap_tff.common import files
-from quap_tff.common import wide
+from quap_tff.common import html_page
 from quap_tff.common.numbers import rounding
 
 _REPORT, _PAGE = 'report.md', 'index.html'
@@ -99,7 +99,7 @@ class Table(NamedTuple):
     return pd.DataFrame(columns, dtype=object)
 
 
-class Figure(NamedTuple):
+class Plot(NamedTuple):
   """Attributes:
   name: Its file is figures/name.png; several of one name are numbered.
   title: The text above it.
@@ -127,7 +127,7 @@ class Figure(NamedTuple):
     return draw, (width, height + 0.2 * len(lines))
 
 
-Block = Union[str, Table, Figure]
+Block = Union[str, Table, Plot]
 
 
 class Section(NamedTuple):
@@ -175,13 +175,13 @@ def check(folder: str, file: str = _REPORT, what: str = 'report') -> None:
     )
 
 
-def write(folder: str, sections: Sequence[Section]) -> None:
+def write_page(folder: str, sections: Sequence[Section]) -> None:
   """Writes a report, whose tables and figures are `numbered`. An earlier report in the folder is replaced.
 
   The first section's title is the report's. A figure may be in several sections, and is drawn once.
   """
   blocks = [block for section in sections for block in section.blocks]
-  figures = {block.name: block for block in blocks if isinstance(block, Figure)}
+  figures = {block.name: block for block in blocks if isinstance(block, Plot)}
   images = {name: plots.png(*figure.titled) for name, figure in figures.items()}
   for kind, suffix in (('tables', '.csv'), ('figures', '.png')):
     os.makedirs(os.path.join(folder, kind), exist_ok=True)
@@ -206,7 +206,8 @@ def page(sections: Sequence[Section], images: Mapping[str, bytes]) -> str:
     images: PNG files by name.
   """
   encoded = {name: base64.b64encode(image).decode('ascii') for name, image in images.items()}
-  return _rendered('page.html', sections, images=encoded, frame_css=markupsafe.Markup(wide.CSS))
+  body = _rendered('page.html', sections, images=encoded)
+  return html_page.page(sections[0].title, body, '72rem', _rendered('page.css', sections))
 
 
 def _rendered(template: str, sections: Sequence[Section], **values: Any) -> str:
@@ -218,7 +219,7 @@ def _rendered(template: str, sections: Sequence[Section], **values: Any) -> str:
     keep_trailing_newline=True,
   )
   environment.filters.update(breakable=_breakable, marked=_marked, aligned=_aligned, is_long=_is_long)
-  environment.globals['framed'] = lambda content, label: markupsafe.Markup(wide.framed(content, label))
+  environment.globals['framed'] = lambda content, label: markupsafe.Markup(html_page.framed(content, label))
   return environment.get_template(template).render(first=sections[0], sections=sections[1:], **values)
 
 

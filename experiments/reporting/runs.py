@@ -11,7 +11,7 @@ import pandas as pd
 
 from data import cohorts
 from data import partition
-from experiments.command import parts as run_parts
+from experiments.command import run_choices as run_parts
 from experiments.folders import folder as run_folder
 from experiments.running import plots
 from quap_tff import methods
@@ -81,7 +81,7 @@ def number(value: Any) -> Optional[float]:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Run:
+class RunFolder:
   """One run folder. Whatever is missing in it is empty or None.
 
   Attributes:
@@ -147,7 +147,7 @@ class Run:
   @property
   def counts(self) -> Optional[np.ndarray]:
     """float64[N], the rounds in which each client took part."""
-    return self.ledger.rounds.astype(float) if self.ledger is not None else self.of_clients('rounds')
+    return self.ledger.rounds.astype(float) if self.ledger is not None else self.client_column('rounds')
 
   @property
   def num_clients(self) -> Optional[int]:
@@ -156,7 +156,7 @@ class Run:
       return len(self.counts)
     return self.resolved.get('num_clients', self.identity.get('num_clients'))
 
-  def of_clients(self, column: str) -> Optional[np.ndarray]:
+  def client_column(self, column: str) -> Optional[np.ndarray]:
     """float64[N], a column of clients.csv, or None."""
     return self.clients[column].to_numpy() if column in self.clients else None
 
@@ -165,7 +165,7 @@ class Run:
     """float64[N], each client's nominal Σε_i. None if it is unknown or not finite, or if another formula gave it."""
     if self.identity.get('calibration', 'documents') != 'documents' or self.algorithm.startswith('certified'):
       return None
-    epsilon = self.ledger.epsilon if self.ledger is not None else self.of_clients('nominal_epsilon')
+    epsilon = self.ledger.epsilon if self.ledger is not None else self.client_column('nominal_epsilon')
     return epsilon if epsilon is not None and np.all(np.isfinite(epsilon)) else None
 
   def cumulative_epsilon(self, members: np.ndarray) -> np.ndarray:
@@ -198,7 +198,7 @@ def find(roots: Sequence[str]) -> list[str]:
   return list(folders.values())
 
 
-def load(path: str) -> tuple[Optional[Run], list[LeftOut]]:
+def load(path: str) -> tuple[Optional[RunFolder], list[LeftOut]]:
   """Reads a run folder. Returns the run, or None if it is unusable, and a list of damaged and missing files."""
   left_out = []
 
@@ -221,7 +221,7 @@ def load(path: str) -> tuple[Optional[Run], list[LeftOut]]:
   ended = bool(summary)
   says_who_came = ended and run['identity'].get('cohort_seed') != run_parts.SECRET
   ledger = read(run_folder.LEDGER, run_ledger.RunLedger.load, None, says_who_came)
-  result = Run(
+  result = RunFolder(
     path=path,
     metrics=read(run_folder.METRICS, _read_metrics, pd.DataFrame(), True),
     clients=read(run_folder.CLIENTS, lambda file: _read_clients(file, ledger), pd.DataFrame(), says_who_came),

@@ -29,7 +29,7 @@ _KNOWN = ('algorithm', 'dataset', 'stop_at_accuracy')
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Group:
+class StudyGroup:
   """Runs of one setting, one for each seed.
 
   Attributes:
@@ -40,7 +40,7 @@ class Group:
   """
 
   setting: Mapping[str, Any]
-  runs: tuple[runs_lib.Run, ...]
+  runs: tuple[runs_lib.RunFolder, ...]
   place: int
 
   @property
@@ -88,7 +88,7 @@ class Group:
     return {'seeds': f'{len(self.runs)} ({", ".join(str(run.seed) for run in self.runs)})', 'rounds': text}
 
   def measure(
-    self, value: Callable[[runs_lib.Run], Optional[float]], digits: int = 2, is_bound: bool = False
+    self, value: Callable[[runs_lib.RunFolder], Optional[float]], digits: int = 2, is_bound: bool = False
   ) -> Optional[pages.Quantity]:
     """A figure of each run, as mean and deviation over the seeds that have it; None if none has. See `over`."""
     return over([value(run) for run in self.runs], digits, is_bound)
@@ -118,7 +118,7 @@ class Family(NamedTuple):
 
   dataset: str
   setting: str
-  groups: Sequence[Group]
+  groups: Sequence[StudyGroup]
 
   @property
   def title(self) -> str:
@@ -130,21 +130,21 @@ class Family(NamedTuple):
     return f'{words} Setting: {self.setting}.' if self.setting else words
 
 
-def collect(runs: Iterable[runs_lib.Run]) -> tuple[list[Group], list[runs_lib.LeftOut]]:
+def collect(runs: Iterable[runs_lib.RunFolder]) -> tuple[list[StudyGroup], list[runs_lib.LeftOut]]:
   """The runs in groups, in the order of their folders.
 
   A second run of a seed, and a run of fewer rounds than others of its setting, are left out by name.
   """
   runs = list(runs)
   flags = dict.fromkeys(name for run in runs for name in run.identity if name not in _REPEATED)
-  same: dict[str, tuple[dict[str, Any], list[runs_lib.Run]]] = {}
+  same: dict[str, tuple[dict[str, Any], list[runs_lib.RunFolder]]] = {}
   for run in runs:
     setting = _setting(run, flags)
     same.setdefault(_text(setting), (setting, []))[1].append(run)
   algorithms = sorted({run.algorithm for run in runs}, key=naming.order)
   groups, left_out = [], []
   for setting, found in same.values():
-    kept: dict[int, runs_lib.Run] = {}
+    kept: dict[int, runs_lib.RunFolder] = {}
     most = max(run.rounds for run in found)
     for run in found:
       # A run that stops at an accuracy is as long as it takes.
@@ -155,11 +155,13 @@ def collect(runs: Iterable[runs_lib.Run]) -> tuple[list[Group], list[runs_lib.Le
         left_out.append(runs_lib.LeftOut(run.path, f'same setting and seed as {kept[run.seed].path}, which is used'))
       else:
         kept[run.seed] = run
-    groups.append(Group(setting, tuple(kept[seed] for seed in sorted(kept)), algorithms.index(setting['algorithm'])))
+    groups.append(
+      StudyGroup(setting, tuple(kept[seed] for seed in sorted(kept)), algorithms.index(setting['algorithm']))
+    )
   return groups, left_out
 
 
-def _setting(run: runs_lib.Run, flags: Iterable[str]) -> dict[str, Any]:
+def _setting(run: runs_lib.RunFolder, flags: Iterable[str]) -> dict[str, Any]:
   """The `flags` that the run's method reads. An older version may not have had all of them."""
   try:
     unread = run_lib.unused_flags(methods.parse(run.algorithm))
@@ -201,14 +203,14 @@ def describe(settings: Sequence[Mapping[str, Any]], *known: str, in_full: bool =
   return [', '.join(part) for part in parts], ', '.join(usual)
 
 
-def names(groups: Sequence[Group], *known: str) -> list[str]:
+def names(groups: Sequence[StudyGroup], *known: str) -> list[str]:
   """The groups' names in figures: the method, and settings other than `known` in which groups of one label differ."""
-  labels: dict[Group, str] = {}
+  labels: dict[StudyGroup, str] = {}
   for secret in (False, True):
     own = [group for group in groups if any(run.has_secret_cohorts for run in group.runs) == secret]
     found = naming.labels([group.algorithm for group in own])
     labels.update({group: label + ' with secret cohorts' * secret for group, label in zip(own, found)})
-  names_: dict[Group, str] = {}
+  names_: dict[StudyGroup, str] = {}
   for label in labels.values():
     own = [group for group in groups if labels[group] == label]
     settings, _ = describe([group.setting for group in own], *known, in_full=True)
@@ -216,7 +218,7 @@ def names(groups: Sequence[Group], *known: str) -> list[str]:
   return [names_[group] for group in groups]
 
 
-def families(groups: Sequence[Group], *axes: str, at_least: int = 1) -> list[list[Group]]:
+def families(groups: Sequence[StudyGroup], *axes: str, at_least: int = 1) -> list[list[StudyGroup]]:
   """Families of groups that agree in every flag that they share, except in `axes`, in the order of the methods.
 
   A group belongs to several families if they differ only in flags that its method does not read: FedAvg is compared
@@ -238,16 +240,16 @@ def families(groups: Sequence[Group], *axes: str, at_least: int = 1) -> list[lis
   return [sorted((groups[i] for i in ids), key=lambda g: g.place) for ids in sorted(found, key=min)]
 
 
-def titled(found: Sequence[Sequence[Group]], *axes: str) -> list[Family]:
+def titled(found: Sequence[Sequence[StudyGroup]], *axes: str) -> list[Family]:
   """The families, with settings that tell them apart. Within a family, groups differ in `axes`."""
   shared = [{k: v for g in groups for k, v in g.setting.items() if k not in axes} for groups in found]
   words, _ = describe(shared, in_full=True)
   return [Family(s['dataset'], w, groups) for s, w, groups in zip(shared, words, found)]
 
 
-def places(groups: Sequence[Group]) -> list[Family]:
+def places(groups: Sequence[StudyGroup]) -> list[Family]:
   """Methods side by side: for each dataset and participation, the setting in which most methods were run."""
-  found: dict[Any, list[Group]] = {}
+  found: dict[Any, list[StudyGroup]] = {}
   for members in families(groups, 'algorithm'):
     place = (members[0].dataset, members[0].setting['participation'])
     found[place] = max(found.get(place, []), members, key=lambda these: (len(these), sum(len(g.runs) for g in these)))
@@ -257,7 +259,7 @@ def places(groups: Sequence[Group]) -> list[Family]:
 class Row(NamedTuple):
   """A row of a table: the group, or the name of a method that was not run, and the cells before and after them."""
 
-  group: Union[Group, str]
+  group: Union[StudyGroup, str]
   first: Mapping[str, Any]
   last: Mapping[str, Any]
 
@@ -271,13 +273,13 @@ def table(name: str, title: str, rows: Sequence[Row], *known: str) -> list[pages
     rows: In order.
     *known: Flags that the title or other cells state.
   """
-  groups = [row.group for row in rows if isinstance(row.group, Group)]
+  groups = [row.group for row in rows if isinstance(row.group, StudyGroup)]
   settings, usual = describe([group.setting for group in groups], *known)
   words = iter(zip(naming.distinguished([group.algorithm for group in groups]), settings))
   is_compared = any(name.startswith(_DOCUMENT) and cell is not None for row in rows for name, cell in row.last.items())
   lines = []
   for row in rows:
-    if isinstance(row.group, Group):
+    if isinstance(row.group, StudyGroup):
       ((method, more), setting), origin = next(words), row.group.origin
     else:
       method, more, setting, origin = naming.name_of(row.group), '', '', {}
@@ -291,7 +293,7 @@ def table(name: str, title: str, rows: Sequence[Row], *known: str) -> list[pages
 
 
 def by_group(
-  name: str, title: str, groups: Sequence[Group], columns: Callable[[Group], Mapping[str, Any]], *first: str
+  name: str, title: str, groups: Sequence[StudyGroup], columns: Callable[[StudyGroup], Mapping[str, Any]], *first: str
 ) -> list[pages.Block]:
   """A table for each dataset: a row for each group, sorted by the flags `first`, which have columns, and by method."""
   key = lambda g: ([(isinstance(g.setting[flag], str), g.setting[flag]) for flag in first], g.place)
@@ -308,10 +310,10 @@ def by_group(
 def beside(
   what: str,
   printed: Union[pages.Quantity, str, None],
-  groups: Sequence[Group],
+  groups: Sequence[StudyGroup],
   method: str,
   cells: Mapping[str, Any],
-  measure: Callable[[Group], Any] = Group.accuracy,
+  measure: Callable[[StudyGroup], Any] = StudyGroup.accuracy,
 ) -> list[Row]:
   """Rows for a printed figure, or for None: one for each group. Without groups, a row says that `method` was not run.
 
@@ -355,7 +357,7 @@ def interval(values: Iterable[float]) -> Optional[pages.Quantity]:
   return found._replace(deviation=float(half))
 
 
-def minus(group: Group, reference: Group) -> Optional[pages.Quantity]:
+def minus(group: StudyGroup, reference: StudyGroup) -> Optional[pages.Quantity]:
   """The difference of accuracies in points over the seeds that both have, as `interval`; None without such seeds."""
   others = {run.seed: run.test_accuracy for run in reference.runs}
   pairs = [(run.test_accuracy, others[run.seed]) for run in group.runs if run.seed in others]

@@ -7,7 +7,7 @@ The folder may come from anybody.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import datetime
 import json
 import math
@@ -15,10 +15,11 @@ from typing import Any, Optional, TYPE_CHECKING
 
 import numpy as np
 
-from experiments.command import parts as run_parts
 from experiments.command import run as run_lib
+from experiments.command import run_choices as run_parts
 from experiments.folders import folder as run_folder
 from experiments.running import final_summary
+from quap_tff import accounting
 from quap_tff import plans
 from quap_tff.certificates import certificate as certificates
 from quap_tff.certificates.folders import about as abouts
@@ -29,6 +30,7 @@ from quap_tff.certificates.folders import shapes
 from quap_tff.certificates.folders import train_runs
 from quap_tff.certificates.folders.folder_files import FolderError
 from quap_tff.mechanisms.parts import participation as participations
+from quap_tff.plans.accounts import run_account
 
 if TYPE_CHECKING:
   from experiments.running import setup  # It loads TensorFlow.
@@ -121,13 +123,13 @@ def check(content: folders.Content) -> list[str]:
   )
 
 
-def _plan(content, run_json) -> tuple[plans.Plan, run_lib.Run]:
+def _plan(content: folders.Content, run_json: dict[str, Any]) -> tuple[plans.Plan, run_lib.Run]:
   """The run's plan, and its configuration, from run.json."""
   with folder_files.damage(run_folder.RUN, 'is damaged, or its flags contradict each other'):
     resolved, identity = run_json['resolved'], run_json['identity']
     # Before a schedule is drawn that fills the memory.
     for name, value, kept in (
-      ('rounds', identity['rounds'], content.plan.config.num_rounds),
+      ('rounds', identity['rounds'], content.plan.guarantee.num_rounds),
       ('num_clients', resolved['num_clients'], content.plan.num_clients),
     ):
       if type(value) is not int or value != kept:
@@ -141,11 +143,13 @@ def _plan(content, run_json) -> tuple[plans.Plan, run_lib.Run]:
     if run_folder.through_json(run.identity()) != identity:
       raise ValueError('identity must hold the flags that say what is computed, and no others')
     run = run.with_cohorts(run.cohorts.participation.known(content.plan.schedule))
-    run = run.with_spent(content.plan.config.spent_before)
+    run = run.with_spent(content.plan.guarantee.spent_before)
     return run.plan(resolved['num_clients'], shapes.model_shape(resolved), resolved['test_is_of_clients']), run
 
 
-def _mechanism_problems(content, files, plan, run) -> list[str]:
+def _mechanism_problems(
+  content: folders.Content, files: train_runs.RunFiles, plan: plans.Plan, run: run_lib.Run
+) -> list[str]:
   """Where mechanism.json and schedule.npz are not those that the flags give."""
   with folder_files.damage(f'{run_folder.RUN} or {run_folder.SUMMARY}'):
     expected = about(
@@ -159,45 +163,45 @@ def _mechanism_problems(content, files, plan, run) -> list[str]:
     )
   kept = folder_files.read_json(content.path, folders.MECHANISM)
   by_flags = json.loads(folders.mechanism_text(plan, content.leaving, expected, content.made_by, content.code))
-  found = [f'{folders.MECHANISM}, by the flags: {one}' for one in certificates.differences(kept, by_flags)]
+  problems = [f'{folders.MECHANISM}, by the flags: {one}' for one in certificates.differences(kept, by_flags)]
   if not (_are_same(content.plan.schedule, plan.schedule) and _are_same(content.plan.attendance, plan.attendance)):
-    found.append(f'{folders.SCHEDULE} is not the schedule that the flags give.')
+    problems.append(f'{folders.SCHEDULE} is not the schedule that the flags give.')
   came = [one.cohort for one in content.ledger.history]
   if not plan.schedule and not _are_same(came, _cohorts(run, plan.num_clients, len(came))):
-    found.append(f'{folders.LEDGER} has other clients than the flags give.')
-  return found
+    problems.append(f'{folders.LEDGER} has other clients than the flags give.')
+  return problems
 
 
-def _cohorts(run, num_clients, rounds):
+def _cohorts(run: run_lib.Run, num_clients: int, rounds: int) -> list[np.ndarray]:
   participation = run.participation(num_clients)
   return [participation.cohort(round_num) for round_num in range(1, rounds + 1)]
 
 
-def _are_same(one, other) -> bool:
+def _are_same(one: Optional[Sequence[Any]], other: Optional[Sequence[Any]]) -> bool:
   if one is None or other is None:
     return one is other
   return len(one) == len(other) and all(map(np.array_equal, map(np.sort, one), map(np.sort, other)))
 
 
-def _metrics_problems(content, rows) -> list[str]:
+def _metrics_problems(content: folders.Content, rows: Iterable[Mapping[str, str]]) -> list[str]:
   """Where metrics.csv has a figure that differs from the ledger's."""
-  found = []
+  problems = []
   for row, expected in zip(rows, _expected_rows(content.plan, content.ledger)):
     for column, value in expected.items():
       if column in row and not math.isclose(_number(row[column]), value, rel_tol=_RELATIVE, abs_tol=_ABSOLUTE):
-        found.append(
+        problems.append(
           f'{run_folder.METRICS}: {column} of round {row["round"]} is {row[column]}, but the ledger gives {value:g}.'
         )
-  return found
+  return problems
 
 
 def _number(cell: str) -> float:
   return float(cell or math.nan)
 
 
-def _expected_rows(plan, ledger) -> Iterator[dict[str, float]]:
+def _expected_rows(plan: run_account.RunAccount, ledger: accounting.RunLedger) -> Iterator[dict[str, float]]:
   """What metrics.csv must say about each round, computed from the ledger."""
-  config, state = plan.config, ledger.state_dict()
+  config, state = plan.guarantee, ledger.state_dict()
   participation = participations.initial_state(config.participation, config.num_clients)
   for number, one in enumerate(evidence.rounds(plan, ledger), 1):
     weights, clip = one.weights, state['clipping_norms'][number - 1]
@@ -217,7 +221,9 @@ def _expected_rows(plan, ledger) -> Iterator[dict[str, float]]:
     yield {**row, **{f'participation_{key}': float(value) for key, value in statistics.items()}}
 
 
-def _summary_problems(content, files, plan, run) -> list[str]:
+def _summary_problems(
+  content: folders.Content, files: train_runs.RunFiles, plan: plans.Plan, run: run_lib.Run
+) -> list[str]:
   """Where summary.json differs from the one that the other files give."""
   name = run_folder.SUMMARY
   with folder_files.damage(f'{name} or {run_folder.METRICS}'):

@@ -182,8 +182,8 @@ def other_epsilon(run: run_lib.Run, plan: plans.Plan, summary: Mapping[str, Any]
     summary: From `make`.
   """
   figures = _headline(summary['formal']) if summary['formal'] is not None else []
-  asked, found = run.flags['epsilon'], figures[0]['epsilon_max'] if figures else None
-  if found is None or abs(found - asked) <= _CLOSE * asked:
+  asked, reached = run.flags['epsilon'], figures[0]['epsilon_max'] if figures else None
+  if reached is None or abs(reached - asked) <= _CLOSE * asked:
     return ''
   remedy = ''
   if getattr(getattr(run.method, 'base', run.method), 'noise_multiplier', None) is not None:
@@ -193,12 +193,12 @@ def other_epsilon(run: run_lib.Run, plan: plans.Plan, summary: Mapping[str, Any]
     with contextlib.suppress(ValueError):  # Some noise cannot be chosen by a formal ε.
       exact.plan(plan.num_clients, plan.model, plan.test_is_of_clients)
       remedy = ' --calibration=exact makes them equal.'
-  return f'The formal ε is {rounding.up(found)}, not --epsilon={asked:g}.{remedy}'
+  return f'The formal ε is {rounding.up(reached)}, not --epsilon={asked:g}.{remedy}'
 
 
-def malicious(found: Mapping[str, Any]) -> str:
+def malicious(facts: Mapping[str, Any]) -> str:
   """How many clients attack, and how, by what summary.json says of it."""
-  return f'Malicious: {found["clients"]} of the clients attack in every round that they are in ({found["attack"]}).'
+  return f'Malicious: {facts["clients"]} of the clients attack in every round that they are in ({facts["attack"]}).'
 
 
 def non_finite(updates: int, rounds: int, first_round: int) -> str:

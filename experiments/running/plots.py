@@ -31,6 +31,12 @@ _PERCENT_TICKS = (0, 20, 40, 60, 70, 80, 90, 95, 97, 98, 99, 99.5, 99.8)
 # A column that a certified run's plot has in addition to those of metrics.csv: the largest ε of any client so far.
 SPENT = 'epsilon_spent'
 
+# The colours of Okabe and Ito, which people with any colour vision can tell apart, with a grey in place of yellow. In
+# greyscale, markers and dashes tell the labels apart. A figure has no more labels than there are looks.
+COLOURS = ('#000000', '#e69f00', '#0072b2', '#56b4e9', '#d55e00', '#009e73', '#cc79a7', '#777777')
+_MARKERS = 'osD^vPX<'
+_DASHES = ('-', (0, (5, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)), (0, (10, 2)))
+
 # A tick label must be the number itself. Matplotlib would otherwise put an offset ("+2.9999") or a factor ("1e-6") at
 # the end of an axis with nearly equal values, and the labels would show something else.
 STYLE = {
@@ -52,6 +58,12 @@ STYLE = {
 }
 
 Draw = Callable[['Figure'], None]
+
+
+def look(place: int) -> dict[str, Any]:
+  """Matplotlib's arguments for the series at a place of a figure: a colour, a marker and a dash."""
+  place %= len(COLOURS)
+  return dict(color=COLOURS[place], marker=_MARKERS[place], linestyle=_DASHES[place % len(_DASHES)])
 
 
 def drawn(draw: Draw, size: tuple[float, float]) -> Figure:

@@ -114,19 +114,19 @@ class _Shown(Progress):
 
   def _figures(self, round_num: int, row: Mapping[str, Any]) -> dict[str, str]:
     """The round's figures by the papers' symbols, the most telling first. What the run does not log is left out."""
-    found = {}
+    figures = {}
     if 'train_loss' in row:
       # A round with nobody has none.
-      found['loss'] = '-' if math.isnan(row['train_loss']) else short(row['train_loss'], 3)
+      figures['loss'] = '-' if math.isnan(row['train_loss']) else short(row['train_loss'], 3)
     if self._accuracy is not None:
       at = '' if self._tested_round == round_num else f'@{self._tested_round}'
-      found['test'] = f'{self._accuracy:.1%}{at}'
+      figures['test'] = f'{self._accuracy:.1%}{at}'
     if self._epsilon is not None:
-      found['ε'] = rounding.up_fixed(self._epsilon.of(row), 4)
+      figures['ε'] = rounding.up_fixed(self._epsilon.of(row), 4)
     # Without clipping, or while no update has been finite, there is no clipping norm.
     number = lambda value: f'{value:.3g}' if math.isfinite(value) else '-'
-    found.update({symbol: number(row[name]) for symbol, name in _NOISE.items() if name in row})
-    return found
+    figures.update({symbol: number(row[name]) for symbol, name in _NOISE.items() if name in row})
+    return figures
 
 
 class Bar(_Shown):

@@ -18,8 +18,8 @@ from experiments.folders import directory as run_directory
 from experiments.folders import folder as run_folder
 from experiments.running import evidence
 from experiments.running import final_summary
+from experiments.running import loop
 from experiments.running import setup
-from experiments.running import training
 from quap_tff import accounting
 from quap_tff import plans
 from quap_tff.certificates import verifying
@@ -47,7 +47,7 @@ class Outcome:
   """
 
   experiment: setup.Experiment
-  result: training.Result
+  result: loop.TrainingProgress
   directory: Optional[run_directory.RunDirectory]
 
   @functools.cached_property
@@ -179,10 +179,10 @@ class Outcome:
 
 def spent_by_round(ledger: accounting.RunLedger, delta: float) -> np.ndarray:
   """float64[T], the largest exact ε of any client after each round; NaN in most rounds of a long run."""
-  found = np.full(ledger.num_rounds, np.nan)
+  epsilons = np.full(ledger.num_rounds, np.nan)
   for rounds in np.linspace(1, ledger.num_rounds, min(ledger.num_rounds, _MOST_ACCOUNTS), dtype=int):
-    found[rounds - 1] = accounting.epsilon_by_client(ledger.truncated(rounds), delta).max()
-  return found
+    epsilons[rounds - 1] = accounting.epsilon_by_client(ledger.truncated(rounds), delta).max()
+  return epsilons
 
 
 def client_accuracies(

@@ -143,7 +143,7 @@ def from_run(run: run_lib.Run, progress: Optional[Callable[[int, int], None]] = 
   model_fn = models.build_model_fn(
     model, federation.input_shape, federation.num_classes, run.local.compute_dtype, run.schedule.seed
   )
-  plan = run.plan(federation.num_clients, layers_lib.of_model(model_fn), federation.test_is_of_clients)
+  plan = run.plan(federation.num_clients, layers_lib.model_shape(model_fn), federation.test_is_of_clients)
   if run.method.auxiliary_share:
     plan = dataclasses.replace(plan, extension=plan.extension.with_examples(federation.auxiliary))
   return Experiment(

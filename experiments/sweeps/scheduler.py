@@ -11,7 +11,7 @@ import pandas as pd
 from experiments.command import interrupts
 from experiments.folders import folder as run_folder
 from experiments.sweeps import children
-from experiments.sweeps import plan
+from experiments.sweeps import sweep_runs
 from quap_tff.common import files
 from quap_tff.common import lazy
 
@@ -21,7 +21,7 @@ _SECONDS_BETWEEN_LOOKS = 0.2
 _SECONDS_BETWEEN_REPORTS = 60
 
 
-class Standing(NamedTuple):
+class RunStanding(NamedTuple):
   """How far a run has come.
 
   Attributes:
@@ -38,18 +38,18 @@ class Standing(NamedTuple):
   test_accuracy: Optional[float]
 
 
-def standing(run: plan.Run) -> Standing:
+def standing(run: sweep_runs.SweepRun) -> RunStanding:
   """How far a run has come, from its folder. An unreadable file counts as missing."""
   metrics, begun = (os.path.join(run.path, name) for name in (run_folder.METRICS, run_folder.RUN))
   rounds, summary = _last_round(metrics), _summary(run.path)
   seconds = max(0.0, os.path.getmtime(metrics) - os.path.getmtime(begun)) / rounds if rounds else None
-  unfinished = Standing(rounds, False, seconds, None)
+  unfinished = RunStanding(rounds, False, seconds, None)
   if summary is None or summary['interrupted']:
     return unfinished
   is_accurate = run.stop_at_accuracy is not None and summary['test_accuracy'] >= run.stop_at_accuracy
   has_all_rounds = summary['rounds'] >= run.last_round
   return (
-    Standing(summary['rounds'], True, seconds, summary['test_accuracy'])
+    RunStanding(summary['rounds'], True, seconds, summary['test_accuracy'])
     if is_accurate or has_all_rounds
     else unfinished
   )
@@ -73,8 +73,8 @@ def _summary(folder: str) -> Optional[dict[str, Any]]:
 
 
 def seconds_left(
-  runs: Sequence[plan.Run],
-  standings: Mapping[str, Standing],
+  runs: Sequence[sweep_runs.SweepRun],
+  standings: Mapping[str, RunStanding],
   parallel: int,
   outside_rounds: float = 0.0,
   at_work: Container[str] = (),
@@ -105,7 +105,10 @@ def seconds_left(
 
 
 def run_all(
-  runs: Sequence[plan.Run], parallel: int, start: Callable[[plan.Run], children.Child], say: Callable[[str], None]
+  runs: Sequence[sweep_runs.SweepRun],
+  parallel: int,
+  start: Callable[[sweep_runs.SweepRun], children.Child],
+  say: Callable[[str], None],
 ) -> tuple[dict[str, str], bool]:
   """Runs all runs that are not finished, those that have begun first. If one fails, the others go on.
 
@@ -179,7 +182,7 @@ def run_all(
   return failed, interrupted
 
 
-def _overview(runs: Sequence[plan.Run], standings: Mapping[str, Standing], parallel: int) -> str:
+def _overview(runs: Sequence[sweep_runs.SweepRun], standings: Mapping[str, RunStanding], parallel: int) -> str:
   finished = sum(at.finished for at in standings.values())
   begun = sum(at.rounds > 0 and not at.finished for at in standings.values())
   new = len(runs) - finished - begun
@@ -190,8 +193,8 @@ def _overview(runs: Sequence[plan.Run], standings: Mapping[str, Standing], paral
 
 
 def _time_left(
-  runs: Sequence[plan.Run],
-  standings: Mapping[str, Standing],
+  runs: Sequence[sweep_runs.SweepRun],
+  standings: Mapping[str, RunStanding],
   parallel: int,
   outside_rounds: Sequence[float],
   active: Container[str],
@@ -207,11 +210,11 @@ def _time_left(
   return f'{left} left, {"about" if outside_rounds else "at least"} {tqdm.tqdm.format_interval(seconds)}'
 
 
-def _at_work(active: Iterable[str], by_name: Mapping[str, plan.Run]) -> str:
+def _at_work(active: Iterable[str], by_name: Mapping[str, sweep_runs.SweepRun]) -> str:
   at = {name: standing(by_name[name]).rounds for name in active}
   return 'active: ' + ', '.join(f'{name} (round {at[name]}/{by_name[name].last_round})' for name in active)
 
 
-def _result(at: Standing) -> str:
+def _result(at: RunStanding) -> str:
   accuracy = f', test accuracy {at.test_accuracy:.2%}' if at.test_accuracy is not None else ''
   return f'{at.rounds} rounds{accuracy}'

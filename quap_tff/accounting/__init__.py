@@ -22,13 +22,13 @@ from quap_tff.accounting.formal import FormalReport
 from quap_tff.accounting.formal import no_amplification
 from quap_tff.accounting.formal import Reading
 from quap_tff.accounting.history import ADD_OR_REMOVE
+from quap_tff.accounting.history import ClientHistories
 from quap_tff.accounting.history import epsilon_by_client
 from quap_tff.accounting.history import GaussianMechanism
 from quap_tff.accounting.history import group
 from quap_tff.accounting.history import histories
 from quap_tff.accounting.history import History
 from quap_tff.accounting.history import merged_histories
-from quap_tff.accounting.history import Population
 from quap_tff.accounting.history import REPLACE_ONE
 from quap_tff.accounting.history import total_mu
 from quap_tff.accounting.history import ZERO_OUT
@@ -36,8 +36,8 @@ from quap_tff.accounting.protection import COVERS
 from quap_tff.accounting.protection import describe_protection
 from quap_tff.accounting.protection import Protection
 from quap_tff.accounting.run_ledger import completed
+from quap_tff.accounting.run_ledger import ledger_of_limits
 from quap_tff.accounting.run_ledger import NoBoundError
-from quap_tff.accounting.run_ledger import of_limits
 from quap_tff.accounting.run_ledger import RunLedger
 from quap_tff.accounting.spent import read_spent
 from quap_tff.mechanisms.mechanism import RoundRecord

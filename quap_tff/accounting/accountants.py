@@ -205,9 +205,9 @@ def noise_factor(history: histories_lib.History, epsilon: float, delta: float, n
   @functools.cache
   def excess(log_factor: float) -> float:
     """ln of the ratio of ε at that factor to the ε asked for, which falls as the factor grows."""
-    found = accountant.epsilon(history.scaled(math.exp(log_factor)), delta)
+    reached = accountant.epsilon(history.scaled(math.exp(log_factor)), delta)
     with np.errstate(divide='ignore', invalid='ignore'):
-      return float(np.log(np.float64(found) / epsilon)) if found > epsilon or found and epsilon else -math.inf
+      return float(np.log(np.float64(reached) / epsilon)) if reached > epsilon or reached and epsilon else -math.inf
 
   bottom, top = math.log(MIN_FACTOR), math.log(MAX_FACTOR)
   # Start at 1, where nothing is extreme, and double the steps.
@@ -252,9 +252,9 @@ def solve(
   given = {'epsilon': epsilon, 'delta': delta, 'noise_multiplier': noise_multiplier}
   known = [name for name, value in given.items() if value is not None]
   if len(known) != 2:
-    found = ', '.join(known) if known else 'none of them'
+    known_names = ', '.join(known) if known else 'none of them'
     raise ValueError(
-      f'Two of epsilon, delta and noise_multiplier must be given, and the third is solved for; found {found}.'
+      f'Two of epsilon, delta and noise_multiplier must be given, and the third is solved for; found {known_names}.'
     )
   if epsilon is not None:
     checks.number('epsilon', epsilon, at_least=0)
@@ -358,8 +358,8 @@ def sampled_noise_multiplier(rates: np.ndarray, rounds: int, epsilon: float, del
   rate = float(np.max(rates))
   if not rate:
     raise ValueError('There is no noise to choose: all participation rates are 0.')
-  found = solve(epsilon=epsilon, delta=delta, rounds=rounds, sampling_rate=rate)
-  by, multiplier = get(found.accountant), found.noise_multiplier * (1 + _FLOAT32_ROOM)
+  solution = solve(epsilon=epsilon, delta=delta, rounds=rounds, sampling_rate=rate)
+  by, multiplier = get(solution.accountant), solution.noise_multiplier * (1 + _FLOAT32_ROOM)
   # The library's grid follows the noise, so its ε is not exactly monotonic.
   while by.epsilon(histories_lib.History.gaussian(multiplier, rounds, rate), delta) > epsilon:
     multiplier *= 1 + _FLOAT32_ROOM
@@ -381,13 +381,13 @@ def least(excess: Callable[[float], float], low: float, high: float, tolerance: 
   @functools.cache
   def bounded(x: float) -> float:
     """`excess`, but finite, because a line is drawn through it, and not 0, which is enough."""
-    found = min(excess(x), 1e6)
-    return found if found > 0 else max(min(found, -1e-300), -1e6)
+    root = min(excess(x), 1e6)
+    return root if root > 0 else max(min(root, -1e-300), -1e6)
 
   if bounded(low) < 0:
     return low
   # The root is within a quarter of the tolerance of the figure that is found.
-  found = optimize.brentq(bounded, low, high, xtol=tolerance / 4)
-  while bounded(found) > 0:
-    found = min(found + tolerance / 4, high)
-  return found
+  root = optimize.brentq(bounded, low, high, xtol=tolerance / 4)
+  while bounded(root) > 0:
+    root = min(root + tolerance / 4, high)
+  return root

@@ -103,27 +103,29 @@ def _tests(seen: _Seen, rate: float) -> list[tuple[float, str]]:
     with np.errstate(divide='ignore'):  # Too small a gap is lost in the rounding.
       return np.where(gap < -1e-6, log_mgf + np.log1p(-np.exp(np.minimum(gap, 0.0))) - log_present, np.inf)
 
-  def of_total(t: np.ndarray) -> np.ndarray:
+  def total_log_mgf(t: np.ndarray) -> np.ndarray:
     return n * present(rounds * np.logaddexp(np.log1p(-rate), np.log(rate) + t))
 
-  def of_repeats(t: np.ndarray) -> np.ndarray:
+  def repeats_log_mgf(t: np.ndarray) -> np.ndarray:
     return n * present(np.array([_log_mgf_of_repeats(rate, rounds, one) for one in t]))
 
-  def of_size(t: np.ndarray) -> np.ndarray:
+  def size_log_mgf(t: np.ndarray) -> np.ndarray:
     shares, clients = np.unique(counts / rounds, return_counts=True)
     with np.errstate(divide='ignore'):  # Of a client that is in every round.
       return np.logaddexp(np.log1p(-shares), np.log(shares) + t[:, np.newaxis]) @ clients
 
-  of_counts, of_sizes = _log_mgf_of_square(rounds, rate), _log_mgf_of_square(n, rate)
-  low, high = _chernoff(of_total, total, deviation * np.sqrt(n * rounds))
-  fewer, more = _chernoff(of_repeats, repeats, rate * np.sqrt(n * rounds))
+  counts_log_mgf, sizes_log_mgf = _log_mgf_of_square(rounds, rate), _log_mgf_of_square(n, rate)
+  low, high = _chernoff(total_log_mgf, total, deviation * np.sqrt(n * rounds))
+  fewer, more = _chernoff(repeats_log_mgf, repeats, rate * np.sqrt(n * rounds))
   even, uneven = _chernoff(
-    lambda t: n * (of_counts(t, 1) - log_present), float(((counts - mean) ** 2).sum()), mean * np.sqrt(2 * n)
+    lambda t: n * (counts_log_mgf(t, 1) - log_present), float(((counts - mean) ** 2).sum()), mean * np.sqrt(2 * n)
   )
   steady, unsteady = _chernoff(
-    lambda t: rounds * of_sizes(t, 0) - n * log_present, float(((sizes - size) ** 2).sum()), size * np.sqrt(2 * rounds)
+    lambda t: rounds * sizes_log_mgf(t, 0) - n * log_present,
+    float(((sizes - size) ** 2).sum()),
+    size * np.sqrt(2 * rounds),
   )
-  small, large = _chernoff(of_size, np.array([smallest, largest]), deviation * np.sqrt(n))
+  small, large = _chernoff(size_log_mgf, np.array([smallest, largest]), deviation * np.sqrt(n))
   with np.errstate(divide='ignore'):
     often = float(np.log(special.bdtrc(most - 1, rounds, rate))) - log_present + np.log(n)
     seldom = float(np.log(special.bdtr(least, rounds, rate))) - log_present + np.log(n)
@@ -149,10 +151,10 @@ def _tests(seen: _Seen, rate: float) -> list[tuple[float, str]]:
 
 
 def _chernoff(
-  log_mgf: Callable[[np.ndarray], np.ndarray], found: Union[float, np.ndarray], deviation: float
+  log_mgf: Callable[[np.ndarray], np.ndarray], observed: Union[float, np.ndarray], deviation: float
 ) -> tuple[float, float]:
-  """Logarithms of bounds on P(X <= x) and P(X >= x), given ln E[exp(t·X)] by t; `found` is x, or one for each side."""
-  below, above = np.broadcast_to(found, 2)
+  """Logarithms of bounds on P(X <= x) and P(X >= x), given ln E[exp(t·X)]; `observed` is x, or one for each side."""
+  below, above = np.broadcast_to(observed, 2)
   t = _STEPS / deviation
   with np.errstate(over='ignore', invalid='ignore', divide='ignore'):
     lower, upper = log_mgf(-t) + t * below, log_mgf(t) - t * above

@@ -152,7 +152,7 @@ def formal_report(
   ledger: run_ledger.RunLedger,
   delta: float,
   protection: protections.Protection,
-  sampler: samplers.Sampler = samplers.Sampler(),
+  sampler: samplers.CohortSampler = samplers.CohortSampler(),
   noise_note: str = '',
   neighbours: str = histories_lib.ZERO_OUT,
   slack: slacks.Slack = slacks.Slack(),
@@ -182,14 +182,14 @@ def formal_report(
   notes: list[str] = []
   reason = no_amplification(ledger, protection, sampler, neighbours)
   if ledger.num_rounds and not reason:
-    neighbours, amplification, found = _amplified(ledger, delta, sampler, notes)
-    epsilon = min(found.values(), key=np.max)
+    neighbours, amplification, epsilons = _amplified(ledger, delta, sampler, notes)
+    epsilon = min(epsilons.values(), key=np.max)
   else:
-    amplification, found = 'none', _unamplified(ledger, delta, slack, notes)
-    epsilon = found['gaussian_exact']
+    amplification, epsilons = 'none', _unamplified(ledger, delta, slack, notes)
+    epsilon = epsilons['gaussian_exact']
   figures = tuple(
     FormalFigure(name, neighbours, amplification, *_max_and_mean(values), float(np.median(values)))
-    for name, values in found.items()
+    for name, values in epsilons.items()
   )
   if reason:
     notes.append(f'No amplification by sampling: {reason}.')
@@ -201,7 +201,7 @@ def formal_report(
 def no_amplification(
   ledger: run_ledger.RunLedger,
   protection: protections.Protection,
-  sampler: samplers.Sampler,
+  sampler: samplers.CohortSampler,
   neighbours: str = histories_lib.ZERO_OUT,
 ) -> Optional[str]:
   """Why sampling amplifies nothing in a run, a clause; None if it does. The arguments are those of `formal_report`.
@@ -256,7 +256,7 @@ def _unamplified(
   took_part = np.where(ledger.spent_before > 0, total.came, ledger.rounds > 0)
   mu = total.whole
   # Histories may be rounded up. This figure is the account's own, and comes first as it needs most memory.
-  exact = slack.of_those_who(took_part, mu, delta)
+  exact = slack.epsilon_of(took_part, mu, delta)
   merged = histories_lib.merged_histories(mu)
   whole = merged if ledger.correlation.num_buffers else histories_lib.histories(ledger)
   populations = {name: merged if accountant.merges else whole for name, accountant in accountants.ACCOUNTANTS.items()}
@@ -268,7 +268,7 @@ def _unamplified(
 
 
 def _amplified(
-  ledger: run_ledger.RunLedger, delta: float, sampler: samplers.Sampler, notes: list[str]
+  ledger: run_ledger.RunLedger, delta: float, sampler: samplers.CohortSampler, notes: list[str]
 ) -> tuple[str, str, dict[str, np.ndarray]]:
   """The neighbouring relation, the amplification and its assumption, and float64[N] by accountant."""
   secret = 'assumes that cohorts, their sizes and their seed stay secret'
@@ -281,8 +281,10 @@ def _amplified(
   of_rate = functools.partial(
     histories_lib.History.gaussian, float(ledger.state_dict()['noise_multipliers'][0]), ledger.num_rounds
   )
-  population = histories_lib.Population([of_rate(q) if q else histories_lib.History(()) for q in rates.tolist()], index)
-  found = _by_accountant(
+  population = histories_lib.ClientHistories(
+    [of_rate(q) if q else histories_lib.History(()) for q in rates.tolist()], index
+  )
+  epsilons = _by_accountant(
     {name: population for name, accountant in accountants.ACCOUNTANTS.items() if accountant.supports_sampling},
     delta,
     notes,
@@ -295,10 +297,10 @@ def _amplified(
   taking_part = rates[rates > 0]
   low, high = (taking_part[0], taking_part[-1]) if len(taking_part) else (0.0, 0.0)
   shown = f'{low:g}' if low == high else f'{low:g} to {high:g}'
-  return histories_lib.ADD_OR_REMOVE, f'Poisson sampling, q = {shown}; {secret}', found
+  return histories_lib.ADD_OR_REMOVE, f'Poisson sampling, q = {shown}; {secret}', epsilons
 
 
-def fixed_size_epsilon(ledger: run_ledger.RunLedger, sampler: samplers.Sampler, delta: float) -> float:
+def fixed_size_epsilon(ledger: run_ledger.RunLedger, sampler: samplers.CohortSampler, delta: float) -> float:
   """ε of every client against replacing its data by another's, by Rényi composition (Wang et al. 2019, theorem 27).
 
   Where that bound is larger than the ε of a client in every round, as it is for large cohorts, the latter is returned:
@@ -323,15 +325,15 @@ def fixed_size_epsilon(ledger: run_ledger.RunLedger, sampler: samplers.Sampler, 
 
 
 def _by_accountant(
-  populations: Mapping[str, histories_lib.Population], delta: float, notes: list[str]
+  populations: Mapping[str, histories_lib.ClientHistories], delta: float, notes: list[str]
 ) -> dict[str, np.ndarray]:
-  found = {}
+  epsilons = {}
   for name, (histories, index) in populations.items():
     try:
-      found[name] = accountants.get(name).epsilons(histories, delta)[index]
+      epsilons[name] = accountants.get(name).epsilons(histories, delta)[index]
     except accountants.NotApplicableError as error:
       notes.append(f'No figure by {name}: {error}.')
-  return found
+  return epsilons
 
 
 def _max_and_mean(epsilon: np.ndarray) -> tuple[float, float]:

@@ -124,7 +124,7 @@ class Gate:
       correlation=correlation,
       divisor=1.0,  # Of the program that divides.
       num_rounds=num_rounds,
-      weights=weight_rules.Uniform(),
+      weights=weight_rules.UniformWeights(),
       clip=clip_rules.Fixed(1.0),  # Its unit.
       own_epsilon=own_epsilon,  # type: ignore[arg-type]  # It becomes a tuple.
       spent_before=None if spent is None else spents.read_spent(spent, num_clients),  # type: ignore[arg-type]
@@ -169,10 +169,12 @@ class Gate:
     if (spent := more.pop('spent', None)) is not None:
       more['spent_before'] = spents.read_spent(spent, num_clients)
     more.setdefault('correlation', correlations.Independent())
-    config = certified_config.CertifiedConfig(num_clients, epsilon, delta, weights=weight_rules.Uniform(), **more)
-    found = config.settled(cohorts).mechanism
-    numbers = num_clients, found.noise_multiplier, epsilon, delta, found.config.num_rounds
-    return cls(*numbers, found.config.correlation, found.config.own_epsilon, found.config.spent_before)
+    config = certified_config.CertifiedConfig(
+      num_clients, epsilon, delta, weights=weight_rules.UniformWeights(), **more
+    )
+    settled = config.settled(cohorts).mechanism.config
+    numbers = num_clients, settled.noise_multiplier, epsilon, delta, settled.num_rounds
+    return cls(*numbers, settled.correlation, settled.own_epsilon, settled.spent_before)
 
   @property
   def num_clients(self) -> int:
@@ -232,9 +234,9 @@ class Gate:
     nothing = privacy_filter.opened(len(ids), self.config.correlation.num_buffers)
     prices = self._prices._replace(limit=_NO_LIMIT)
     cost = privacy_filter.charged(prices, nothing, np.int64(0), 0, weights).spent
-    found = Reservation(ids, weights, cost)
-    self._open.append(found)
-    return found
+    reservation = Reservation(ids, weights, cost)
+    self._open.append(reservation)
+    return reservation
 
   def give_back(self, reservation: Reservation) -> None:
     """Ends a reserved round whose noise was not drawn, or whose sum was never added up. It charges nobody.
@@ -310,13 +312,13 @@ class Gate:
     return charged
 
   def _place_of(self, reservation: Reservation) -> int:
-    found = [place for place, one in enumerate(self._open) if one is reservation]
-    if not found:
+    places = [place for place, one in enumerate(self._open) if one is reservation]
+    if not places:
       raise ValueError(
         'This round is not reserved: it was committed or given back, or is of another gate. Reserve it anew. Nothing '
         'was charged.'
       )
-    return found[0]
+    return places[0]
 
   def _check_no_other(self, done: str) -> None:
     """Raises `ValueError` where another round is open whose cost depends on whether this one comes before it."""
@@ -376,8 +378,8 @@ class Gate:
   @property
   def mu_squared(self) -> np.ndarray:
     """float64[N], the same as μ_i²."""
-    own, before = self._spending.mu_squared, self.config.spent_before
-    return own if before is None else own + np.asarray(before)
+    counted, before = self._spending.mu_squared, self.config.spent_before
+    return counted if before is None else counted + np.asarray(before)
 
   def planned(self, schedule: Iterable[array_types.Ids], whole: bool = False) -> np.ndarray:
     """When each client's budget ends, if these cohorts come next. It charges nobody.
@@ -460,8 +462,8 @@ class Gate:
     """The arguments with which the gate was made, as values that JSON can hold."""
     names = 'num_clients', 'noise_multiplier', 'epsilon', 'delta', 'num_rounds', 'own_epsilon'
     values = {name: getattr(self.config, name) for name in names}
-    own, before, correlation = values['own_epsilon'], self.config.spent_before, self.config.correlation
-    values.update(own_epsilon=own and list(own), correlation=correlations.spec_of(correlation))
+    bounds, before, correlation = values['own_epsilon'], self.config.spent_before, self.config.correlation
+    values.update(own_epsilon=bounds and list(bounds), correlation=correlations.spec_of(correlation))
     return values if before is None else {**values, 'spent': list(before)}
 
   @functools.cached_property
@@ -498,9 +500,9 @@ class Gate:
     try:
       with np.load(io.BytesIO(files.read_sealed(path)), allow_pickle=False) as kept:
         arrays = dict(kept)
-      found = json.loads(arrays['parameters'].tobytes())
-      correlation = correlations.from_spec(found['correlation'])
-      gate = cls(**{**found, 'correlation': correlation})
+      saved = json.loads(arrays['parameters'].tobytes())
+      correlation = correlations.from_spec(saved['correlation'])
+      gate = cls(**{**saved, 'correlation': correlation})
       gate._spending = spendings.Spending.restored(correlation, arrays)
       gate.digests = [one.tobytes() for one in arrays['digests'].reshape(gate.rounds, _DIGEST_BYTES)]
       gate._noised = int(arrays['noised'])
@@ -509,11 +511,11 @@ class Gate:
         f'{path} is not a whole file of a gate ({error}). Go on from a copy, or charge the clients for all rounds that '
         'were released: a new gate knows of none of them.'
       ) from None
-    expected = cls(**{**found, 'correlation': correlation, **parameters}).parameters if parameters else found
-    for name in {**found, **expected}:
-      if (value := expected.get(name)) != found.get(name):
+    expected = cls(**{**saved, 'correlation': correlation, **parameters}).parameters if parameters else saved
+    for name in {**saved, **expected}:
+      if (value := expected.get(name)) != saved.get(name):
         raise ValueError(
-          f'{path} is of a gate with {name}={_short(found.get(name))}, expected {_short(value)}. Give the parameters '
+          f'{path} is of a gate with {name}={_short(saved.get(name))}, expected {_short(value)}. Give the parameters '
           'of the gate that was saved. Other parameters need a new gate, and new clients.'
         )
     gate._buffers = [arrays[f'buffer{j}'] for j in range(len(arrays)) if f'buffer{j}' in arrays]

@@ -166,7 +166,7 @@ def rounded_up(values: np.ndarray, step: float) -> np.ndarray:
   return np.where(inside, np.maximum(values, largest * np.exp(-steps * grid)), values)
 
 
-class Population(NamedTuple):
+class ClientHistories(NamedTuple):
   """Histories of many clients; each distinct history appears once.
 
   Attributes:
@@ -178,7 +178,7 @@ class Population(NamedTuple):
   index: np.ndarray  # type: ignore[assignment]  # It hides the method of tuples.
 
 
-def group(clients: Any, kinds: Any, mechanisms: Sequence[GaussianMechanism], num_clients: int) -> Population:
+def group(clients: Any, kinds: Any, mechanisms: Sequence[GaussianMechanism], num_clients: int) -> ClientHistories:
   """The histories of N clients, given the mechanisms that each went through.
 
   Args:
@@ -188,7 +188,7 @@ def group(clients: Any, kinds: Any, mechanisms: Sequence[GaussianMechanism], num
     num_clients: N.
 
   Returns:
-    A `Population`.
+    A `ClientHistories`.
   """
   clients, kinds = np.asarray(clients, np.int64), np.asarray(kinds, np.int64)
   ordered = sorted(mechanisms)  # As histories keep them.
@@ -204,15 +204,15 @@ def group(clients: Any, kinds: Any, mechanisms: Sequence[GaussianMechanism], num
   histories: list[History] = []
   index = np.zeros(num_clients, np.int64)
   for client in np.concatenate([np.flatnonzero(busy), idle]):
-    own = slice(ends[client], ends[client + 1])
-    key = columns[own].tobytes(), values[own].tobytes()
+    entries = slice(ends[client], ends[client + 1])
+    key = columns[entries].tobytes(), values[entries].tobytes()
     if key not in seen:
       seen[key] = len(histories)
-      pairs = zip(columns[own].tolist(), values[own].tolist())
+      pairs = zip(columns[entries].tolist(), values[entries].tolist())
       histories.append(History(tuple((ordered[kind], n) for kind, n in pairs)))
     index[client] = seen[key]
   index[~busy] = index[idle[0]] if len(idle) else 0
-  return Population(histories, index)
+  return ClientHistories(histories, index)
 
 
 class TotalMu(NamedTuple):
@@ -245,8 +245,8 @@ def total_mu(ledger: run_ledger.RunLedger, num_rounds: Optional[float] = None) -
     ValueError: If a μ is NaN, which is not a bound; or if noise multipliers differ under correlated noise.
   """
   spent = lambda history: spending.spending(history, ledger.correlation, ledger.num_clients, num_rounds).mu_squared
-  found = spent(ledger.history)
-  whole = np.sqrt(found + ledger.spent_before)
+  mu = spent(ledger.history)
+  whole = np.sqrt(mu + ledger.spent_before)
   if np.isnan(whole).any():
     raise ValueError(
       f'The account of client {np.flatnonzero(np.isnan(whole))[0]} is not a number: its rounds and '
@@ -254,7 +254,7 @@ def total_mu(ledger: run_ledger.RunLedger, num_rounds: Optional[float] = None) -
     )
   state = ledger.state_dict()
   if np.isinf(state['count_noise_multipliers']).all():
-    return TotalMu(whole, np.sqrt(found), np.zeros_like(whole))
+    return TotalMu(whole, np.sqrt(mu), np.zeros_like(whole))
   updates = [record._replace(count_noise_multiplier=np.inf) for record in ledger.history]
   count_mu = _over(state['weights'] > 0, np.repeat(state['count_noise_multipliers'], np.diff(state['offsets'])))
   counts = _root_of_squares(state['clients'], count_mu, ledger.num_clients)
@@ -266,7 +266,7 @@ def epsilon_by_client(ledger: run_ledger.RunLedger, delta: float) -> np.ndarray:
   return tradeoff.epsilon_of(total_mu(ledger).whole, delta)
 
 
-def merged_histories(mu: np.ndarray) -> Population:
+def merged_histories(mu: np.ndarray) -> ClientHistories:
   """Each client's history as one mechanism: Gaussian mechanisms compose to one Gaussian.
 
   If there are more than 10,000 distinct μ, each is rounded up, by at most 0.1%, to the largest one over a power of
@@ -279,10 +279,10 @@ def merged_histories(mu: np.ndarray) -> Population:
   if len(distinct) > _MOST_MERGED:
     distinct, again = np.unique(rounded_up(distinct, _MERGED_STEP), return_inverse=True)
     index = again[index]
-  return Population([History.gaussian(_inverse(mu), 1) for mu in distinct], index)
+  return ClientHistories([History.gaussian(_inverse(mu), 1) for mu in distinct], index)
 
 
-def histories(ledger: run_ledger.RunLedger) -> Population:
+def histories(ledger: run_ledger.RunLedger) -> ClientHistories:
   """Each client's history, mechanism by mechanism; under correlated noise there is only one mechanism.
 
   If a ledger has more than 256 distinct μ, each is rounded up, by at most 1%, to the largest one over a power of 1.01.

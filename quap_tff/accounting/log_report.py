@@ -17,8 +17,8 @@ from quap_tff.accounting import logs
 from quap_tff.accounting import theorems
 from quap_tff.common import console
 from quap_tff.common import files
+from quap_tff.common import html_page
 from quap_tff.common import lazy
-from quap_tff.common import wide
 from quap_tff.common.numbers import rounding
 from quap_tff.common.numbers import tradeoff
 from quap_tff.mechanisms.noise import correlation as correlations
@@ -38,7 +38,7 @@ STATEMENT = (
 )
 
 
-class Table(NamedTuple):
+class TextTable(NamedTuple):
   """Rows of texts, under a title, with a sentence on what they are; '' for none."""
 
   title: str
@@ -47,7 +47,7 @@ class Table(NamedTuple):
   note: str = ''
 
 
-class Report(NamedTuple):
+class LogReport(NamedTuple):
   """The account of a log.
 
   Attributes:
@@ -61,7 +61,7 @@ class Report(NamedTuple):
   account: logs.LogAccount
   epsilon: np.ndarray
   bound: Optional[float]
-  tables: Sequence[Table]
+  tables: Sequence[TextTable]
   over: int
 
 
@@ -72,7 +72,7 @@ def report(
   bound: Optional[float] = None,
   correlation: correlations.Correlation = correlations.Independent(),
   coins: Optional[coin_tests.Coins] = None,
-) -> Report:
+) -> LogReport:
   """The figures of a log.
 
   Args:
@@ -91,31 +91,31 @@ def report(
     _comparison(account, noise_multiplier, delta, correlation, coins),
   ]
   over = 0 if bound is None else int(np.count_nonzero(~(epsilon <= bound)))
-  return Report(account, epsilon, bound, tables, over)
+  return LogReport(account, epsilon, bound, tables, over)
 
 
-def _quantiles(epsilon: np.ndarray) -> Table:
-  found = np.quantile(epsilon, QUANTILES, method='higher')
-  cells = [(f'{q:.0%} at most', rounding.up(e)) for q, e in zip(QUANTILES, found)]
-  return Table('What clients have spent', ('clients', 'ε'), [*cells, ('mean', rounding.up(epsilon.mean()))])
+def _quantiles(epsilon: np.ndarray) -> TextTable:
+  quantiles = np.quantile(epsilon, QUANTILES, method='higher')
+  cells = [(f'{q:.0%} at most', rounding.up(e)) for q, e in zip(QUANTILES, quantiles)]
+  return TextTable('What clients have spent', ('clients', 'ε'), [*cells, ('mean', rounding.up(epsilon.mean()))])
 
 
-def _by_rounds(account: logs.LogAccount, epsilon: np.ndarray) -> Table:
+def _by_rounds(account: logs.LogAccount, epsilon: np.ndarray) -> TextTable:
   distinct = np.unique(account.counts)
   if len(distinct) > _MOST_ROWS:
     distinct = np.unique(np.quantile(account.counts, np.linspace(0, 1, _MOST_ROWS + 1), method='lower'))
   rows = []
   for low, high in zip(distinct, [*(distinct[1:] - 1), account.counts.max()]):
-    own = epsilon[(account.counts >= low) & (account.counts <= high)]
+    epsilons = epsilon[(account.counts >= low) & (account.counts <= high)]
     name = f'{low:,}' if low == high else f'{low:,} to {high:,}'
-    rows.append((name, f'{len(own):,}', *(rounding.up(one) for one in (own.min(), own.max()))))
-  return Table('By how often they took part', ('rounds', 'clients', 'least ε', 'largest ε'), rows)
+    rows.append((name, f'{len(epsilons):,}', *(rounding.up(one) for one in (epsilons.min(), epsilons.max()))))
+  return TextTable('By how often they took part', ('rounds', 'clients', 'least ε', 'largest ε'), rows)
 
 
-def _largest(account: logs.LogAccount, epsilon: np.ndarray) -> Table:
+def _largest(account: logs.LogAccount, epsilon: np.ndarray) -> TextTable:
   order = np.argsort(-epsilon, kind='stable')[:_MOST_ROWS]
   rows = [(account.names[i], f'{account.counts[i]:,}', rounding.up(epsilon[i])) for i in order]
-  return Table('Those who have spent most', ('client', 'rounds', 'ε'), rows)
+  return TextTable('Those who have spent most', ('client', 'rounds', 'ε'), rows)
 
 
 def _comparison(
@@ -124,7 +124,7 @@ def _comparison(
   delta: float,
   correlation: correlations.Correlation,
   coins: Optional[coin_tests.Coins],
-) -> Table:
+) -> TextTable:
   """What the usual accountants say for the same log, and what each figure assumes. Arguments as for `report`."""
   mu = float(np.sqrt(account.mu_squared.max()))
   rounds, public = account.num_rounds, 'none: who takes part may be known'
@@ -167,22 +167,22 @@ def _comparison(
         'round; nobody learns who came (this log stays secret); neighbours: add or remove one client',
       )
   header = ('accountant', 'ε', 'for', 'amplification, and what it assumes')
-  return Table('What usual accountants say', header, rows, note)
+  return TextTable('What usual accountants say', header, rows, note)
 
 
 def _figure(name: str, history: histories.History, delta: float) -> str:
   try:
-    found = accountants.account(history, delta, [name])[name]
+    figure = accountants.account(history, delta, [name])[name]
   except ImportError:
     return 'needs the package dp-accounting'
-  if isinstance(found, accountants.NotApplicable):
-    return f'none: {found.reason}'
-  if history.is_sampled and found.epsilon >= theorems.unamplified(history, delta):
+  if isinstance(figure, accountants.NotApplicable):
+    return f'none: {figure.reason}'
+  if history.is_sampled and figure.epsilon >= theorems.unamplified(history, delta):
     return 'none: no amplification is proven here'
-  return rounding.up(found.epsilon)
+  return rounding.up(figure.epsilon)
 
 
-def text(tables: Sequence[Table]) -> str:
+def text(tables: Sequence[TextTable]) -> str:
   """The tables for a terminal, in which names command nothing."""
   lines = []
   for table in tables:
@@ -208,28 +208,29 @@ def clients_text(clients: Iterable[Any], rounds: np.ndarray, epsilons: Mapping[s
   return text.getvalue()
 
 
-def write(folder: str, found: Report, head: Sequence[str]) -> list[str]:
+def write_report(folder: str, report: LogReport, head: Sequence[str]) -> list[str]:
   """Writes clients.csv, the figure and the page to a folder; returns a sentence for each that was not written.
 
   Args:
     folder: Made if need be.
-    found: The report.
+    report: The report.
     head: Sentences for the page.
   """
   os.makedirs(folder, exist_ok=True)
   files.write(
-    os.path.join(folder, CLIENTS), clients_text(found.account.names, found.account.counts, {'epsilon': found.epsilon})
+    os.path.join(folder, CLIENTS),
+    clients_text(report.account.names, report.account.counts, {'epsilon': report.epsilon}),
   )
-  image, missing = _image(found), []
+  image, missing = _image(report), []
   if image:
     files.write(os.path.join(folder, FIGURE), image)
   else:
     missing.append(f'{FIGURE} was not made: it needs the package matplotlib.')
-  files.write(os.path.join(folder, PAGE), _page(found, head, image))
+  files.write(os.path.join(folder, PAGE), _page(report, head, image))
   return missing
 
 
-def _image(found: Report) -> bytes:
+def _image(report: LogReport) -> bytes:
   """A PNG: how many clients have spent which ε; empty without matplotlib."""
   try:
     figures = lazy.load('matplotlib.figure')
@@ -237,9 +238,9 @@ def _image(found: Report) -> bytes:
     return b''
   figure = figures.Figure(figsize=(7, 3.5), layout='constrained')
   axes = figure.add_subplot()
-  axes.hist(found.epsilon, bins=40, color='#555')
-  if found.bound is not None:
-    axes.axvline(found.bound, color='#111', linestyle='--', label=f'bound: ε = {found.bound:g}')
+  axes.hist(report.epsilon, bins=40, color='#555')
+  if report.bound is not None:
+    axes.axvline(report.bound, color='#111', linestyle='--', label=f'bound: ε = {report.bound:g}')
     axes.legend(frameon=False)
   axes.set(xlabel='ε', ylabel='clients', title='What clients have spent')
   axes.spines[['top', 'right']].set_visible(False)
@@ -248,39 +249,33 @@ def _image(found: Report) -> bytes:
   return content.getvalue()
 
 
-def _page(found: Report, head: Sequence[str], image: bytes) -> str:
+def _page(report: LogReport, head: Sequence[str], image: bytes) -> str:
   """One HTML file that needs no network."""
   row = lambda cells, tag: '<tr>' + ''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells) + '</tr>'
   parts = [f'<p>{html.escape(one)}</p>' for one in head]
   if image:
     parts.append(f'<img alt="Clients by ε" src="data:image/png;base64,{base64.b64encode(image).decode()}">')
-  for table in found.tables:
+  for table in report.tables:
     rows = [row(table.header, 'th'), *(row(one, 'td') for one in table.rows)]
     parts.append(f'<h2>{html.escape(table.title)}</h2>')
-    parts.append(wide.framed(f'<table>{"".join(rows)}</table>', table.title))
+    parts.append(html_page.framed(f'<table>{"".join(rows)}</table>', table.title))
     parts.append(f'<p>{html.escape(table.note)}</p>')
   style = (
-    f'{wide.CSS}body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 50rem; margin: auto; padding: 1rem; }}\n'
     'th, td { border-bottom: 1px solid #999; padding: .3rem .8rem .3rem 0; text-align: left; vertical-align: top; }\n'
     'table { border-collapse: collapse; } img { max-width: 100%; }'
   )
-  return (
-    '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, '
-    f'initial-scale=1"><title>Account of a log</title><style>{style}</style></head>\n<body><h1>Account of a log</h1>\n'
-    + '\n'.join(parts)
-    + '\n</body></html>\n'
-  )
+  return html_page.page('Account of a log', '\n'.join(parts), '50rem', style)
 
 
-def summary(found: Report) -> dict[str, Any]:
+def summary(report: LogReport) -> dict[str, Any]:
   """The figures, for a program."""
   return {
-    'clients': len(found.epsilon),
-    'rounds': found.account.num_rounds,
-    'participations': int(found.account.counts.sum()),
-    'epsilon_max': float(found.epsilon.max()),
-    'epsilon_mean': float(found.epsilon.mean()),
-    'epsilon_quantiles': {f'{q:g}': float(np.quantile(found.epsilon, q, method='higher')) for q in QUANTILES},
-    'bound': found.bound,
-    'over': found.over,
+    'clients': len(report.epsilon),
+    'rounds': report.account.num_rounds,
+    'participations': int(report.account.counts.sum()),
+    'epsilon_max': float(report.epsilon.max()),
+    'epsilon_mean': float(report.epsilon.mean()),
+    'epsilon_quantiles': {f'{q:g}': float(np.quantile(report.epsilon, q, method='higher')) for q in QUANTILES},
+    'bound': report.bound,
+    'over': report.over,
   }

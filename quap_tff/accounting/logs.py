@@ -20,11 +20,11 @@ import csv
 import gzip
 import itertools
 from typing import Any, NamedTuple, NoReturn, Optional
+import unicodedata
 import zlib
 
 import numpy as np
 
-from quap_tff.accounting import client_names
 from quap_tff.common import checks
 from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms.certified import spending as spendings
@@ -35,6 +35,11 @@ _CHUNK = 2**10
 _DIGITS = 18
 # Texts of the column `released`; '' if there is no such column.
 _RELEASED = {'yes': 1, 'no': 0, '': -1}
+# Categories of characters that nobody sees, and further characters that nobody sees: fillers and selectors of variants.
+_UNSEEN = frozenset(('Cc', 'Cf', 'Cs', 'Zl', 'Zp', 'Zs'))
+_FILLERS = (0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2800, 0x3164, 0xFFA0)
+_SELECTORS = (*range(0x180B, 0x1810), *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))
+_BLANK = frozenset(map(chr, (*_FILLERS, *_SELECTORS)))
 
 
 # The first line of a log that the project writes. `row_texts` gives the others.
@@ -54,11 +59,60 @@ def row_texts(number: int, record: mechanism.RoundRecord) -> list[str]:
   return rows or [f'{number},,,{says}\n']
 
 
+class AmbiguousNameError(Exception):
+  """A name that cannot be told from another one: (the cell, the other name), or (the cell, None) without any other."""
+
+
+class Places(dict[str, int]):
+  """The place of each client by what a cell says, spaces around it included; -1 for nobody.
+
+  No two names can be taken for each other: one that could raises `AmbiguousNameError`.
+
+  Attributes:
+    names: The clients, stripped, by place.
+  """
+
+  def __init__(self) -> None:
+    super().__init__({'': -1})
+    self.names: list[str] = []
+    # Of the names that are not their own keys.
+    self._keys: dict[str, int] = {}
+
+  def __missing__(self, text: str) -> int:
+    name = text.strip()
+    if name != text:
+      self[text] = place = self[name]
+      return place
+    folded = _folded(name)
+    if not folded:
+      raise AmbiguousNameError(text, None)
+    same = self._keys.get(folded, self.get(folded))
+    if same is not None:
+      raise AmbiguousNameError(text, self.names[same])
+    place = self[name] = len(self.names)
+    self.names.append(name)
+    if folded != name:
+      self._keys[folded] = place
+    return place
+
+
+def _folded(name: str) -> str:
+  """The name without case, spaces and invisible characters, in one form of Unicode."""
+  if name.isascii():
+    return name.lower() if name.isprintable() and ' ' not in name else _visible(name.lower())
+  folded = unicodedata.normalize('NFKC', _visible(name)).casefold()
+  return _visible(unicodedata.normalize('NFKC', folded))
+
+
+def _visible(text: str) -> str:
+  return ''.join(c for c in text if unicodedata.category(c) not in _UNSEEN and c not in _BLANK)
+
+
 class LogError(ValueError):
   """A log that cannot be read. The message names the line."""
 
 
-class Round(NamedTuple):
+class LoggedRound(NamedTuple):
   """A round of a log.
 
   Attributes:
@@ -90,7 +144,7 @@ class Log:
 
   def __init__(self, path: str):
     self.path = path
-    self._places = client_names.Places()
+    self._places = Places()
 
   @property
   def has_released(self) -> bool:
@@ -107,7 +161,7 @@ class Log:
     """How many clients were read so far."""
     return len(self._places.names)
 
-  def rounds(self) -> Iterator[Round]:
+  def rounds(self) -> Iterator[LoggedRound]:
     """The rounds, from the first line on; each call reads the file anew.
 
     Raises:
@@ -115,7 +169,7 @@ class Log:
         round that contradicts itself, or a file without rows.
       OSError: If the file cannot be read.
     """
-    self._places = client_names.Places()
+    self._places = Places()
     number: Optional[int] = None
     parts: list[_Rows] = []
     row = 0
@@ -158,7 +212,7 @@ class Log:
 
   def _columns(self, header: Sequence[str]) -> dict[str, int]:
     """The place of each column by its name."""
-    names = list(map(client_names.key, header))
+    names = list(map(_folded, header))
     for place, name in enumerate(names):
       if name and name in names[:place]:
         raise LogError(
@@ -175,7 +229,7 @@ class Log:
   def _placed(self, names: Sequence[str], row: int) -> np.ndarray:
     try:
       return np.fromiter(map(self._places.__getitem__, names), np.int64, len(names))
-    except client_names.AmbiguousNameError as error:
+    except AmbiguousNameError as error:
       text, other = error.args
     stripped = text.strip()
     wrong = row + [name.strip() for name in names].index(stripped)
@@ -231,7 +285,7 @@ class Log:
         'rounds without a gap. A round to which nobody came has a row with an empty client.',
       )
 
-  def _round(self, parts: Sequence[_Rows], end: int) -> Round:
+  def _round(self, parts: Sequence[_Rows], end: int) -> LoggedRound:
     rows = _Rows(*map(np.concatenate, zip(*parts))) if len(parts) > 1 else parts[0]
     ids, weights, released = rows
     begin = end - len(ids)
@@ -262,7 +316,7 @@ class Log:
         'a weight of 0 for each client of the round.',
       )
     is_released = bool(released[0]) if released[0] >= 0 else bool(somebody.any())
-    return Round(ids[:0], weights[:0], is_released) if ids[0] < 0 else Round(ids, weights, is_released)
+    return LoggedRound(ids[:0], weights[:0], is_released) if ids[0] < 0 else LoggedRound(ids, weights, is_released)
 
   def _line_of(self, name: str) -> int:
     """The line of a client's first row. The file is read again."""
@@ -297,7 +351,7 @@ class Log:
       return next(number for number, line in enumerate(f, 1) if not line.isascii() and _has_surrogates(line))
 
 
-def by_id(path: str, num_clients: int) -> Iterator[Round]:
+def by_id(path: str, num_clients: int) -> Iterator[LoggedRound]:
   """The rounds of a log whose clients are ids in [0, num_clients): `ids` of each round are these.
 
   Raises:
@@ -331,10 +385,10 @@ def _has_surrogates(text: str) -> bool:
 def _weight(text: str) -> float:
   """A number in [0, 1], or NaN."""
   try:
-    found = float(text)
+    weight = float(text)
   except ValueError:
     return np.nan
-  return found if 0 <= found <= 1 else np.nan
+  return weight if 0 <= weight <= 1 else np.nan
 
 
 class LogAccount(NamedTuple):
@@ -378,15 +432,15 @@ def account(
     num_rounds = sum(1 for _ in log.rounds())
   history = _History(log, checks.number('noise_multiplier', noise_multiplier, above=0))
   try:
-    found = spendings.spending(history, correlation, num_rounds=num_rounds)
+    spending = spendings.spending(history, correlation, num_rounds=num_rounds)
   except LogError:
     raise
   except ValueError as error:
     raise LogError(f'{log.path}: {error}') from None
   squares, counts = np.zeros(log.num_clients), np.zeros(log.num_clients, np.int64)
-  known = slice(len(found.counts))  # Clients that never had a weight may be missing.
-  squares[known], counts[known] = found.mu_squared[: len(squares)], found.counts[: len(counts)]
-  return LogAccount(log.names, squares, counts, found.num_rounds, history.is_whole)
+  known = slice(len(spending.counts))  # Clients that never had a weight may be missing.
+  squares[known], counts[known] = spending.mu_squared[: len(squares)], spending.counts[: len(counts)]
+  return LogAccount(log.names, squares, counts, spending.num_rounds, history.is_whole)
 
 
 class _History:

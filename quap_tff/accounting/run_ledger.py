@@ -297,23 +297,23 @@ def completed(ledger: RunLedger, planned: RunLedger) -> RunLedger:
       rounds would have cost is not known either.
   """
   rounds = ledger.num_rounds
-  found, expected = ledger.state_dict(), planned.truncated(min(rounds, planned.num_rounds)).state_dict()
-  (of_rounds, clients, weights), (expected_rounds, expected_clients, expected_weights) = map(_sorted, (found, expected))
+  state, expected = ledger.state_dict(), planned.truncated(min(rounds, planned.num_rounds)).state_dict()
+  (of_rounds, clients, weights), (expected_rounds, expected_clients, expected_weights) = map(_sorted, (state, expected))
   if not (np.array_equal(of_rounds, expected_rounds) and np.array_equal(clients, expected_clients)):
     raise NoBoundError('the rounds that ran had other clients than the schedule')
-  pairs = [(found[name], expected[name]) for name in ('noise_multipliers', 'count_noise_multipliers')]
-  if not np.array_equal(found['released'], expected['released']):
+  pairs = [(state[name], expected[name]) for name in ('noise_multipliers', 'count_noise_multipliers')]
+  if not np.array_equal(state['released'], expected['released']):
     raise NoBoundError('other rounds have released something than were planned to')
   if not all(np.allclose(one, other, rtol=_SAME, atol=0) for one, other in [*pairs, (weights, expected_weights)]):
     raise NoBoundError('the rounds that ran had other noise or other weights than were planned')
   rest = planned.state_dict()
   begins = _ends(rest['offsets'], rounds)
   return RunLedger.from_state_dict(
-    {**found, **{name: np.concatenate([found[name], rest[name][begin:]]) for name, begin in begins.items()}}
+    {**state, **{name: np.concatenate([state[name], rest[name][begin:]]) for name, begin in begins.items()}}
   )
 
 
-def of_limits(mu: np.ndarray, delta: float, spent_before: Optional[np.ndarray] = None) -> RunLedger:
+def ledger_of_limits(mu: np.ndarray, delta: float, spent_before: Optional[np.ndarray] = None) -> RunLedger:
   """A ledger of one round that costs each client all that it may spend: float64[N] μ, 0 for nothing."""
   clients, largest = np.flatnonzero(mu), float(mu.max()) or 1.0
   ledger = RunLedger(len(mu), delta, 'limits', spent_before=spent_before)
@@ -358,12 +358,12 @@ def _checked_state(state: Mapping[str, Any]) -> dict[str, np.ndarray]:
     raise ValueError(f'The saved ledger must hold {sorted(expected)}, found {sorted(state)}.')
   arrays = {name: np.asarray(value) for name, value in state.items()}
   for name, (shape, dtype) in expected.items():
-    found = arrays[name]
-    if found.dtype != dtype or (found.ndim != 1 if shape is None else found.shape != shape):
+    array = arrays[name]
+    if array.dtype != dtype or (array.ndim != 1 if shape is None else array.shape != shape):
       shown = '[n]' if shape is None else list(shape)
       raise ValueError(
         f'The saved ledger is damaged: {name} must be {np.dtype(dtype)}{shown}, found '
-        f'{found.dtype}{list(found.shape)}.'
+        f'{array.dtype}{list(array.shape)}.'
       )
   offsets = arrays['offsets']
   if not len(offsets) or offsets[0] != 0 or (np.diff(offsets) < 0).any():
@@ -384,10 +384,10 @@ def _checked_state(state: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 def _checked_before(spent_before: Any, num_clients: int) -> np.ndarray:
   """float64[N], copied; raises `ValueError` unless each is at least 0."""
-  found = checks.numbers_of_clients(SPENT_BEFORE, spent_before, num_clients)
-  if not (found >= 0).all():
-    raise ValueError(f'{SPENT_BEFORE} must be at least 0 for each client, found {found[~(found >= 0)][0]:g}.')
-  return found
+  before = checks.numbers_of_clients(SPENT_BEFORE, spent_before, num_clients)
+  if not (before >= 0).all():
+    raise ValueError(f'{SPENT_BEFORE} must be at least 0 for each client, found {before[~(before >= 0)][0]:g}.')
+  return before
 
 
 def _check_values(arrays: Mapping[str, np.ndarray], num_clients: int) -> None:

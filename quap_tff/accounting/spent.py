@@ -46,27 +46,27 @@ def read_spent(source: Union[str, os.PathLike, Any], num_clients: Optional[int] 
   """
   if not isinstance(source, (str, os.PathLike)):
     return checks.numbers_of_clients('spent', source, len(source) if num_clients is None else num_clients)
-  path, found = os.fspath(source), np.zeros(0)
+  path, spent = os.fspath(source), np.zeros(0)
   if path.endswith('.csv'):
-    known = _of_clients_file(path)
-    found = np.zeros(1 + max(known, default=-1), np.float64)
-    found[list(known)] = list(known.values())
+    known = _read_clients_file(path)
+    spent = np.zeros(1 + max(known, default=-1), np.float64)
+    spent[list(known)] = list(known.values())
   elif zipfile.is_zipfile(path) and path.endswith('.npz'):
-    found = np.square(history.total_mu(run_ledger.RunLedger.load(path)).whole)
+    spent = np.square(history.total_mu(run_ledger.RunLedger.load(path)).whole)
   else:
-    found = gate.Gate.load(path).mu_squared
-  if not np.isfinite(found).all():
-    raise ValueError(f'{path}: client {np.flatnonzero(~np.isfinite(found))[0]} was in a round without noise.')
-  total = len(found) if num_clients is None else num_clients
-  if len(found) > total:
+    spent = gate.Gate.load(path).mu_squared
+  if not np.isfinite(spent).all():
+    raise ValueError(f'{path}: client {np.flatnonzero(~np.isfinite(spent))[0]} was in a round without noise.')
+  total = len(spent) if num_clients is None else num_clients
+  if len(spent) > total:
     raise ValueError(
-      f'{path} has {len(found)} clients, and this run has {total}. Give the run at least as many clients, with the '
+      f'{path} has {len(spent)} clients, and this run has {total}. Give the run at least as many clients, with the '
       'same ids; those who no longer come need not be in a cohort.'
     )
-  return np.append(found, np.zeros(total - len(found)))
+  return np.append(spent, np.zeros(total - len(spent)))
 
 
-def _of_clients_file(path: str) -> Mapping[int, float]:
+def _read_clients_file(path: str) -> Mapping[int, float]:
   """μ² by client."""
   folder = os.path.dirname(path)
   try:

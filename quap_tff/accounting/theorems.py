@@ -159,9 +159,9 @@ class Basic(Accountant):
     totals = np.repeat(np.array([history.count for history in histories], np.float64), lengths)
     # The same mechanism at the same share of δ is in many histories.
     pairs, index = np.unique(mu + 1j * totals, return_inverse=True)
-    found = tradeoff.epsilon_of(pairs.real, self._share * delta / pairs.imag)[index]
+    epsilons = tradeoff.epsilon_of(pairs.real, self._share * delta / pairs.imag)[index]
     ends = np.cumsum(lengths)
-    composed = [self._compose(found[end - n : end], counts[end - n : end], delta) for n, end in zip(lengths, ends)]
+    composed = [self._compose(epsilons[end - n : end], counts[end - n : end], delta) for n, end in zip(lengths, ends)]
     return np.array(composed, np.float64) * (1 + tradeoff.RELATIVE_MARGIN)
 
   def _compose(self, epsilons: np.ndarray, counts: np.ndarray, delta: float) -> float:
@@ -247,8 +247,10 @@ def _orders(is_sampled: bool) -> tuple[float, ...]:
 
   With sampling, large orders would cost time.
   """
-  own = tuple(map(float, rdp.rdp_privacy_accountant.DEFAULT_RDP_ORDERS))
-  return own if is_sampled else tuple(sorted({*own, *(1 + np.exp(np.linspace(math.log(1e-2), math.log(1e9), 600)))}))
+  orders = tuple(map(float, rdp.rdp_privacy_accountant.DEFAULT_RDP_ORDERS))
+  return (
+    orders if is_sampled else tuple(sorted({*orders, *(1 + np.exp(np.linspace(math.log(1e-2), math.log(1e9), 600)))}))
+  )
 
 
 @functools.cache
@@ -280,8 +282,8 @@ def divergences(accountant: Any, orders: Sequence[float], sampled_rounds: int) -
   its result can be 0 or less. Of a divergence that is NaN it would make an ε of 0: here it is +inf.
   """
   alpha = np.array(orders, np.float64)
-  found = np.maximum(accountant.rdp, 0.0) + sampled_rounds * 1e-12 * (1 + alpha / 100) / (alpha - 1)
-  return np.where(np.isnan(found), np.inf, found)
+  rdp = np.maximum(accountant.rdp, 0.0) + sampled_rounds * 1e-12 * (1 + alpha / 100) / (alpha - 1)
+  return np.where(np.isnan(rdp), np.inf, rdp)
 
 
 @functools.lru_cache(maxsize=8)

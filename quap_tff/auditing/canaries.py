@@ -115,18 +115,20 @@ def directions(seed: tf.Tensor, size: int, count: int) -> Directions:
   return Directions(block, tf.cast(2 * coin - 1, tf.float32), tf.constant(np.diff(edges), tf.float32))
 
 
-def one_direction(found: Directions, index: tf.Tensor) -> tf.Tensor:
+def one_direction(directions: Directions, index: tf.Tensor) -> tf.Tensor:
   """Direction `index` (int32 scalar), float32[d], of norm 1."""
-  inside = tf.equal(found.block, index)
-  return tf.where(inside, found.sign, 0.0) * tf.math.rsqrt(tf.gather(found.sizes, index))
+  inside = tf.equal(directions.block, index)
+  return tf.where(inside, directions.sign, 0.0) * tf.math.rsqrt(tf.gather(directions.sizes, index))
 
 
-def replaced(canaries: Canaries, found: Directions, update: Sequence[tf.Tensor], client_id: tf.Tensor) -> list[Any]:
+def replaced(
+  canaries: Canaries, directions: Directions, update: Sequence[tf.Tensor], client_id: tf.Tensor
+) -> list[Any]:
   """The update that a client sends: a canary's is `canaries.norm` times its direction, and anybody else's is its own.
 
   Args:
     canaries: The canaries.
-    found: All directions.
+    directions: All directions.
     update: The tensors of the client's own update.
     client_id: int64 scalar.
   """
@@ -135,7 +137,7 @@ def replaced(canaries: Canaries, found: Directions, update: Sequence[tf.Tensor],
   is_own = tf.equal(tf.constant(canaries.clients, tf.int64), client_id)
 
   def canary() -> list[tf.Tensor]:
-    flat = canaries.norm * one_direction(found, tf.argmax(is_own, output_type=tf.int32))
+    flat = canaries.norm * one_direction(directions, tf.argmax(is_own, output_type=tf.int32))
     parts = dict(zip(places, tf.split(flat, [sizes[i] for i in places])))
     return [
       tf.cast(tf.reshape(parts[i], leaf.shape), leaf.dtype) if i in parts else tf.zeros(leaf.shape, leaf.dtype)
@@ -146,7 +148,7 @@ def replaced(canaries: Canaries, found: Directions, update: Sequence[tf.Tensor],
 
 
 def observed(
-  canaries: Canaries, found: Directions, update: Sequence[tf.Tensor], client_id: tf.Tensor
+  canaries: Canaries, directions: Directions, update: Sequence[tf.Tensor], client_id: tf.Tensor
 ) -> 'collections.OrderedDict[str, Any]':
   """The facts that are kept of a client's update before clipping; 0 for a canary, and for an update that is not finite.
 
@@ -160,16 +162,18 @@ def observed(
   return collections.OrderedDict(
     client_ids=client_id,
     norms=tf.math.multiply_no_nan(norm, counts),
-    client_projections=tf.math.multiply_no_nan(projected(canaries, found, update), counts),
+    client_projections=tf.math.multiply_no_nan(projected(canaries, directions, update), counts),
   )
 
 
-def projected(canaries: Canaries, found: Directions, update: Sequence[tf.Tensor]) -> tf.Tensor:
+def projected(canaries: Canaries, directions: Directions, update: Sequence[tf.Tensor]) -> tf.Tensor:
   """float64[K + U], the inner products of the tensors of an update, or of an aggregate, with all directions."""
   places = canaries.places([leaf.shape.num_elements() for leaf in update])
   flat = tf.concat([tf.reshape(tf.cast(update[i], tf.float64), [-1]) for i in places], 0)
-  sums = tf.math.unsorted_segment_sum(flat * tf.cast(found.sign, tf.float64), found.block, found.sizes.shape[0])
-  return sums / tf.sqrt(tf.cast(found.sizes, tf.float64))
+  sums = tf.math.unsorted_segment_sum(
+    flat * tf.cast(directions.sign, tf.float64), directions.block, directions.sizes.shape[0]
+  )
+  return sums / tf.sqrt(tf.cast(directions.sizes, tf.float64))
 
 
 class CanaryAggregationFactory(tff.aggregators.WeightedAggregationFactory):
@@ -212,18 +216,18 @@ class CanaryAggregationFactory(tff.aggregators.WeightedAggregationFactory):
 
     @tff.tensorflow.computation(value_type, weight_type, found_type)
     def replace(
-      value: array_types.Structure, weight: array_types.Structure, found: Directions
+      value: array_types.Structure, weight: array_types.Structure, placed: Directions
     ) -> array_types.Structure:
-      sent = replaced(canaries, Directions(*found), flat(value), tf.cast(client_id(weight), tf.int64))
+      sent = replaced(canaries, Directions(*placed), flat(value), tf.cast(client_id(weight), tf.int64))
       return tf.nest.pack_sequence_as(specs, sent)
 
     @tff.tensorflow.computation(value_type, weight_type, found_type)
-    def observe(value: array_types.Structure, weight: array_types.Structure, found: Directions) -> tf.Tensor:
-      return observed(canaries, Directions(*found), flat(value), tf.cast(client_id(weight), tf.int64))
+    def observe(value: array_types.Structure, weight: array_types.Structure, placed: Directions) -> tf.Tensor:
+      return observed(canaries, Directions(*placed), flat(value), tf.cast(client_id(weight), tf.int64))
 
     @tff.tensorflow.computation(inner.next.type_signature.result.result.member, found_type)
-    def project(result: array_types.Structure, found: Directions) -> tf.Tensor:
-      return projected(canaries, Directions(*found), flat(result))
+    def project(result: array_types.Structure, placed: Directions) -> tf.Tensor:
+      return projected(canaries, Directions(*placed), flat(result))
 
     @tff.federated_computation
     def init_fn() -> tff.Value:
@@ -234,12 +238,12 @@ class CanaryAggregationFactory(tff.aggregators.WeightedAggregationFactory):
 
     @tff.federated_computation(init_fn.type_signature.result, *at_clients)
     def next_fn(state: tff.Value, value: tff.Value, weight: tff.Value) -> tff.templates.MeasuredProcessOutput:
-      found = tff.federated_map(make_directions, state['directions'])
-      clients = (value, weight, tff.federated_broadcast(found))
+      placed = tff.federated_map(make_directions, state['directions'])
+      clients = (value, weight, tff.federated_broadcast(placed))
       output = inner.next(state['inner'], tff.federated_map(replace, clients), weight)
       measurements = collections.OrderedDict(
         inner=output.measurements,
-        projections=tff.federated_map(project, (output.result, found)),
+        projections=tff.federated_map(project, (output.result, placed)),
         others=sums.collected(tff.federated_map(observe, clients)),
       )
       after = collections.OrderedDict(inner=output.state, directions=state['directions'])
@@ -250,7 +254,7 @@ class CanaryAggregationFactory(tff.aggregators.WeightedAggregationFactory):
     return tff.templates.AggregationProcess(init_fn, next_fn)
 
 
-class Round(NamedTuple):
+class CanaryRound(NamedTuple):
   """The figures of an audited round.
 
   Attributes:
@@ -267,7 +271,7 @@ class Round(NamedTuple):
   norms: np.ndarray
   client_projections: np.ndarray
 
-  def of_others(self, bounds: np.ndarray) -> np.ndarray:
+  def sum_of_others(self, bounds: np.ndarray) -> np.ndarray:
     """float64[K + U], the inner products of the sum of the others' clipped updates with the directions.
 
     Args:
@@ -277,12 +281,14 @@ class Round(NamedTuple):
     return factors @ self.client_projections
 
 
-def read_round(output: Any) -> Round:
+def read_round(output: Any) -> CanaryRound:
   """The figures in the output of `next` of a learning process with canaries."""
-  found = output.metrics['aggregator']
+  metrics = output.metrics['aggregator']
   # As the `next` of an aggregation process would have it.
-  inner = types.SimpleNamespace(state=output.state.aggregator['inner'], measurements=found['inner'])
-  return Round(inner, np.asarray(found['projections']), **tf.nest.map_structure(np.asarray, dict(found['others'])))
+  inner = types.SimpleNamespace(state=output.state.aggregator['inner'], measurements=metrics['inner'])
+  return CanaryRound(
+    inner, np.asarray(metrics['projections']), **tf.nest.map_structure(np.asarray, dict(metrics['others']))
+  )
 
 
 def with_directions(state: Any, seed: Sequence[int]) -> Any:
@@ -325,5 +331,5 @@ def estimated_covariance(projections: Any) -> np.ndarray:
   Args:
     projections: float64[T, B]. A direction that is used here must not be counted as a trial.
   """
-  found, _ = covariances.ledoit_wolf(np.asarray(projections).T, assume_centered=True)
-  return found
+  covariance, _ = covariances.ledoit_wolf(np.asarray(projections).T, assume_centered=True)
+  return covariance

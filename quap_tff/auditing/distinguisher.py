@@ -44,7 +44,7 @@ _State = TypeVar('_State')
 _Round = TypeVar('_Round')
 
 
-class Verdict(NamedTuple):
+class GameOutcome(NamedTuple):
   """The outcome of the game.
 
   Attributes:
@@ -59,7 +59,7 @@ class Verdict(NamedTuple):
   mu_estimate: float
 
 
-def play(simulate: Simulate, draws: int, delta: float, confidence: float = 0.95) -> Verdict:
+def play(simulate: Simulate, draws: int, delta: float, confidence: float = 0.95) -> GameOutcome:
   """Plays the game.
 
   Args:
@@ -73,7 +73,7 @@ def play(simulate: Simulate, draws: int, delta: float, confidence: float = 0.95)
   guesses = lower_bounds.count(inserted, unseen, 0.0)
   deviation = np.sqrt((inserted.var() + unseen.var()) / 2)
   estimate = float((inserted.mean() - unseen.mean()) / deviation) if deviation else np.inf
-  return Verdict(guesses, lower_bounds.bound(guesses, delta, confidence), estimate)
+  return GameOutcome(guesses, lower_bounds.bound(guesses, delta, confidence), estimate)
 
 
 def _best_linear(present: np.ndarray, absent: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
@@ -89,11 +89,11 @@ def _best_linear(present: np.ndarray, absent: np.ndarray) -> Callable[[np.ndarra
   def project(features: np.ndarray) -> np.ndarray:
     return (features - middle) @ direction
 
-  own, other = project(present), project(absent)
-  low, high = np.quantile(np.concatenate([own, other]), [0.001, 0.999])
+  inside, other = project(present), project(absent)
+  low, high = np.quantile(np.concatenate([inside, other]), [0.001, 0.999])
   thresholds = np.linspace(low, high, _THRESHOLDS)
-  found = [lower_bounds.bound(lower_bounds.count(own, other, t), 0.5, _CAUTION).mu for t in thresholds]
-  threshold = thresholds[int(np.argmax(found))]
+  bounds = [lower_bounds.bound(lower_bounds.count(inside, other, t), 0.5, _CAUTION).mu for t in thresholds]
+  threshold = thresholds[int(np.argmax(bounds))]
   return lambda features: project(features) - threshold
 
 
@@ -125,11 +125,11 @@ def certified(
     admitted = rounds.admit(state, announced, reports)
     takes_part = target in np.asarray(cohort)
     update = tf.constant([_EXCESS * clip if present and takes_part else 0.0], tf.float64)
-    (own,) = rounds.contribution({0: update}, dict(client_id=tf.constant(target, tf.int64)), announced)
+    (scaled,) = rounds.contribution({0: update}, dict(client_id=tf.constant(target, tf.int64)), announced)
     weight = float(announced['weights'][target]) if takes_part else 0.0
     others = (float(tf.reduce_sum(admitted.weights)) - weight) * clip * moves
     scale = float(of.config.noise_scale(int(state.round) + 1))
-    total = tf.cast(tf.round(others / rounds.sum_unit(clip * scale)), tf.int64) + tf.cast(own, tf.int64)
+    total = tf.cast(tf.round(others / rounds.sum_unit(clip * scale)), tf.int64) + tf.cast(scaled, tf.int64)
     state, (mean,), _ = rounds.release(state, admitted, [total])
     if not float(admitted.noise_multiplier):
       return state, None
@@ -235,9 +235,11 @@ def quap(
     size = _EXCESS * clip if present and target in np.asarray(cohort) else 0.0
     update, nothing = tf.constant([size], tf.float64), tf.zeros([1], tf.float64)
     report = dict(client_id=tf.constant(target, tf.int64), norm=tf.constant(size, tf.float32))
-    own, _ = rounds.contribution({0: update, 1: nothing}, report, announced, admitted.clip)
+    contribution, _ = rounds.contribution({0: update, 1: nothing}, report, announced, admitted.clip)
     others = (len(cohort) - 1) * clip * moves
-    state, (mean, _), _ = rounds.release(state, admitted, [tf.constant(others) + tf.repeat(own, draws), nothing])
+    state, (mean, _), _ = rounds.release(
+      state, admitted, [tf.constant(others) + tf.repeat(contribution, draws), nothing]
+    )
     return state, _Release(mean.numpy() * max(len(cohort), 1), others, clip, clip)
 
   return _simulation(schedule, start, play)
@@ -259,9 +261,9 @@ def query(dp_query: Any, rounds: int, taken: Sequence[int], clip: float, clients
   ) -> tuple[array_types.Structure, Optional[_Release]]:
     parameters = dp_query.derive_sample_params(state)
     size = _EXCESS * clip if present and index in taken else 0.0
-    (own,) = dp_query.preprocess_record(parameters, [tf.constant([size], tf.float32)])
+    (record,) = dp_query.preprocess_record(parameters, [tf.constant([size], tf.float32)])
     others = (clients_per_round - 1) * clip * moves
-    total = tf.constant(others, tf.float32) + tf.repeat(own, draws)
+    total = tf.constant(others, tf.float32) + tf.repeat(record, draws)
     (result,), state, _ = dp_query.get_noised_result([total], state)
     return state, _Release(result.numpy().astype(np.float64) * clients_per_round, others, clip, clip)
 

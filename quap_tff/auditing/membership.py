@@ -40,7 +40,7 @@ def cross_entropy(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
     logits: float[..., n, classes].
     labels: int[n].
   """
-  return -_of_label(special.log_softmax(np.asarray(logits, np.float64), axis=-1), labels)
+  return -_values_of_label(special.log_softmax(np.asarray(logits, np.float64), axis=-1), labels)
 
 
 def scaled_confidence(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -56,7 +56,7 @@ def scaled_confidence(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
   logits = np.asarray(logits, np.float64)
   others = np.array(logits)
   np.put_along_axis(others, _index(labels, logits.shape), -np.inf, axis=-1)
-  return _of_label(logits, labels) - special.logsumexp(others, axis=-1)
+  return _values_of_label(logits, labels) - special.logsumexp(others, axis=-1)
 
 
 def unit_means(values: np.ndarray, units: np.ndarray, num_units: int) -> np.ndarray:
@@ -148,15 +148,19 @@ def shadow_scores(
   """
 
   def features(values: np.ndarray) -> np.ndarray:
-    found = np.maximum(special.log_softmax(np.asarray(values, np.float64), axis=-1), _LOWEST_LOG_PROBABILITY)
-    return np.concatenate([found, np.ones((*found.shape[:-1], 1))], axis=-1)
+    log_probabilities = np.maximum(
+      special.log_softmax(np.asarray(values, np.float64), axis=-1), _LOWEST_LOG_PROBABILITY
+    )
+    return np.concatenate([log_probabilities, np.ones((*log_probabilities.shape[:-1], 1))], axis=-1)
 
   known, asked = features(shadow_logits), features(logits)
   scores = np.empty(asked.shape[:-1])
   for label in np.unique(labels):
-    own = labels == label
-    coefficients = _logistic_regression(known[:, own].reshape(-1, known.shape[-1]), shadow_members[:, own].reshape(-1))
-    scores[..., own] = asked[..., own, :] @ coefficients
+    is_label = labels == label
+    coefficients = _logistic_regression(
+      known[:, is_label].reshape(-1, known.shape[-1]), shadow_members[:, is_label].reshape(-1)
+    )
+    scores[..., is_label] = asked[..., is_label, :] @ coefficients
   return scores
 
 
@@ -178,7 +182,7 @@ def _index(labels: np.ndarray, shape: Sequence[int]) -> np.ndarray:
   return np.broadcast_to(np.asarray(labels, np.int64)[:, np.newaxis], (*shape[:-1], 1))
 
 
-def _of_label(values: np.ndarray, labels: np.ndarray) -> np.ndarray:
+def _values_of_label(values: np.ndarray, labels: np.ndarray) -> np.ndarray:
   return np.take_along_axis(values, _index(labels, values.shape), axis=-1)[..., 0]
 
 
@@ -190,8 +194,8 @@ def _by_classifier(logits: np.ndarray, labels: np.ndarray, units: np.ndarray, me
   scores = np.empty(members.shape)
   is_odd = np.arange(len(members)) % 2 == 1
   for known, asked in ((is_odd, ~is_odd), (~is_odd, is_odd)):
-    found = shadow_scores(logits[known], labels, members[known][:, units], logits[asked])
-    scores[asked] = unit_means(found, units, members.shape[1])
+    example_scores = shadow_scores(logits[known], labels, members[known][:, units], logits[asked])
+    scores[asked] = unit_means(example_scores, units, members.shape[1])
   return scores
 
 

@@ -16,13 +16,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 import dataclasses
 import hashlib
+import importlib
 import importlib.util
 import json
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
-from quap_tff.bundle import codec
 from quap_tff.certificates.folders import about as abouts
 from quap_tff.certificates.folders import folder as folders
 from quap_tff.certificates.folders import folder_files
@@ -36,6 +36,8 @@ from quap_tff.plans.accounts import run_account
 VERSION = 1
 
 MANIFEST, GRAPHS, PLAN, RUN = 'manifest.json', 'graphs.json', 'plan.json', 'run.json'
+# Only classes of this package are made from a file.
+_PACKAGE = 'quap_tff.'
 # Of `quap_tff.Plan`, those that are attributes of the same names.
 _ARGUMENTS = (
   'draw attendance averaging colluders client_metrics test_is_of_clients model extension sparsity sparsity_seed'.split()
@@ -44,7 +46,7 @@ _UNSTATED = abouts.About('not stated', 'not stated', 'not stated', 'not stated')
 
 
 @dataclasses.dataclass(frozen=True)
-class Rounds:
+class PlannedRounds:
   """What a simulation plays.
 
   Attributes:
@@ -60,7 +62,7 @@ class Rounds:
   shrinkage: float = 1.0
 
 
-class Content(NamedTuple):
+class BundleContent(NamedTuple):
   """The content of a bundle.
 
   Attributes:
@@ -76,32 +78,35 @@ class Content(NamedTuple):
   graphs: Mapping[str, bytes]
   bindings: Mapping[str, Any]
   plan: Optional[run_account.RunAccount]
-  rounds: Rounds
+  rounds: PlannedRounds
   about: abouts.About
   versions: Mapping[str, str]
   digest: str
 
 
 def texts(
-  bindings: Mapping[str, Any], plan: Optional[run_account.RunAccount], rounds: Rounds, about: Optional[abouts.About]
+  bindings: Mapping[str, Any],
+  plan: Optional[run_account.RunAccount],
+  rounds: PlannedRounds,
+  about: Optional[abouts.About],
 ) -> dict[str, str]:
   """All files but graphs and manifest, by name. Raises `ValueError` if the plan can't be written."""
-  found = {GRAPHS: json.dumps(bindings), PLAN: json.dumps(_of_plan(plan)), RUN: json.dumps(codec.encoded(rounds))}
+  texts = {GRAPHS: json.dumps(bindings), PLAN: json.dumps(_plan_facts(plan)), RUN: json.dumps(_encoded(rounds))}
   if plan is not None and plan.mechanism.facts.is_certified:
     about = _UNSTATED if about is None else about
     leaving = plan.leaving or ()
-    found[folders.MECHANISM] = folders.mechanism_text(plan, leaving, about, folders.LIBRARY, abouts.this_code())
-  return found
+    texts[folders.MECHANISM] = folders.mechanism_text(plan, leaving, about, folders.LIBRARY, abouts.this_code())
+  return texts
 
 
-def _of_plan(plan: Optional[run_account.RunAccount]) -> Optional[dict[str, Any]]:
+def _plan_facts(plan: Optional[run_account.RunAccount]) -> Optional[dict[str, Any]]:
   if plan is None:
     return None
   arguments = {name: getattr(plan, name) for name in _ARGUMENTS}
   mechanism = plan.mechanism.inner if isinstance(plan.mechanism, sparsities.Sparse) else plan.mechanism
   arguments.update(mechanism=mechanism, schedule=plan.schedule or None)
   try:
-    value = {'arguments': codec.encoded(arguments), 'leaving': codec.encoded(plan.leaving)}
+    value = {'arguments': _encoded(arguments), 'leaving': _encoded(plan.leaving)}
     value['fingerprint'] = plan.fingerprint
     _plan(value)
   except ValueError as error:
@@ -113,7 +118,7 @@ def _of_plan(plan: Optional[run_account.RunAccount]) -> Optional[dict[str, Any]]
 
 
 def _plan(value: Mapping[str, Any]) -> run_account.RunAccount:
-  plan = run_account.RunAccount(**codec.decoded(value['arguments']), leaving=codec.decoded(value['leaving']))
+  plan = run_account.RunAccount(**_decoded(value['arguments']), leaving=_decoded(value['leaving']))
   if plan.fingerprint != value['fingerprint']:
     raise ValueError('its parts give another plan than the one that was exported')
   return plan
@@ -126,7 +131,7 @@ def manifest(versions: Mapping[str, str], content: Mapping[str, bytes]) -> str:
   return files.json_text(value)
 
 
-def read(path: str) -> Content:
+def read(path: str) -> BundleContent:
   """The content of the bundle in a folder, checked.
 
   Raises:
@@ -154,14 +159,14 @@ def read(path: str) -> Content:
   content = {name: _checked(path, name, digest) for name, digest in digests.items()}
   words = f'cannot be read by this quap_tff. Export the run again, or install the one that exported it, {code}'
   with folder_files.damage(f'The bundle in {path}', words):
-    plan_json, rounds = json.loads(content[PLAN]), codec.decoded(json.loads(content[RUN]))
+    plan_json, rounds = json.loads(content[PLAN]), _decoded(json.loads(content[RUN]))
     about = _UNSTATED
     if folders.MECHANISM in content:
       issuer = json.loads(content[folders.MECHANISM])['issuer']
       about = abouts.About(**{**issuer, 'stretches': tuple(issuer['stretches'])})
     graphs = {name[:-3]: one for name, one in content.items() if name.endswith('.pb')}
     plan = None if plan_json is None else _plan(plan_json)
-    return Content(
+    return BundleContent(
       graphs, json.loads(content[GRAPHS]), plan, rounds, about, versions, folder_files.digest(path, MANIFEST)
     )
 
@@ -173,10 +178,61 @@ def _minor(version: str) -> tuple[int, ...]:
 def _checked(path: str, name: str, digest: str) -> bytes:
   """A file with this digest."""
   with open(folder_files.check_regular(path, name), 'rb') as f:
-    found = f.read()
-  if hashlib.sha256(found).hexdigest() != digest:
+    content = f.read()
+  if hashlib.sha256(content).hexdigest() != digest:
     raise folder_files.FolderError(
       f'{name} in {path} is not the file that was exported: its SHA-256 is not in {MANIFEST}. Copy the bundle '
       'again, or export the run again.'
     )
-  return found
+  return content
+
+
+def _encoded(value: Any) -> Any:
+  """The value as JSON: frozen dataclasses and named tuples of quap_tff with all of their fields, and what these hold.
+
+  Raises `ValueError` if it holds anything but data, or a class of another package.
+  """
+  if value is None or isinstance(value, (bool, int, float, str)):
+    return value
+  if isinstance(value, np.generic):
+    return value.item()
+  if isinstance(value, np.ndarray) and value.dtype.kind in 'biuf':
+    return {'array': value.tolist(), 'dtype': value.dtype.name, 'shape': list(value.shape)}
+  if isinstance(value, dict):
+    return {'dict': [[_encoded(key), _encoded(part)] for key, part in value.items()]}
+  if isinstance(value, frozenset):
+    return {'frozenset': [_encoded(part) for part in sorted(value)]}
+  names = _fields(type(value))
+  if names is not None:
+    fields = {name: _encoded(getattr(value, name)) for name in names}
+    return {'class': f'{type(value).__module__}:{type(value).__qualname__}', 'fields': fields}
+  if isinstance(value, (tuple, list)):
+    return {type(value).__name__: [_encoded(part) for part in value]}
+  raise ValueError(f'{type(value).__name__} is not made of numbers, texts and the classes of quap_tff alone')
+
+
+def _decoded(value: Any) -> Any:
+  """The value that `_encoded` wrote. Raises any error if it wrote another one."""
+  if not isinstance(value, dict):
+    return value
+  if 'class' in value:
+    module, _, name = value['class'].partition(':')
+    cls = getattr(importlib.import_module(module), name) if module.startswith(_PACKAGE) else None
+    if not isinstance(cls, type) or _fields(cls) is None:
+      raise ValueError(f'{value["class"]} is not a class of plans')
+    return cls(**{key: _decoded(part) for key, part in value['fields'].items()})
+  if 'array' in value:
+    return np.array(value['array'], value['dtype']).reshape(value['shape'])
+  if 'dict' in value:
+    return {_decoded(key): _decoded(part) for key, part in value['dict']}
+  ((kind, parts),) = value.items()
+  return {'tuple': tuple, 'list': list, 'frozenset': frozenset}[kind](map(_decoded, parts))
+
+
+def _fields(kind: type[Any]) -> Any:
+  """The names of the fields that make a value of a class; None if it is not one that is written."""
+  if not kind.__module__.startswith(_PACKAGE):
+    return None
+  if dataclasses.is_dataclass(kind):
+    return [field.name for field in dataclasses.fields(kind) if field.init]
+  return getattr(kind, '_fields', None) if issubclass(kind, tuple) else None

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from quap_tff.bundle import values
+from quap_tff.bundle import structures
 from quap_tff.common.lazy import tf
 
 # TensorFlow's name for variables that belong to one run of their op alone (`ResourceHandle::ANONYMOUS_NAME`).
@@ -39,12 +39,12 @@ class Graph:
     self._free: list[Any] = []
 
   @property
-  def parameter(self) -> values.Type:
+  def parameter(self) -> structures.Type:
     """The type of the parameter."""
     return self._bindings['parameter']
 
   @property
-  def result(self) -> values.Type:
+  def result(self) -> structures.Type:
     """The type of the result."""
     return self._bindings['result']
 
@@ -55,14 +55,16 @@ class Graph:
       ValueError: If an argument is not of its type.
     """
     leaves = [
-      leaf for (name, kind), part in zip(self.parameter['fields'], parts) for leaf in values.flatten(kind, part, name)
+      leaf
+      for (name, kind), part in zip(self.parameter['fields'], parts)
+      for leaf in structures.flatten(kind, part, name)
     ]
-    found = dict(zip(self._bindings['arguments'], leaves))
+    tensors = dict(zip(self._bindings['arguments'], leaves))
     if self._fetches:
-      inputs = [tf.convert_to_tensor(found[name]) for name, *_ in self._bindings['inputs']]
-      found.update(zip(self._fetches, self._run(inputs)))
-    results = (found[name] for name in self._bindings['results'])
-    return values.pack(self.result, (one.numpy() if tf.is_tensor(one) else one for one in results))
+      inputs = [tf.convert_to_tensor(tensors[name]) for name, *_ in self._bindings['inputs']]
+      tensors.update(zip(self._fetches, self._run(inputs)))
+    results = (tensors[name] for name in self._bindings['results'])
+    return structures.pack(self.result, (one.numpy() if tf.is_tensor(one) else one for one in results))
 
   def _run(self, inputs: list[Any]) -> Sequence[Any]:
     for _, shape in self._bindings['entropy']:
@@ -83,10 +85,10 @@ class Graph:
     names = [name for name, *_ in (*known['inputs'], *known['entropy'])]
 
     def function(*inputs: tf.Tensor) -> list[tf.Tensor]:
-      own = dict(zip(names, inputs))
+      tensors = dict(zip(names, inputs))
       for name, dtype, shape in known['variables']:
-        own[name] = tf.raw_ops.VarHandleOp(dtype=dtype, shape=shape, shared_name=_ANONYMOUS)
-      return tf.graph_util.import_graph_def(graph_def, input_map=own, return_elements=self._fetches, name='')
+        tensors[name] = tf.raw_ops.VarHandleOp(dtype=dtype, shape=shape, shared_name=_ANONYMOUS)
+      return tf.graph_util.import_graph_def(graph_def, input_map=tensors, return_elements=self._fetches, name='')
 
     specs = [tf.TensorSpec(shape, dtype) for _, dtype, shape in known['inputs']]
     specs += [tf.TensorSpec(shape, tf.int64) for _, shape in known['entropy']]

@@ -19,7 +19,7 @@ import numpy as np
 from quap_tff import accounting
 from quap_tff.bundle import bundle_files
 from quap_tff.bundle import graphs
-from quap_tff.bundle import values
+from quap_tff.bundle import structures
 from quap_tff.common import array_types
 from quap_tff.common import checks
 from quap_tff.training import batches
@@ -44,7 +44,7 @@ class Bundle:
 
   Attributes:
     plan: The `quap_tff.Plan`, which keeps the account; None if the process was exported without one.
-    rounds: Who takes part in which round, and what is published: a `bundle_files.Rounds`.
+    rounds: Who takes part in which round, and what is published: a `bundle_files.PlannedRounds`.
     about: The statements that a certificate repeats.
     versions: Those of Python, TensorFlow and TFF by which it was exported.
     digest: The SHA-256 of its manifest, in hex: two bundles with the same are the same.
@@ -62,17 +62,17 @@ class Bundle:
     self._graphs = {name: graphs.Graph(one, content.bindings[name]) for name, one in content.graphs.items()}
 
   @property
-  def data_type(self) -> values.Type:
+  def data_type(self) -> structures.Type:
     """The type of one client's data, see `values`."""
     return self._graphs['work'].parameter['fields'][0][1]
 
   @property
-  def state_type(self) -> values.Type:
+  def state_type(self) -> structures.Type:
     """The type of the state. With `values.flatten` and `values.pack`, a program keeps a state as arrays."""
     return self._graphs['initialize'].result
 
   @property
-  def message_type(self) -> values.Type:
+  def message_type(self) -> structures.Type:
     """The type of the message to clients."""
     return self._graphs['prepare'].result
 
@@ -113,8 +113,8 @@ class Bundle:
   def zero(self) -> Sums:
     """The sum over no clients."""
     secure = self.sums_types.secure
-    zeros = (np.zeros(one['shape'], one['dtype']) for one in values.types(secure))
-    return Sums(self._graphs['zero'](), values.pack(secure, zeros))
+    zeros = (np.zeros(one['shape'], one['dtype']) for one in structures.types(secure))
+    return Sums(self._graphs['zero'](), structures.pack(secure, zeros))
 
   def add(self, total: Sums, update: Sums) -> Sums:
     """The sum with one more client."""
@@ -182,5 +182,5 @@ def _map(function: Any, value: Any, *others: Any) -> Any:
   if isinstance(value, list):
     return [_map(function, *parts) for parts in zip(value, *others)]
   if isinstance(value, dict):
-    return values.Struct((name, _map(function, *(one[name] for one in (value, *others)))) for name in value)
+    return structures.Struct((name, _map(function, *(one[name] for one in (value, *others)))) for name in value)
   return function(value, *others)

@@ -8,7 +8,7 @@ from typing import Any, Optional
 import numpy as np
 
 from quap_tff.bundle import player
-from quap_tff.bundle import values
+from quap_tff.bundle import structures
 from quap_tff.mechanisms.parts import postprocessing
 
 
@@ -53,8 +53,8 @@ class Server:
     plan = self.bundle.plan
     if plan is not None and self.ledger is not None:
       record = self.bundle.record(state, metrics, cohort)
-      if announced is not None:
-        record = plan.core.cost_of_announced(announced, len(cohort) > 0, record.clipping_norm, self.done + 1)
+      if announced is not None and plan.held is not None:
+        record = plan.held.cost_of_announced(announced, len(cohort) > 0, self.done + 1)
       self.ledger.append(record)
     self._average = self.bundle.rounds.averaging.update(self._average, self.bundle.weights(state).trainable)
     self.state, self.done = state, self.done + 1
@@ -67,7 +67,7 @@ class Server:
 
   def state_dict(self) -> dict[str, np.ndarray]:
     """Arrays for a checkpoint. They hold the key of the noise: keep them as secret as clients' data."""
-    leaves = values.flatten(self.bundle.state_type, self.state, 'state')
+    leaves = structures.flatten(self.bundle.state_type, self.state, 'state')
     ledger: Mapping[str, Any] = self.ledger.state_dict() if self.ledger is not None else {}
     return {
       'done': np.array(self.done, np.int64),
@@ -80,9 +80,9 @@ class Server:
     """Goes on from what `state_dict` gave. Raises `ValueError` or `KeyError` if it is of another run."""
     part = lambda kind: {name[len(kind) :]: one for name, one in arrays.items() if name.startswith(kind)}
     leaves = part('state ')
-    count = len(list(values.types(self.bundle.state_type)))
-    state = values.pack(self.bundle.state_type, iter([leaves[str(index)] for index in range(count)]))
-    values.flatten(self.bundle.state_type, state, 'state')
+    count = len(list(structures.types(self.bundle.state_type)))
+    state = structures.pack(self.bundle.state_type, iter([leaves[str(index)] for index in range(count)]))
+    structures.flatten(self.bundle.state_type, state, 'state')
     average = postprocessing.restored(self._average, part('average '))
     if self.ledger is not None:
       self.ledger.load_state_dict(part('ledger '))

@@ -55,7 +55,7 @@ def read_clients(path: str) -> tuple[dict[int, Examples], Optional[tuple[Any, An
   return examples, (arrays['x_test'], arrays['y_test']) if {'x_test', 'y_test'} <= set(arrays) else None
 
 
-class Outcome(NamedTuple):
+class SimulationOutcome(NamedTuple):
   """What came out of a simulation.
 
   Attributes:
@@ -79,7 +79,7 @@ def simulate(
   num_rounds: Optional[int] = None,
   num_threads: int = 1,
   say: Callable[[str], None] = lambda line: None,
-) -> Outcome:
+) -> SimulationOutcome:
   """Plays the rounds of a bundle. Ctrl-C ends it after the last whole round.
 
   Args:
@@ -118,11 +118,11 @@ def simulate(
   return outcome(server, test)
 
 
-def outcome(server: servers.Server, test: Optional[tuple[Any, Any]] = None) -> Outcome:
+def outcome(server: servers.Server, test: Optional[tuple[Any, Any]] = None) -> SimulationOutcome:
   """What comes out of a run that ends here."""
   weights = server.published()
   tested = server.bundle.evaluate(weights, *test) if test is not None else None
-  return Outcome(weights, server.ledger, server.done, tested)
+  return SimulationOutcome(weights, server.ledger, server.done, tested)
 
 
 def _in_turn(pool: futures.Executor, function: Any, arguments: Iterator[Any], most: int) -> Iterator[Any]:
@@ -155,7 +155,7 @@ def no_data(bundle: player.Bundle, client: int) -> Any:
 
 def keep(
   bundle: player.Bundle,
-  found: Outcome,
+  outcome: SimulationOutcome,
   folder: str,
   signing_key: Optional[str] = None,
   *,
@@ -177,25 +177,25 @@ def keep(
   """
   if os.path.lexists(folder):
     raise ValueError(f'{folder} already exists: give a new folder.')
-  plan, ledger, planned, test = bundle.plan, found.ledger, bundle.rounds.cohorts, found.test
-  trainable = [np.asarray(tensor) for tensor in found.weights.trainable]
-  summary: dict[str, Any] = {'rounds': found.rounds, 'planned_rounds': len(planned)}
+  plan, ledger, planned, test = bundle.plan, outcome.ledger, bundle.rounds.cohorts, outcome.test
+  trainable = [np.asarray(tensor) for tensor in outcome.weights.trainable]
+  summary: dict[str, Any] = {'rounds': outcome.rounds, 'planned_rounds': len(planned)}
   if test is not None:
     summary.update({f'test_{name}': test[name] if math.isfinite(test[name]) else None for name in ('accuracy', 'loss')})
   if plan is not None and ledger is not None:
-    summary.update(plan.report(ledger, planned if found.rounds < len(planned) else None).as_dict())
+    summary.update(plan.report(ledger, planned if outcome.rounds < len(planned) else None).as_dict())
     if no_certificate:
       summary['no_certificate'] = no_certificate
     elif plan.mechanism.facts.is_certified:
       about = dataclasses.replace(
         bundle.about,
-        tests=int(test is not None and found.rounds > 0),
+        tests=int(test is not None and outcome.rounds > 0),
         test_accuracy=summary.get('test_accuracy'),
         date=datetime.date.today().isoformat(),
         secure_sum=secure_sum,
       )
       try:
-        certificates.write(folder, plan, ledger, trainable, about, signing_key)
+        certificates.write_run(folder, plan, ledger, trainable, about, signing_key)
         return summary
       except ValueError as error:
         summary['no_certificate'] = str(error)

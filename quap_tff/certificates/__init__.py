@@ -1,9 +1,9 @@
 """Certificates of certified runs, in folders that anybody can check.
 
-    quap_tff.certificates.write(folder, plan, ledger, model, about)     a new folder, with its certificate
-    quap_tff.certificates.issue(folder)                                 the certificate of the files in a folder
-    quap_tff.certificates.gate_logs.write(folder, gate, log, about)     the same for a gate's log
-    quap_tff.certificates.verify(folder)                                makes it again, and compares
+    quap_tff.certificates.write_run(folder, plan, ledger, model, about)   a new folder, with its certificate
+    quap_tff.certificates.issue(folder)                                   the certificate of the files in a folder
+    quap_tff.certificates.gate_logs.write_log(folder, gate, log, about)   the same for a gate's log
+    quap_tff.certificates.verify(folder)                                  makes it again, and compares
 
 The files say what was computed and who took part; the certificate says what this guarantees. docs/privacy.md has the
 theorem. Nothing here imports TensorFlow.
@@ -17,6 +17,6 @@ __getattr__, __dir__ = lazy.exports(
     'folders.about': ['About', 'SECAGG'],
     'folders.folder': [],
     'gate_logs': [],
-    'verifying': ['Verdict', 'issue', 'verify', 'write'],
+    'verifying': ['Verdict', 'issue', 'verify', 'write_run'],
   },
 )

@@ -75,7 +75,7 @@ def number_of_tests(has_game: bool) -> int:
   return 1 + has_game
 
 
-def write(path: str, measured: Mapping[str, Any], certificate: Mapping[str, Any]) -> None:
+def write_audit(path: str, measured: Mapping[str, Any], certificate: Mapping[str, Any]) -> None:
   """Writes the measured figures into a run's folder, with the digest of the certificate and their own."""
   record = {'certificate_sha256': certificate['sha256'], **measured, 'assumptions': _ASSUMPTIONS}
   files.write_json(os.path.join(path, AUDIT), certificates.sealed(record))
@@ -91,13 +91,13 @@ def read(path: str, certificate: Mapping[str, Any]) -> Optional[Audit]:
     is_signed = os.path.lexists(os.path.join(path, AUDIT_SIGNATURE))
     return Audit([f'{AUDIT_SIGNATURE} is the signature of an audit that is not there.']) if is_signed else None
   record = folder_files.read_json(path, AUDIT)
-  found = problems(record, certificate)
-  if not found and folder_files.read_text(path, AUDIT) != files.json_text(record):
-    found = [f'{AUDIT} is written in another way than audits are.']
-  return Audit(found) if found else Audit([], refutes(record), verdict(record), rows(record))
+  problems = audit_problems(record, certificate)
+  if not problems and folder_files.read_text(path, AUDIT) != files.json_text(record):
+    problems = [f'{AUDIT} is written in another way than audits are.']
+  return Audit(problems) if problems else Audit([], refutes(record), verdict(record), rows(record))
 
 
-def problems(record: Any, certificate: Mapping[str, Any]) -> list[str]:
+def audit_problems(record: Any, certificate: Mapping[str, Any]) -> list[str]:
   """The faults of a record, a sentence each: of another certificate, changed, or with wrong arithmetic."""
   try:
     with folder_files.damage(AUDIT):
@@ -106,8 +106,8 @@ def problems(record: Any, certificate: Mapping[str, Any]) -> list[str]:
       game = record.get('game')
       for keys, part in ((_KEYS, record), *([(_GAME_KEYS, game)] if game is not None else [])):
         if not isinstance(part, dict) or set(part) != keys:
-          found = sorted(part) if isinstance(part, dict) else f'{part!r:.40}'
-          return [f'{AUDIT} is not an audit: it must have {sorted(keys)}, found {found}.']
+          given = sorted(part) if isinstance(part, dict) else f'{part!r:.40}'
+          return [f'{AUDIT} is not an audit: it must have {sorted(keys)}, found {given}.']
       abouts.check_text(AUDIT, record)
       _check_figures(record, certificate)
       expected = _expected(record, certificate)
@@ -116,7 +116,7 @@ def problems(record: Any, certificate: Mapping[str, Any]) -> list[str]:
     return [str(error)]
 
 
-def _check_figures(record, certificate) -> None:
+def _check_figures(record: Mapping[str, Any], certificate: Mapping[str, Any]) -> None:
   """Raises `ValueError` for a measured figure that no audit of the certified run measures."""
   game, clients = record['game'], record['canary_clients']
   for name in ('canaries', 'repeats'):
@@ -162,7 +162,7 @@ def _check_share(kind: str, record: Mapping[str, Any], stddev: float) -> None:
     raise ValueError(f'{positives} of {record[positives]!r} contradicts {kind}_mean, found {record[f"{kind}_mean"]!r}')
 
 
-def _expected(record, certificate) -> dict[str, Any]:
+def _expected(record: Mapping[str, Any], certificate: Mapping[str, Any]) -> dict[str, Any]:
   """The record with what follows from the certificate and from the counts."""
   guarantee, issuer, game = certificate['guarantee'], certificate['issuer'], record['game']
   tests = number_of_tests(game is not None)
@@ -187,7 +187,7 @@ def _expected(record, certificate) -> dict[str, Any]:
   return {**expected, 'sha256': certificates.sealed(record)['sha256']}
 
 
-def _bounds(part, record, tests) -> dict[str, Any]:
+def _bounds(part: Mapping[str, Any], record: Mapping[str, Any], tests: int) -> dict[str, Any]:
   guesses = lower_bounds.Guesses(*(part[name] for name in lower_bounds.Guesses._fields))
   bound = lower_bounds.bound(guesses, record['delta'], lower_bounds.each(record['confidence'], tests))
   return lower_bounds.as_dict(guesses, bound)
@@ -251,7 +251,7 @@ def rows(measured: Mapping[str, Any]) -> list[list[str]]:
   return table + [['Confidence', confidence]]
 
 
-def _tests(measured) -> list[_Test]:
+def _tests(measured: Mapping[str, Any]) -> list[_Test]:
   bound, claimed, game = measured['epsilon_lower_bound'], measured['claimed_epsilon'], measured['game']
   claim = f'the {measured["claim"]} ε = {rounding.up(claimed)}' if claimed is not None else ''
   tests = [_Test(bound, claimed, f'the canaries prove ε ≥ {rounding.down(bound)}', claim)]

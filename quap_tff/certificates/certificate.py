@@ -67,7 +67,7 @@ def overspent(clients: np.ndarray, epsilon: np.ndarray, bounds: np.ndarray, tole
 
 
 def make(content: folders.Content) -> dict[str, Any]:
-  """The certificate of a folder whose files agree (`evidence.problems`), made of values that JSON can hold.
+  """The certificate of a folder whose files agree (`evidence.run_problems`), made of values that JSON can hold.
 
   Raises:
     ValueError: If the run gets no certificate. The message gives every reason.
@@ -77,7 +77,7 @@ def make(content: folders.Content) -> dict[str, Any]:
   if reasons:
     raise ValueError(f'This run cannot be certified. {" ".join(reasons)}')
   figures = sentences.Figures.of(plan, ledger, about)
-  config, epsilon, up = plan.config, figures.epsilon, sentences.up
+  config, epsilon, up = plan.guarantee, figures.epsilon, sentences.up
   state = ledger.state_dict()
   idle = np.unique(state['clients'][state['weights'] == 0])
   edges = np.linspace(0, config.epsilon, _HISTOGRAM_BINS + 1)
@@ -145,47 +145,47 @@ def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
   return {**value, 'sha256': hashlib.sha256(canonical.encode()).hexdigest()}
 
 
-def text_problems(path: str, found: Any, expected: Any) -> list[str]:
+def text_problems(path: str, given: Any, expected: Any) -> list[str]:
   """Where the certificate in a folder differs, in any character, from the one that its files give."""
   if folder_files.read_text(path, folders.CERTIFICATE) == files.json_text(expected):
     return []
-  return list(differences(found, expected, tolerance=0.0)) or [
+  return list(differences(given, expected, tolerance=0.0)) or [
     f'{folders.CERTIFICATE} is written in another way than certificates are.'
   ]
 
 
-def differences(found: Any, expected: Any, tolerance: float = TOLERANCE, path: str = '') -> Iterator[str]:
+def differences(given: Any, expected: Any, tolerance: float = TOLERANCE, path: str = '') -> Iterator[str]:
   """A sentence for each place where two JSON values differ by more than rounding.
 
   Args:
-    found: The value in a file.
+    given: The value in a file.
     expected: The value that it should have.
     tolerance: The relative tolerance of numbers that are not integers.
     path: Where the values lie in the file.
   """
-  if isinstance(found, dict) and isinstance(expected, dict):
-    for name in sorted({*found, *expected}):
+  if isinstance(given, dict) and isinstance(expected, dict):
+    for name in sorted({*given, *expected}):
       place = f'{path}.{name}' if path else name
-      if name not in found:
+      if name not in given:
         yield f'{place} is missing.'
       elif name not in expected:
         yield f'{place} does not belong there.'
       else:
-        yield from differences(found[name], expected[name], tolerance, place)
-  elif isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
-    for k, pair in enumerate(zip(found, expected)):
+        yield from differences(given[name], expected[name], tolerance, place)
+  elif isinstance(given, list) and isinstance(expected, list) and len(given) == len(expected):
+    for k, pair in enumerate(zip(given, expected)):
       yield from differences(*pair, tolerance, f'{path}[{k}]')
-  elif not _same(found, expected, tolerance):
-    yield f'{path or "it"}: it says {_shown(found)}, but the files give {_shown(expected)}.'
+  elif not _same(given, expected, tolerance):
+    yield f'{path or "it"}: it says {_shown(given)}, but the files give {_shown(expected)}.'
 
 
-def _same(found, expected, tolerance) -> bool:
-  if isinstance(expected, float) and type(found) is float:
+def _same(given: Any, expected: Any, tolerance: float) -> bool:
+  if isinstance(expected, float) and type(given) is float:
     # Another version of a library may round the last bit differently.
-    return math.isclose(found, expected, rel_tol=tolerance, abs_tol=0.0)
-  return type(found) is type(expected) and found == expected
+    return math.isclose(given, expected, rel_tol=tolerance, abs_tol=0.0)
+  return type(given) is type(expected) and given == expected
 
 
-def _shown(value) -> str:
+def _shown(value: Any) -> str:
   shown = repr(value)
   return shown if len(shown) <= 200 else f'{shown[:200]}…'

@@ -1,6 +1,6 @@
 """Certificates of a gate's log. Another program clipped, added up and added noise; the gate decided who took part.
 
-    quap_tff.certificates.gate_logs.write(folder, gate, 'log.csv', statements)
+    quap_tff.certificates.gate_logs.write_log(folder, gate, 'log.csv', statements)
     quap_tff.certificates.verify(folder)
 
     gate.json                           the gate's parameters, and what the issuer states of the other program
@@ -93,7 +93,9 @@ class _Content(NamedTuple):
     return log_report.clients_text(self.account.names, self.account.counts, {'epsilon': self.epsilon})
 
 
-def write(path: str, gate: Any, log: str, statements: Statements, signing_key: Optional[str] = None) -> dict[str, Any]:
+def write_log(
+  path: str, gate: Any, log: str, statements: Statements, signing_key: Optional[str] = None
+) -> dict[str, Any]:
   """Writes a new folder with the certificate of a log. It appears complete or not at all.
 
   Args:
@@ -169,7 +171,7 @@ def _has_one_form(path: str, num_clients: int) -> bool:
     return all(f.read(len(part)) == part for part in _lines(_rounds(path, num_clients))) and not f.read(1)
 
 
-def _text(config, statements, code) -> str:
+def _text(config: guarantee.Guarantee, statements: Statements, code: Mapping[str, Any]) -> str:
   return files.json_text(
     {
       'version': folders.VERSION,
@@ -222,7 +224,7 @@ def _from_before(account: logs.LogAccount, config: guarantee.GuaranteeConfig) ->
   )
 
 
-def problems(path: str, certificate: Any) -> list[str]:
+def gate_problems(path: str, certificate: Any) -> list[str]:
   """The problems of a folder and of its certificate, a sentence each.
 
   Raises:
@@ -230,16 +232,16 @@ def problems(path: str, certificate: Any) -> list[str]:
   """
   entries = folder_files.entries(path)
   strangers = sorted({*entries.files, *entries.empty, *entries.special} - _FILES)
-  found = [f'{name} does not belong there: a certificate does not name it.' for name in strangers]
-  found += [f'{name} is a {kind}.' for name, kind in entries.special.items() if name in _FILES]
+  problems = [f'{name} does not belong there: a certificate does not name it.' for name in strangers]
+  problems += [f'{name} is a {kind}.' for name, kind in entries.special.items() if name in _FILES]
   content = read(path)
   if folder_files.read_text(path, folders.CLIENTS) != content.clients_text:
-    found.append(f'{folders.CLIENTS} does not say what {LOG} gives.')
+    problems.append(f'{folders.CLIENTS} does not say what {LOG} gives.')
   try:
     expected = make(path, content)
   except ValueError as error:
-    return [*found, str(error)]
-  return found + certificates.text_problems(path, certificate, expected)
+    return [*problems, str(error)]
+  return problems + certificates.text_problems(path, certificate, expected)
 
 
 def make(path: str, content: _Content) -> dict[str, Any]:
@@ -296,8 +298,10 @@ def _statement(content: _Content, most: float) -> str:
   noise, z = 'drawn anew in each round', float(config.to_mechanism().noise_multiplier)
   if config.correlation.num_buffers:
     noise = f'correlated from round to round with c_0 = 1 and {config.correlation.formula}'
-  own = ' Each client has a bound of its own, at most this ε, in gate.json.' if config.own_epsilon is not None else ''
-  own += sentences.statement_before(config, GATE)
+  sentence = (
+    ' Each client has a bound of its own, at most this ε, in gate.json.' if config.own_epsilon is not None else ''
+  )
+  sentence += sentences.statement_before(config, GATE)
   return (
     f'A gate let {np.count_nonzero(account.counts):,} of {config.num_clients:,} clients take part in '
     f'{account.num_rounds:,} rounds of another program, “{stated.program}”. Clipping, sums and noise were that '
@@ -305,7 +309,7 @@ def _statement(content: _Content, most: float) -> str:
     f'norm, and Gaussian noise of {sentences.whole(z)} times that norm, {noise}, '
     'was added to each coordinate of every sum, then the noised sums of these rounds, and everything that is computed '
     'from them alone, are (ε, δ)-differentially private for each client with ε = '
-    f'{sentences.whole(config.epsilon)} and δ = {sentences.whole(config.delta)}.{own} Unit: {accounting.UNIT}. '
+    f'{sentences.whole(config.epsilon)} and δ = {sentences.whole(config.delta)}.{sentence} Unit: {accounting.UNIT}. '
     f"Neighbours: {accounting.ZERO_OUT}. It is assumed that who takes part does not depend on clients' data. "
     f'Amplification by sampling is not counted. The client that spent most has spent ε ≤ {rounding.up(most, 6)}; this '
     'figure, and those in clients.csv, are readings and not guarantees if the program stopped because of what it had '

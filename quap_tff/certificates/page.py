@@ -10,8 +10,8 @@ from typing import Any, Optional
 
 from quap_tff.certificates import sentences
 from quap_tff.certificates.audits import Audit
+from quap_tff.common import html_page
 from quap_tff.common import lazy
-from quap_tff.common import wide
 from quap_tff.common.numbers import rounding
 from quap_tff.plans.accounts import run_account
 
@@ -39,28 +39,6 @@ _TEMPLATE = """\
 {% endfor %}
 </ul>
 {% endmacro %}
-<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Privacy certificate</title>
-<style>{{ frame_css }}
-body { font: 16px/1.5 system-ui, sans-serif; color: #111; background: #fff; max-width: 46rem; margin: 2rem auto;
-  padding: 0 1rem; }
-h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2rem; }
-dt { font-weight: 600; } dd { margin: 0 0 .6rem; }
-.statement { border: 2px solid #111; padding: 1rem; }
-table { border-collapse: collapse; width: 100%; }
-th, td { border-bottom: 1px solid #999; padding: .3rem .8rem .3rem 0; text-align: left; vertical-align: top; }
-.columns th, .columns td { min-width: 7rem; } .columns .number { min-width: 3rem; }
-td.number { text-align: right; white-space: nowrap; }
-code { overflow-wrap: anywhere; } td code { display: block; min-width: 14rem; }
-figure { margin: 0; } svg { width: 100%; max-width: 32rem; height: auto; } figcaption { color: #333; }
-</style>
-</head>
-<body>
-<h1>Privacy certificate</h1>
 <dl>
 {% for question, answer in in_short %}
 <dt>{{ question }}</dt><dd>{{ answer }}</dd>
@@ -135,9 +113,17 @@ if someone has made the whole folder anew. In either case, verification proves n
 {{ list(certificate.provenance.unchecked) -}}
 {% endif %}
 {{ table(digests, code=(1,)) -}}
-</body>
-</html>
 """
+_STYLE = """\
+h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2rem; }
+dt { font-weight: 600; } dd { margin: 0 0 .6rem; }
+.statement { border: 2px solid #111; padding: 1rem; }
+table { border-collapse: collapse; width: 100%; }
+th, td { border-bottom: 1px solid #999; padding: .3rem .8rem .3rem 0; text-align: left; vertical-align: top; }
+.columns th, .columns td { min-width: 7rem; } .columns .number { min-width: 3rem; }
+td.number { text-align: right; white-space: nowrap; }
+code { overflow-wrap: anywhere; } td code { display: block; min-width: 14rem; }
+figure { margin: 0; } svg { width: 100%; max-width: 32rem; height: auto; } figcaption { color: #333; }"""
 
 _READING = (
   'Reading',
@@ -163,10 +149,9 @@ def render(certificate: Mapping[str, Any], audit: Optional[Audit] = None) -> str
   """
   histogram = certificate['achieved']['epsilon_histogram']
   edges = histogram['edges']
-  return _template().render(
+  body = _template().render(
     certificate=certificate,
     audit=audit,
-    frame_css=markupsafe.Markup(wide.CSS),
     in_short=_in_short(certificate),
     is_reading=certificate['achieved']['is_reading'],
     cohorts_file='the cohorts in ledger.npz' if _came(certificate) else 'schedule.npz',
@@ -184,6 +169,7 @@ def render(certificate: Mapping[str, Any], audit: Optional[Audit] = None) -> str
     leaves=[(one['value'] or 'without a name', one['type'], one['by']) for one in certificate['leaves_clients']],
     digests=_digests(certificate),
   )
+  return html_page.page('Privacy certificate', body, '46rem', _STYLE)
 
 
 @functools.cache
@@ -201,7 +187,7 @@ def _template() -> Any:
   return environment.from_string(_TEMPLATE)
 
 
-def _in_short(certificate) -> list[tuple[str, str]]:
+def _in_short(certificate: Mapping[str, Any]) -> list[tuple[str, str]]:
   """Who is protected against whom, how strongly, and for how long: for a reader who knows no mathematics."""
   clients, trust = certificate['achieved']['clients'], sentences.OF_TRUST[certificate['guarantee']['trust']].in_short
   return [
@@ -223,7 +209,7 @@ def _in_short(certificate) -> list[tuple[str, str]]:
   ]
 
 
-def _about(certificate) -> list[tuple[str, str]]:
+def _about(certificate: Mapping[str, Any]) -> list[tuple[str, str]]:
   issuer = certificate['issuer']
   accuracy, features = issuer['test_accuracy'], issuer['features']
   dataset = issuer['dataset'] if features == 'none' else f'{issuer["dataset"]}, features {features}'
@@ -241,7 +227,7 @@ def _before(spent: Mapping[str, Any]) -> tuple[str, str]:
   return 'Spent before', f'by {spent["clients"]:,} clients, at most ε = {rounding.up(spent["epsilon_max"], 6)}'
 
 
-def _figures(certificate) -> list[tuple[str, str]]:
+def _figures(certificate: Mapping[str, Any]) -> list[tuple[str, str]]:
   guarantee, achieved, facts = (certificate[name] for name in ('guarantee', 'achieved', 'facts'))
   quantiles = ', '.join(f'{float(q):.0%}: {rounding.up(value)}' for q, value in achieved['epsilon_quantiles'].items())
   bound, delta, mu = rounding.up(guarantee['epsilon'], 15), rounding.up(guarantee['delta'], 15), guarantee['mu']
@@ -275,12 +261,12 @@ def _figures(certificate) -> list[tuple[str, str]]:
   ]
 
 
-def _came(certificate) -> bool:
+def _came(certificate: Mapping[str, Any]) -> bool:
   """Whether the cohorts are certified as they came."""
   return certificate['guarantee']['cohorts'] == run_account.AS_THEY_CAME
 
 
-def _digests(certificate) -> list[tuple[str, str]]:
+def _digests(certificate: Mapping[str, Any]) -> list[tuple[str, str]]:
   program = lambda code: f'quap_tff {code["quap_tff"]}, source {code["source_sha256"]}'
   provenance = certificate['provenance']
   return [
@@ -299,7 +285,7 @@ def _across(epsilon: float, edges: Sequence[float]) -> float:
   return _LEFT + _WIDTH * (epsilon - edges[0]) / (edges[-1] - edges[0])
 
 
-def _only_bar(achieved) -> str:
+def _only_bar(achieved: Mapping[str, Any]) -> str:
   """What to say in place of a histogram in which all clients are in one bar."""
   ended = ' when the run ended: a reading' if achieved['is_reading'] else ''
   most, least = (rounding.up(achieved['epsilon_quantiles'][share], 6) for share in ('1', '0'))

@@ -4,7 +4,7 @@ Verification makes them again and compares them, so a change of any is a new ver
 rounded to six digits on the safe side: so any machine, with any version of the libraries, makes the same text.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import math
 from typing import Any, NamedTuple
 
@@ -177,9 +177,9 @@ class Figures(NamedTuple):
   @classmethod
   def of(cls, plan: run_account.RunAccount, ledger: accounting.RunLedger, about: abouts.About) -> 'Figures':
     """The figures of a plan, of which the model's shape is known, and a ledger."""
-    mu, slack, config = accounting.total_mu(ledger), plan.slack, plan.config
+    mu, slack, config = accounting.total_mu(ledger), plan.slack, plan.guarantee
     largest = tradeoff.mu_at_most(config.epsilon - slack.epsilon, config.delta - slack.delta)
-    return cls(plan, ledger, about, mu, slack.of_those_who(mu.came, mu.whole, config.delta), largest)
+    return cls(plan, ledger, about, mu, slack.epsilon_of(mu.came, mu.whole, config.delta), largest)
 
   @property
   def ended_early(self) -> bool:
@@ -199,7 +199,9 @@ class Figures(NamedTuple):
   @property
   def planned_rounds(self) -> int:
     """T; without a schedule the most rounds that the plan allows."""
-    return int(self.plan.config.num_rounds)
+    most = self.plan.guarantee.num_rounds
+    assert most is not None  # `plans.accounts.ahead` asks for it.
+    return most
 
   @property
   def trained_weights(self) -> int:
@@ -210,7 +212,7 @@ class Figures(NamedTuple):
   @property
   def bounds(self) -> np.ndarray:
     """float64[N], the ε that each client may spend."""
-    config = self.plan.config
+    config = self.plan.guarantee
     return np.array(config.own_epsilon or [config.epsilon] * config.num_clients, np.float64)
 
 
@@ -245,15 +247,15 @@ def stated(text: str) -> str:
 
 def statement(figures: Figures) -> str:
   """The guarantee, and what it does not say."""
-  config, ledger = figures.plan.config, figures.ledger
-  own = ''
+  config, ledger = figures.plan.guarantee, figures.ledger
+  bounds = ''
   if config.own_epsilon:
     counts = ', '.join(f'ε = {whole(bound)} for {clients:,}' for bound, clients in own_bounds(figures))
-    own = (
+    bounds = (
       f' Each client has a bound of its own, which is at most this ε, and for it the same holds with that bound: '
       f'{counts}. mechanism.json has the bound of each client.'
     )
-  own += statement_before(config, 'mechanism.json')
+  bounds += statement_before(config, 'mechanism.json')
   most = rounding.up(float(figures.epsilon.max()), 6)
   if figures.came:
     spent = (
@@ -272,8 +274,9 @@ def statement(figures: Figures) -> str:
     spent = f'The client that spent most has spent ε ≤ {most}.'
   words, stretches = OF_TRUST[config.trust], len(figures.about.stretches)
   changed = f' Its rounds were run in {stretches} stretches by other code, other versions or other machines.'
-  secure_sum = f' {OF_SECURE_SUM[figures.about.secure_sum].in_statement}' if config.holds_noise else ''
-  given = f'If {config.sums_condition}: in' if config.holds_noise else 'In'
+  held = figures.plan.held
+  secure_sum = f' {OF_SECURE_SUM[figures.about.secure_sum].in_statement}' if held is not None else ''
+  given = f'If {held.sums_condition}: in' if held is not None else 'In'
   cohorts = 'cohorts as they came, public constants' if figures.came else 'public cohorts and constants'
   rounds = f'in total over at most {figures.planned_rounds:,} rounds, for any cohorts and any end'
   if not figures.came:
@@ -284,8 +287,8 @@ def statement(figures: Figures) -> str:
     f'of the {ledger.num_clients:,} clients with ε = {whole(config.epsilon)} and δ = {whole(config.delta)}, '
     f'{rounds}. '
     f'Unit: {accounting.UNIT}. Neighbours: {accounting.ZERO_OUT}. '
-    f'Amplification by sampling is not counted. {spent}{own} Given ideal random bits, this holds for the integers that '
-    f'were computed, and ε includes {rounding.up(figures.plan.slack.epsilon, 3)} for rounding. With the bits of '
+    f'Amplification by sampling is not counted. {spent}{bounds} Given ideal random bits, this holds for the integers '
+    f'that were computed, and ε includes {rounding.up(figures.plan.slack.epsilon, 3)} for rounding. With the bits of '
     'ChaCha20 it holds computationally. Timing is not covered. The folder is consistent with such a run. Nothing in it '
     f'proves that the run took place.{secure_sum}{changed if stretches > 1 else ""}'
   )
@@ -293,7 +296,7 @@ def statement(figures: Figures) -> str:
 
 def own_bounds(figures: Figures) -> list[tuple[float, int]]:
   """The distinct bounds that clients have chosen, and how many clients have each."""
-  bounds, clients = np.unique(np.asarray(figures.plan.config.own_epsilon or (), np.float64), return_counts=True)
+  bounds, clients = np.unique(np.asarray(figures.plan.guarantee.own_epsilon or (), np.float64), return_counts=True)
   return list(zip(bounds.tolist(), clients.tolist()))
 
 
@@ -322,24 +325,24 @@ def assumptions_before(config: guarantee.GuaranteeConfig, counts_rounding: bool 
   if config.spent_before is None:
     return []
   kept = config.slack_before
-  found = [
+  assumptions = [
     'What clients had spent before is taken from the issuer. It is assumed that nothing else was released about them, '
     "that each client's bound was fixed before the first of these releases, and that no earlier run had a larger one. "
     'If a bound was raised because of what was released, the figures are readings and not guarantees.'
   ]
   if config.holds_noise:
-    found.append('No guard checks it: a client that has spent something before must compare it with the plan.')
+    assumptions.append('No guard checks it: a client that has spent something before must compare it with the plan.')
   if counts_rounding:
-    found.append(
+    assumptions.append(
       f'It is assumed that rounding in all earlier runs costs at most {rounding.down(kept.epsilon, 3)} in ε and '
       f'{rounding.down(kept.delta, 3)} in δ. So much is counted for every client that took part in this run.'
     )
-  return found
+  return assumptions
 
 
 def accountant(ledger: accounting.RunLedger) -> str:
   """How μ is added up."""
-  if isinstance(ledger.correlation, correlations.Held):
+  if isinstance(ledger.correlation, correlations.HeldNoise):
     return (
       f'{accounting.ACCOUNTANTS["gaussian_exact"].method}, over all rounds: μ² = wᵀ·Σ⁻¹·w/s². Here w holds the '
       "client's weight in each round, s is the noise multiplier, and s²·Σ is the covariance of the clients' noise in "
@@ -377,9 +380,10 @@ def against_colluders(figures: Figures) -> list[dict[str, Any]]:
   The figures are for all planned rounds: a run may end before them.
   """
   plan = figures.plan
-  if not plan.colluders:
+  held = plan.held
+  if held is None or not plan.colluders:
     return []
-  account = held_noise.opened(plan.num_clients, plan.config.noise_multiplier, plan.config.correlation.decay)
+  account = held_noise.opened(plan.num_clients, held.noise_multiplier, held.correlation.chosen)
   for ids, planned in zip(plan.expected, plan.planned):
     sends = planned.weights > 0
     account = account.after(np.asarray(ids)[sends], planned.weights[sends].astype(np.float64))
@@ -391,17 +395,17 @@ def against_colluders(figures: Figures) -> list[dict[str, Any]]:
 
 def _with_before(plan: run_account.RunAccount, mu: np.ndarray) -> float:
   """The largest μ of a client, with what it had spent before."""
-  before = plan.config.spent_before
+  before = plan.guarantee.spent_before
   return float(mu.max() if before is None else np.sqrt(mu**2 + np.asarray(before)).max())
 
 
-def _with_epsilon(figures, rows) -> list[dict[str, Any]]:
+def _with_epsilon(figures: Figures, rows: Iterable[tuple[dict[str, Any], float]]) -> list[dict[str, Any]]:
   """The rows with their μ and ε, but for those whose ε the slack does not cover."""
-  config, slack = figures.plan.config, figures.plan.slack
+  config, slack = figures.plan.guarantee, figures.plan.slack
   # The ε of μ is rounded up by less than this tolerance.
   largest = max(config.epsilon, slacks.LARGEST_EPSILON) * (1 + 1e-9)
-  found = [(row, float(slack.of(mu, config.delta)), mu) for row, mu in rows]
-  return [{**row, 'epsilon': up(epsilon), 'mu': up(mu)} for row, epsilon, mu in found if epsilon <= largest]
+  rated = [(row, float(slack.of(mu, config.delta)), mu) for row, mu in rows]
+  return [{**row, 'epsilon': up(epsilon), 'mu': up(mu)} for row, epsilon, mu in rated if epsilon <= largest]
 
 
 def releases(figures: Figures) -> list[dict[str, Any]]:
@@ -432,7 +436,7 @@ def releases(figures: Figures) -> list[dict[str, Any]]:
     ),
     *(
       ('what was released about the clients before this run', 0, 1 - share(mu.updates) - share(mu.counts), 'counted')
-      for _ in spent_before(figures.plan.config)
+      for _ in spent_before(figures.plan.guarantee)
     ),
     (
       'who took part in which round, and with what weight',
@@ -446,7 +450,7 @@ def releases(figures: Figures) -> list[dict[str, Any]]:
   return [dict(zip(('what', 'rounds', 'share_of_worst_client', 'how'), row)) for row in rows]
 
 
-def _noise(multipliers, more='') -> str:
+def _noise(multipliers: np.ndarray, more: str = '') -> str:
   if not len(multipliers):
     return 'never released'
   ends = sorted({rounding.down(multipliers.min(), 6), rounding.down(multipliers.max(), 6)}, key=float)
@@ -455,13 +459,14 @@ def _noise(multipliers, more='') -> str:
 
 def clipping(plan: run_account.RunAccount) -> str:
   """How each client's part of each sum is bounded."""
-  return f'{_CLIPPING[plan.config.counts_norms]} {_SPLIT[plan.config.clip_split == "joint"]}'
+  return f'{_CLIPPING[plan.guarantee.counts_norms]} {_SPLIT[plan.guarantee.clip_split == "joint"]}'
 
 
 def assumptions(figures: Figures) -> list[str]:
   """The assumptions of the statement."""
-  about, config = figures.about, figures.plan.config
-  threshold = config.threshold if config.holds_noise else None
+  about, config = figures.about, figures.plan.guarantee
+  held = figures.plan.held
+  threshold = held.threshold if held is not None else None
   opens = _OPENS[threshold is not None].format(threshold=threshold)
   secure_sum = OF_SECURE_SUM[about.secure_sum]
   of_trust = dict(opens=opens, secure_sum=secure_sum.assumption, keys=secure_sum.keys)

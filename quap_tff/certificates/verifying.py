@@ -1,6 +1,6 @@
 """Issues the certificate of a folder from its files, and verifies it by making it again."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import importlib
 import os
 import shutil
@@ -51,7 +51,7 @@ class Verdict(NamedTuple):
   unchecked: Sequence[str] = ()
 
 
-def write(
+def write_run(
   path: str,
   plan: run_account.RunAccount,
   ledger: accounting.RunLedger,
@@ -134,8 +134,8 @@ def read_certificate(path: str) -> dict[str, Any]:
     CannotTellError: If there is no such folder, no certificate in it, or one of another version.
     FolderError: If it is damaged.
   """
-  found = folder_files.entries(path)
-  if folders.CERTIFICATE not in (*found.files, *found.special):
+  entries = folder_files.entries(path)
+  if folders.CERTIFICATE not in (*entries.files, *entries.special):
     raise CannotTellError(f'{path} holds no {folders.CERTIFICATE}. Only certified runs have one.')
   certificate = folder_files.read_json(path, folders.CERTIFICATE)
   folders.check_version(folders.CERTIFICATE, certificate)
@@ -165,8 +165,8 @@ def verify(folder: str, public_key: Optional[str] = None, check: Optional[Check]
   try:
     certificate = read_certificate(folder)
     if certificate.get('kind') == 'gate':
-      problems = gate_logs.problems(folder, certificate)
-      problems += signatures.problems(folder, folders.CERTIFICATE, key, public_key or '')
+      problems = gate_logs.gate_problems(folder, certificate)
+      problems += signatures.signature_problems(folder, folders.CERTIFICATE, key, public_key or '')
       return Verdict(problems, _unchecked(folder, key), [], '' if problems else certificate['statement'])
     content = folders.read(folder)
     warnings += _warnings(content, check is not None)
@@ -178,7 +178,7 @@ def verify(folder: str, public_key: Optional[str] = None, check: Optional[Check]
   if not problems:
     problems += _page_problems(folder, certificate, audit, is_needed=key is not None)
   signed = [folders.CERTIFICATE, *([folders.AUDIT] if audit is not None else [])]
-  problems += [one for name in signed for one in signatures.problems(folder, name, key, public_key or '')]
+  problems += [one for name in signed for one in signatures.signature_problems(folder, name, key, public_key or '')]
   warnings += _unchecked(folder, key)
   if problems:
     return Verdict(problems, warnings, [], '')
@@ -188,7 +188,7 @@ def verify(folder: str, public_key: Optional[str] = None, check: Optional[Check]
   return Verdict([], warnings, _changes_of_code(content.about.stretches), certificate['statement'], unchecked=unchecked)
 
 
-def _unchecked(folder, key) -> list[str]:
+def _unchecked(folder: str, key: Any) -> list[str]:
   """A sentence for each signature that no key was given for."""
   names = (folders.SIGNATURE, folders.AUDIT_SIGNATURE) if key is None else ()
   there = [name for name in names if os.path.lexists(os.path.join(folder, name))]
@@ -210,8 +210,8 @@ def problems_of(content: folders.Content, certificate: Any, check: Optional[Chec
   return certificates.text_problems(content.path, certificate, expected)
 
 
-def _problems(content, check) -> list[str]:
-  return evidence.problems(content) or (check(content) if check is not None else [])
+def _problems(content: folders.Content, check: Optional[Check]) -> list[str]:
+  return evidence.run_problems(content) or (check(content) if check is not None else [])
 
 
 def _page_problems(path: str, certificate: Any, audit: Optional[audits.Audit], is_needed: bool) -> list[str]:
@@ -224,14 +224,14 @@ def _page_problems(path: str, certificate: Any, audit: Optional[audits.Audit], i
   return [] if is_same else [f'{folders.PAGE} does not match {folders.CERTIFICATE}.']
 
 
-def _warnings(content, is_checked) -> list[str]:
-  found, here = [], abouts.this_code()
+def _warnings(content: folders.Content, is_checked: bool) -> list[str]:
+  warnings, here = [], abouts.this_code()
   if content.code != here:
-    found.append(f'The run was made by other code: {content.code}. This code is {here}.')
-  return found + content.program.warnings(content.path, is_checked)
+    warnings.append(f'The run was made by other code: {content.code}. This code is {here}.')
+  return warnings + content.program.warnings(content.path, is_checked)
 
 
-def _changes_of_code(stretches) -> list[str]:
+def _changes_of_code(stretches: Sequence[Mapping[str, Any]]) -> list[str]:
   """A sentence for each stretch of rounds, if they were run by different code."""
   if len({repr(stretch['code']) for stretch in stretches}) < 2:
     return []

@@ -22,7 +22,7 @@ _FEW = 20
 _MOST_BATCHES = 20
 # The cohort size of a population of which no other is given: a share of it, up to a limit.
 _DEFAULT_SHARE, _DEFAULT_LIMIT = 0.3, 30
-_BY_WEIGHT = samplers.Sampler(reason='no amplification is proven for cohorts drawn by weight or availability')
+_BY_WEIGHT = samplers.CohortSampler(reason='no amplification is proven for cohorts drawn by weight or availability')
 
 
 def default_cohort_size(num_clients: int) -> int:
@@ -107,7 +107,7 @@ class ParticipationModel:
     population: Population,
     draw: Callable[[int], np.ndarray],
     *,
-    sampler: samplers.Sampler = _BY_WEIGHT,
+    sampler: samplers.CohortSampler = _BY_WEIGHT,
     mean_cohort_size: Optional[float] = None,
     min_separation: Optional[int] = None,
   ):
@@ -195,7 +195,7 @@ def independent(population: Population, rates: np.ndarray) -> ParticipationModel
   return ParticipationModel(
     population,
     draw,
-    sampler=samplers.Sampler('bernoulli', rates=rates, secret=population.cohort_seed is not None),
+    sampler=samplers.CohortSampler('bernoulli', rates=rates, secret=population.cohort_seed is not None),
     mean_cohort_size=float(rates.sum()),
   )
 
@@ -205,7 +205,7 @@ def fixed_size(population: Population) -> ParticipationModel:
   total, size = population.num_clients, population.required_cohort_size()
   # Without a shuffle numpy's cost grows with the cohort, not with the population.
   draw = lambda round_num: population.round_rng(round_num).choice(total, size, replace=False, shuffle=False)
-  sampler = samplers.Sampler('fixed_size', cohort_size=size)
+  sampler = samplers.CohortSampler('fixed_size', cohort_size=size)
   return ParticipationModel(population, draw, sampler=sampler, mean_cohort_size=float(size))
 
 

@@ -13,7 +13,7 @@ from quap_tff.common import checks
 from quap_tff.common.numbers import rng as rng_lib
 
 
-class Chain:
+class StateChain:
   """A state for each round that follows from the one before: `step(round_num, state)`, with state None for round 1.
 
   The last state is kept. A call for an earlier round starts again, so `step` must be a pure function.
@@ -64,7 +64,7 @@ class Markov(base.ParticipationChoice):
       coins = rng_lib.generator(population.seed, 'availability', round_num).random(population.num_clients)
       return switched(coins, present, self.arrive, self.leave)
 
-    chain, size = Chain(step), population.cohort_size
+    chain, size = StateChain(step), population.cohort_size
 
     def draw(round_num: int) -> np.ndarray:
       present = np.flatnonzero(chain.at(round_num))
@@ -152,7 +152,7 @@ class Energy(base.ParticipationChoice):
         return self.start(rng, population.num_clients)
       return self.after(rng, batteries, self.drawn(population, round_num - 1, batteries))
 
-    chain = Chain(step)
+    chain = StateChain(step)
     return base.ParticipationModel(population, lambda round_num: self.drawn(population, round_num, chain.at(round_num)))
 
 
@@ -191,7 +191,7 @@ class _Learning(base.ParticipationChoice):
       drawn = cohort(round_num - 1, state)
       return self.learned(state, drawn, dropout.fails(round_num - 1)[drawn])
 
-    chain = Chain(step)
+    chain = StateChain(step)
     return base.ParticipationModel(population, lambda round_num: cohort(round_num, chain.at(round_num)))
 
 
@@ -199,12 +199,12 @@ class Patterns(NamedTuple):
   """What `FlPadpm` knows before a round.
 
   Attributes:
-    of_clients: int64[N], each client's pattern: a number in base 3 with a digit for each of its last invitations, the
-      latest last: 0 for no invitation yet, 1 for an arrival, 2 for a drop.
+    client_patterns: int64[N], each client's pattern: a number in base 3 with a digit for each of its last invitations,
+      the latest last: 0 for no invitation yet, 1 for an arrival, 2 for a drop.
     invited, dropped: float64[3^length], the invitations and the drops after each pattern.
   """
 
-  of_clients: np.ndarray
+  client_patterns: np.ndarray
   invited: np.ndarray
   dropped: np.ndarray
 
@@ -237,7 +237,7 @@ class FlPadpm(_Learning):
   def predicted(self, state: Patterns) -> np.ndarray:
     """float64[N], each client's predicted probability to drop out of the next round."""
     common = (state.dropped.sum() + 1) / (state.invited.sum() + 10)
-    return ((common * self.strength + state.dropped) / (self.strength + state.invited))[state.of_clients]
+    return ((common * self.strength + state.dropped) / (self.strength + state.invited))[state.client_patterns]
 
   def select(self, state: Patterns, population: base.Population, rng: np.random.Generator) -> np.ndarray:
     order = rng.permutation(population.num_clients)
@@ -246,14 +246,14 @@ class FlPadpm(_Learning):
     return order[: np.searchsorted(expected, population.required_cohort_size() - 1e-9) + 1]
 
   def learned(self, state: Patterns, cohort: np.ndarray, failed: np.ndarray) -> Patterns:
-    patterns, count = state.of_clients.copy(), 3**self.length
+    patterns, count = state.client_patterns.copy(), 3**self.length
     before = patterns[cohort]
     patterns[cohort] = (3 * before + 1 + failed) % count
     invited, dropped = np.bincount(before, minlength=count), np.bincount(before, failed, count)
     return Patterns(patterns, state.invited + invited, state.dropped + dropped)
 
 
-class Record(NamedTuple):
+class SelectionRecord(NamedTuple):
   """What `ClientSelection` knows before a round: float64[N] each.
 
   Attributes:
@@ -287,22 +287,22 @@ class ClientSelection(_Learning):
   share: float = checks.number_field('client_selection share', 0.5, at_least=0, at_most=1)
   explore: float = checks.number_field('client_selection explore', 0.3, at_least=0, at_most=1)
 
-  def start(self, population: base.Population) -> Record:
-    return Record(population.beta_weights(2.0, 5.0), *np.zeros([2, population.num_clients]))
+  def start(self, population: base.Population) -> SelectionRecord:
+    return SelectionRecord(population.beta_weights(2.0, 5.0), *np.zeros([2, population.num_clients]))
 
-  def utility(self, state: Record) -> np.ndarray:
+  def utility(self, state: SelectionRecord) -> np.ndarray:
     """float64[N], u_i for the next round."""
     return self.share * (state.arrived + 1) / (state.invited + 2) + (1 - self.share) * state.speed
 
-  def select(self, state: Record, population: base.Population, rng: np.random.Generator) -> np.ndarray:
+  def select(self, state: SelectionRecord, population: base.Population, rng: np.random.Generator) -> np.ndarray:
     arrival_rate = (state.arrived.sum() + 1) / (state.invited.sum() + 1)
     size = min(population.num_clients, int(np.ceil(population.required_cohort_size() / arrival_rate - 1e-9)))
     num_best = size - round(self.explore * size)
     order = np.argsort(-self.utility(state), kind='stable')
     return np.concatenate([order[:num_best], rng.choice(order[num_best:], size - num_best, replace=False)])
 
-  def learned(self, state: Record, cohort: np.ndarray, failed: np.ndarray) -> Record:
+  def learned(self, state: SelectionRecord, cohort: np.ndarray, failed: np.ndarray) -> SelectionRecord:
     invited, arrived = state.invited.copy(), state.arrived.copy()
     invited[cohort] += 1
     arrived[cohort] += ~failed
-    return Record(state.speed, invited, arrived)
+    return SelectionRecord(state.speed, invited, arrived)

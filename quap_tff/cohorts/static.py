@@ -57,7 +57,7 @@ class Separated(base.ParticipationChoice):
     return base.ParticipationModel(
       population,
       draw,
-      sampler=samplers.Sampler(reason='amplification of cohorts that keep a separation is not counted here'),
+      sampler=samplers.CohortSampler(reason='amplification of cohorts that keep a separation is not counted here'),
       mean_cohort_size=float(size),
       min_separation=apart,
     )
@@ -73,7 +73,7 @@ class Full(base.ParticipationChoice):
     return base.ParticipationModel(
       population,
       lambda round_num: np.arange(population.num_clients),
-      sampler=samplers.Sampler(reason='everyone takes part in every round'),
+      sampler=samplers.CohortSampler(reason='everyone takes part in every round'),
       mean_cohort_size=float(population.num_clients),
     )
 

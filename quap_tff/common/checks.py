@@ -100,8 +100,8 @@ def integer_field(name: str, default: Any = dataclasses.MISSING, **bounds: int) 
 
 def seed_field(name: str) -> Any:
   """A field of a `Checked` for a seed that no fingerprint names: an integer in [0, 2⁶³), or None."""
-  found = integer_field(name, None, at_least=0, at_most=2**63 - 1)
-  return dataclasses.field(default=None, metadata={**found.metadata, NOT_IN_KEYS: True})
+  field = integer_field(name, None, at_least=0, at_most=2**63 - 1)
+  return dataclasses.field(default=None, metadata={**field.metadata, NOT_IN_KEYS: True})
 
 
 def numbers_of_clients(name: str, values: Any, num_clients: int) -> np.ndarray:
@@ -113,13 +113,13 @@ def numbers_of_clients(name: str, values: Any, num_clients: int) -> np.ndarray:
   if isinstance(values, (str, bytes)) or not isinstance(values, (np.ndarray, Sequence)):
     raise ValueError(f'{expected}, found the {type(values).__name__} {values!r}.')
   try:
-    found = np.asarray(values)
+    array = np.asarray(values)
   except ValueError:  # Rows of different lengths.
     raise ValueError(f'{expected}, found {values!r}.') from None
-  if found.shape != (num_clients,) or found.dtype.kind not in 'iuf':
-    kind = {'U': 'text', 'S': 'text', 'b': 'true or false'}.get(found.dtype.kind, str(found.dtype))
-    raise ValueError(f'{expected}, found {kind} of shape {list(found.shape)}.')
-  return found.astype(np.float64)
+  if array.shape != (num_clients,) or array.dtype.kind not in 'iuf':
+    kind = {'U': 'text', 'S': 'text', 'b': 'true or false'}.get(array.dtype.kind, str(array.dtype))
+    raise ValueError(f'{expected}, found {kind} of shape {list(array.shape)}.')
+  return array.astype(np.float64)
 
 
 def ids(name: str, values: np.ndarray, num_clients: int) -> None:
@@ -131,28 +131,28 @@ def ids(name: str, values: np.ndarray, num_clients: int) -> None:
 
 def cohort(value: Any, num_clients: int) -> np.ndarray:
   """`value` as int64[M]; raises `ValueError` unless it is int[M] of distinct ids in [0, num_clients), or empty."""
-  found = np.asarray(value)
-  if found.ndim != 1 or (found.size and not np.issubdtype(found.dtype, np.integer)):
-    raise ValueError(f'cohort must be int[clients], found {found.dtype}{list(found.shape)}.')
-  ids('clients', found, num_clients)
-  ordered = np.sort(found)
+  array = np.asarray(value)
+  if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
+    raise ValueError(f'cohort must be int[clients], found {array.dtype}{list(array.shape)}.')
+  ids('clients', array, num_clients)
+  ordered = np.sort(array)
   twice = ordered[1:][ordered[1:] == ordered[:-1]]
   if len(twice):
     raise ValueError(f'A client can be in a round only once, found client {twice[0]} twice in one round.')
-  return found.astype(np.int64)
+  return array.astype(np.int64)
 
 
 def schedule(cohorts: Iterable[Any], num_clients: int) -> list[np.ndarray]:
   """The cohorts of planned rounds as int64[M_t]; raises `ValueError` as `cohort` does, and names the round."""
   if not isinstance(cohorts, Iterable):
     raise ValueError(f'A schedule must be a sequence with int[clients] for each planned round, found {cohorts!r}.')
-  found = []
+  checked = []
   for round_num, one in enumerate(cohorts, 1):
     try:
-      found.append(cohort(one, num_clients))
+      checked.append(cohort(one, num_clients))
     except ValueError as error:
       raise ValueError(f'Round {round_num} of the schedule: {error}') from None
-  return found
+  return checked
 
 
 def parsed_number(text: str, to: Callable[[str], _Number]) -> _Number:

@@ -67,9 +67,9 @@ def flag(default: Any = None, **facts: Any) -> Any:
 
   The `repr` of a configuration leaves these fields out: it shows the parameters that a spec has.
   """
-  found = Flag(default, **facts)
-  metadata = {_KEY: found, registry.NOT_IN_SPECS: True}
-  return dataclasses.field(default=found.value(default), repr=False, metadata=metadata)
+  flag = Flag(default, **facts)
+  metadata = {_KEY: flag, registry.NOT_IN_SPECS: True}
+  return dataclasses.field(default=flag.value(default), repr=False, metadata=metadata)
 
 
 def part(config: Any) -> Any:
@@ -89,13 +89,13 @@ def parameter(kind: str, choices: Mapping[str, type], default: Optional[str]) ->
 
 def flags_of(config: Any) -> dict[str, Flag]:
   """The flags of a configuration, or of a class of them, by name. Flags of nested configurations are among them."""
-  found: dict[str, Flag] = {}
+  flags: dict[str, Flag] = {}
   for field in dataclasses.fields(config):
     if _KEY in field.metadata:
-      found[field.name] = field.metadata[_KEY]
+      flags[field.name] = field.metadata[_KEY]
     elif dataclasses.is_dataclass(nested := getattr(config, field.name, None)):
-      found.update(flags_of(nested))
-  return found
+      flags.update(flags_of(nested))
+  return flags
 
 
 def decoded(config: _T, values: Mapping[str, Any]) -> _T:
@@ -124,9 +124,9 @@ def decoded(config: _T, values: Mapping[str, Any]) -> _T:
 
 def helps(config: type) -> dict[str, str]:
   """The words of a class's docstring, and of its bases', on its fields under "Attributes:", by name."""
-  found: dict[str, str] = {}
+  helps: dict[str, str] = {}
   for one in reversed(config.__mro__):
     _, _, attributes = inspect.cleandoc(one.__doc__ or '').partition('\nAttributes:\n')
     for names, text in re.findall(r'^  (\w+(?:, \w+)*): (.*(?:\n    .*)*)', attributes, re.MULTILINE):
-      found.update(dict.fromkeys(names.split(', '), ' '.join(text.split())))
-  return found
+      helps.update(dict.fromkeys(names.split(', '), ' '.join(text.split())))
+  return helps

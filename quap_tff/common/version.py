@@ -18,8 +18,8 @@ def source_digest(folders: Sequence[str] = ('quap_tff',), root: Optional[str] = 
     root: The folder that holds them; by default the one in which quap_tff lies.
   """
   base = pathlib.Path(root) if root is not None else pathlib.Path(__file__).resolve().parents[2]
-  found = hashlib.sha256()
+  sha256 = hashlib.sha256()
   for path in sorted(path.relative_to(base).as_posix() for name in folders for path in (base / name).rglob('*.py')):
     content = hashlib.sha256((base / path).read_bytes()).hexdigest()
-    found.update(f'{content}  {path}\n'.encode())
-  return found.hexdigest()
+    sha256.update(f'{content}  {path}\n'.encode())
+  return sha256.hexdigest()

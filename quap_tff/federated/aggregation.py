@@ -181,18 +181,21 @@ class AggregationFactory(tff.aggregators.WeightedAggregationFactory):
         )
 
       @tff.tensorflow.computation(sums.collected_type(with_id.type_signature.result), admitted_type)
-      def combine(contributions: mechanisms.Struct, admitted: mechanisms.Round) -> list[tf.Tensor]:
+      def combine(contributions: mechanisms.Struct, admitted: mechanisms.AdmittedRound) -> list[tf.Tensor]:
         order = tf.argsort(contributions['client_id'])  # That of the reports.
         each = [tf.gather(contributions[str(k)], order) for k in range(len(summands_type))]
         return rounds.combined(each, admitted.weights)
 
     @tff.tensorflow.computation(state_type, admitted_type, summands_type, ready_type)
     def release(
-      state: mechanisms.State, admitted: mechanisms.Round, total: Sequence[tf.Tensor], ready_total: Sequence[tf.Tensor]
+      state: mechanisms.State,
+      admitted: mechanisms.AdmittedRound,
+      total: Sequence[tf.Tensor],
+      ready_total: Sequence[tf.Tensor],
     ) -> tuple[mechanisms.State, array_types.Structure, mechanisms.Struct]:
       total = list(total)
-      found = {**dict(zip(waiting, total)), **dict(zip(ready, ready_total))}
-      summed = [found[i] for i in every] + total[len(waiting) :]
+      totals = {**dict(zip(waiting, total)), **dict(zip(ready, ready_total))}
+      summed = [totals[i] for i in every] + total[len(waiting) :]
       new_state, result, measurements = rounds.release(state, admitted, summed)
       return new_state, tf.nest.pack_sequence_as(specs, result), measurements
 
@@ -270,8 +273,8 @@ def _layers_of(specs: array_types.StructureSpec, layers: Optional[mechanisms.Lay
   declared = [positions]
   if tf.nest.is_nested(specs):
     declared = tff.structure.flatten(tff.structure.from_container(positions, recursive=True))
-  found = layers_lib.from_leaves([paths[i] for i in declared], [leaves[i].shape for i in declared])
-  return [layer._replace(indices=tuple(declared[i] for i in layer.indices)) for layer in found]
+  all_layers = layers_lib.from_leaves([paths[i] for i in declared], [leaves[i].shape for i in declared])
+  return [layer._replace(indices=tuple(declared[i] for i in layer.indices)) for layer in all_layers]
 
 
 def _own_reader(
@@ -299,10 +302,10 @@ def _created_sum(
   inner_sum: tff.aggregators.UnweightedAggregationFactory, total_type: tff.Type
 ) -> tff.templates.AggregationProcess:
   process = inner_sum.create(total_type)
-  found = process.next.type_signature.result.result.member
-  if not total_type.is_assignable_from(found):
+  summed_type = process.next.type_signature.result.result.member
+  if not total_type.is_assignable_from(summed_type):
     raise TypeError(
-      f'inner_sum must return what it sums, {total_type}, but {type(inner_sum).__name__} returns {found}. Give a '
+      f'inner_sum must return what it sums, {total_type}, but {type(inner_sum).__name__} returns {summed_type}. Give a '
       'factory of sums, such as tff.aggregators.SumFactory().'
     )
   return process

@@ -185,22 +185,22 @@ def build_client_work(
       read_answer = tff.tensorflow.computation(client_update.read_answer, data_type.answer)
       weight['answer'] = tff.federated_map(read_answer, client_data['answer'])
     results = tff.federated_zip(tff.learning.templates.ClientResult(update=updates, update_weight=weight))
-    measurements = tff.federated_zip(collections.OrderedDict(train=_of_examples(metrics_aggregation(metrics))))
+    measurements = tff.federated_zip(collections.OrderedDict(train=_example_metrics(metrics_aggregation(metrics))))
     return tff.templates.MeasuredProcessOutput(tff.federated_map(next_state, state), results, measurements)
 
   return tff.learning.templates.ClientWorkProcess(initialize, next_fn)
 
 
-def _of_examples(metrics: tff.Value) -> tff.Value:
+def _example_metrics(metrics: tff.Value) -> tff.Value:
   """The metrics of a round. Means over no examples, for which models have 0, become NaN if examples are counted."""
   if 'num_examples' not in tff.structure.name_list(metrics.type_signature.member):
     return metrics
 
   @tff.tensorflow.computation(metrics.type_signature.member)
-  def replaced(found: array_types.Structure) -> array_types.Structure:
-    is_none = tf.equal(found['num_examples'], 0)
+  def replaced(reported: array_types.Structure) -> array_types.Structure:
+    is_none = tf.equal(reported['num_examples'], 0)
     return tf.nest.map_structure(
-      lambda one: tf.where(is_none, tf.constant(np.nan, one.dtype), one) if one.dtype.is_floating else one, found
+      lambda one: tf.where(is_none, tf.constant(np.nan, one.dtype), one) if one.dtype.is_floating else one, reported
     )
 
   return tff.federated_map(replaced, metrics)

@@ -309,7 +309,7 @@ def build_quap_fed_avg(
   if config.update_scale == 'pseudo_gradient':
     work = client_work if client_work is not None else client_works.ClientWorkConfig()
     learning_rate_fn = lambda round_num: client_update.learning_rate_at(client_optimizer, work, round_num)
-  layers = layers_lib.of_model(model_functions.of(model)).layers
+  layers = layers_lib.model_shape(model_functions.of(model)).layers
   factory = aggregation.AggregationFactory(config, layers, learning_rate_fn)
   options.setdefault('num_clients', config.num_clients)
   return compose(model, factory, client_optimizer, server_optimizer, client_work, **options)
@@ -337,7 +337,7 @@ def build_certified_fed_avg(
   Raises:
     ValueError: If `config` and the model do not fit.
   """
-  layers = layers_lib.of_model(model_functions.of(model)).layers
+  layers = layers_lib.model_shape(model_functions.of(model)).layers
   factory = aggregation.AggregationFactory(config, layers)
   options = {'num_clients': config.num_clients, 'client_metrics': False, **options}
   return compose(model, factory, client_optimizer, server_optimizer, client_work, **options)

@@ -31,18 +31,18 @@ def leaving_clients(computation: tff.Computation) -> list[tuple[str, tff.Type]]:
       f'What leaves the clients of a computation depends on the functions that it takes, and it is of type '
       f'{computation.type_signature}. Ask for a computation that calls it with these functions.'
     )
-  found: list[tuple[str, tff.Type]] = []
+  leaving: list[tuple[str, tff.Type]] = []
 
   def visit(block: tff.framework.ComputationBuildingBlock) -> tuple[tff.framework.ComputationBuildingBlock, bool]:
     if isinstance(block, tff.framework.Intrinsic) and isinstance(block.type_signature, tff.FunctionType):
       signature = block.type_signature
       if block.uri in _SELECTIONS or tff.types.contains(signature.result, _is_at_server):
-        found.extend((block.uri, member) for member in _at_clients(signature.parameter))
+        leaving.extend((block.uri, member) for member in _at_clients(signature.parameter))
     return block, False
 
   # In this form every call is inlined, and every intrinsic is called where it stands.
   tff.framework.transform_postorder(tff.framework.to_call_dominant(computation.to_building_block()), visit)
-  return found
+  return leaving
 
 
 def tensors(type_spec: tff.Type, path: str = '') -> list[tuple[str, tff.TensorType]]:
@@ -50,9 +50,9 @@ def tensors(type_spec: tff.Type, path: str = '') -> list[tuple[str, tff.TensorTy
   if not isinstance(type_spec, tff.StructType):
     return [(path, type_spec)]
   return [
-    found
+    leaving
     for name, part in tff.structure.iter_elements(type_spec)
-    for found in tensors(part, '.'.join(filter(None, [path, name])))
+    for leaving in tensors(part, '.'.join(filter(None, [path, name])))
   ]
 
 

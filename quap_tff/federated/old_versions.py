@@ -81,9 +81,9 @@ def on_old_versions(
     sent: array_types.Structure, state: array_types.Structure, data: array_types.Structure
   ) -> array_types.Structure:
     client_id = client_update.read_client_id(data['client_id'])
-    own = staleness.of(state['round'] + 1, client_id, sent['num_versions'])
-    weights = tf.nest.map_structure(lambda versions: tf.gather(versions, own), sent['versions'])
-    return collections.OrderedDict(weights=weights, staleness=own)
+    age = staleness.of(state['round'] + 1, client_id, sent['num_versions'])
+    weights = tf.nest.map_structure(lambda versions: tf.gather(versions, age), sent['versions'])
+    return collections.OrderedDict(weights=weights, staleness=age)
 
   begin_type = begin.type_signature.result
   weights_of = tff.tensorflow.computation(lambda begun: begun['weights'], begin_type)

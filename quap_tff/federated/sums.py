@@ -61,9 +61,9 @@ def collected_by_id(reports: tff.Value) -> tff.Value:
   joined = collected(reports)
 
   @tff.tensorflow.computation(joined.type_signature.member)
-  def in_order(found: array_types.Structure) -> array_types.Structure:
-    order = tf.argsort(found['client_id'], stable=True)
-    return tf.nest.map_structure(lambda values: tf.gather(values, order), found)
+  def in_order(reports: array_types.Structure) -> array_types.Structure:
+    order = tf.argsort(reports['client_id'], stable=True)
+    return tf.nest.map_structure(lambda values: tf.gather(values, order), reports)
 
   return tff.federated_map(in_order, joined)
 
@@ -103,14 +103,14 @@ def summed_by_id(reports: tff.Value, num_clients: int) -> tff.Value:
   total = tff.federated_sum(tff.federated_map(at_own_place, reports))
 
   @tff.tensorflow.computation(total.type_signature.member)
-  def of_those_who_came(summed: array_types.Structure) -> array_types.Structure:
+  def select_present(summed: array_types.Structure) -> array_types.Structure:
     places = tf.repeat(tf.range(num_clients + 1, dtype=tf.int64), summed['client_id'])
     ids = tf.where(places < num_clients, places, -1)
     return collections.OrderedDict(
       (name, ids if name == 'client_id' else tf.gather(summed[name], places)) for name in summed
     )
 
-  return tff.federated_map(of_those_who_came, total)
+  return tff.federated_map(select_present, total)
 
 
 def secure_sum(values: tff.Value, bounds: Sequence[int], max_clients: int) -> tff.Value:
@@ -159,10 +159,10 @@ def secure_sum(values: tff.Value, bounds: Sequence[int], max_clients: int) -> tf
 
   @tff.tensorflow.computation(values.type_signature.member)
   def bounded(value: array_types.Structure) -> list[tf.Tensor]:
-    found = tff.structure.flatten(tff.structure.from_container(value))
-    in_bounds = [check for i, (one, b) in enumerate(zip(found, bounds)) for check in _bound_checks(i, one, b)]
+    leaves = tff.structure.flatten(tff.structure.from_container(value))
+    in_bounds = [check for i, (one, b) in enumerate(zip(leaves, bounds)) for check in _bound_checks(i, one, b)]
     with tf.control_dependencies(in_bounds):
-      return [*(tf.identity(one) for one in found), tf.constant(1, tf.int64)]
+      return [*(tf.identity(one) for one in leaves), tf.constant(1, tf.int64)]
 
   summed = tff.backends.mapreduce.federated_secure_modular_sum(
     tff.federated_map(bounded, values), [np.int64(modulus) for modulus in [*moduli, _COUNT_MODULUS]]

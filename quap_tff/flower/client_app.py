@@ -15,7 +15,6 @@ from quap_tff.flower import node as nodes
 from quap_tff.flower.secure_sum import client
 
 _LOG = logging.getLogger('flwr')
-_UNSAID = "Its own log says why: the reason may tell of clients' data."
 
 app = ClientApp()
 # Of the process that runs it, see `node_program`.
@@ -36,12 +35,12 @@ def train(message: Message, context: Context) -> Message:
     if node.holds_noise:
       return client.SecureSum(node)(message, context)
     answer = node.answer(message.content)
-    content = messages.of_answer(answer, node.bundle)
+    content = messages.answer_content(answer, node.bundle)
     _LOG.info('Round %d: %d clients answer.', answer.round_num, len(answer.came))
-  except messages.RefusedError as error:
+  except messages.RefusedRoundError as error:
     _LOG.error('Refused: %s', error)
-    content = messages.of_refusal(str(error))
+    content = messages.refusal_content(str(error))
   except (ValueError, LookupError, OSError, ImportError, AttributeError, tf.errors.OpError) as error:
     _LOG.error('%s: %s', type(error).__name__, str(error).strip())
-    content = messages.of_refusal(_UNSAID)
+    content = messages.refusal_content(messages.UNSAID)
   return Message(content, reply_to=message)

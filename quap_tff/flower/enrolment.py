@@ -34,10 +34,10 @@ def clients_of(text: str) -> np.ndarray:
   if not re.fullmatch(r'\d+(-\d+)?(,\d+(-\d+)?)*', text):
     raise ValueError(f'clients must be ids and ranges of them, such as 0-24,30, found {text!r}.')
   ends = [list(map(int, part.split('-'))) for part in text.split(',')]
-  found = np.concatenate([np.arange(part[0], part[-1] + 1) for part in ends])
-  if len(np.unique(found)) != len(found):
+  clients = np.concatenate([np.arange(part[0], part[-1] + 1) for part in ends])
+  if len(np.unique(clients)) != len(clients):
     raise ValueError(f'{text} has a client twice. Give each id once.')
-  return np.sort(found)
+  return np.sort(clients)
 
 
 def new_node(folder: str, clients: str) -> None:
@@ -67,15 +67,15 @@ def secret_of(folder: str) -> bytes:
   path = os.path.join(folder, SECRET)
   try:
     with open(path, 'rb') as f:
-      found = f.read()
+      secret = f.read()
   except OSError:
-    found = b''
-  if not folder or len(found) != _SECRET_BYTES:
+    secret = b''
+  if not folder or len(secret) != _SECRET_BYTES:
     raise ValueError(
       f'This node has no key for the noise of its clients: {path} must hold {_SECRET_BYTES} bytes. Make a folder with '
       "python -m quap_tff.flower enrol FOLDER --clients=…, and name it in the node's configuration: folder=…."
     )
-  return found
+  return secret
 
 
 def signed(folder: str, message: bytes) -> bytes:
@@ -154,16 +154,16 @@ class Enrolled:
     Raises:
       ValueError: If the clients of a node are not enrolled at one node, or two nodes have clients of one.
     """
-    found: dict[int, bytes] = {}
+    known: dict[int, bytes] = {}
     for node, clients in nodes.items():
       keys = [key for key, own in self.clients.items() if np.isin(clients, own).all()]
-      if len(keys) != 1 or keys[0] in found.values():
+      if len(keys) != 1 or keys[0] in known.values():
         raise ValueError(
           f'The clients {clients.tolist()} are said to be at a node of their own, and the enrolment folder knows none '
           'that has them alone. Give all nodes, and the server, one folder.'
         )
-      found[node] = keys[0]
-    return found
+      known[node] = keys[0]
+    return known
 
   def present(self, nodes: Iterable[Any], cohort: np.ndarray) -> Mapping[int, np.ndarray]:
     """int64[M_k] by node id: those of the cohort who are at each node that is connected, if anybody is.
@@ -177,16 +177,16 @@ class Enrolled:
 
 def those_of(clients: Mapping[int, np.ndarray], cohort: np.ndarray) -> Mapping[int, np.ndarray]:
   """int64[M_k] by node id: the clients of nodes that are in a cohort, without the nodes that have none."""
-  found = {node: np.intersect1d(own, cohort) for node, own in clients.items()}
-  return {node: own for node, own in found.items() if len(own)}
+  present = {node: np.intersect1d(own, cohort) for node, own in clients.items()}
+  return {node: own for node, own in present.items() if len(own)}
 
 
 def _card(path: str) -> tuple[bytes, np.ndarray]:
   try:
-    found = files.read_json(path)
-    key = serialization.load_ssh_public_key(found['public_key'].encode())
+    card = files.read_json(path)
+    key = serialization.load_ssh_public_key(card['public_key'].encode())
     pem = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-    return pem, clients_of(found['clients'])
+    return pem, clients_of(card['clients'])
   except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
     raise ValueError(
       f'{path} must have public_key and clients ({error}). Copy {CARD} of the node there again.'

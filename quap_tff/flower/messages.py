@@ -3,7 +3,7 @@
     server to node    announced: bundle, flwr, round   message: arrays   history: who was announced, and who came
     node to server    answered: round, refused   came: the clients in the sums   plain, secure: arrays
 
-Arrays have the order of the leaves of the bundle's types (`quap_tff.bundle.values`).
+Arrays have the order of the leaves of the bundle's types (`quap_tff.bundle.structures`).
 """
 
 from __future__ import annotations
@@ -20,11 +20,14 @@ from flwr.app import RecordDict
 import numpy as np
 
 from quap_tff.bundle import player
-from quap_tff.bundle import values
+from quap_tff.bundle import structures
 from quap_tff.common import version
 
+# What a server is told in place of a reason that may tell of clients' data.
+UNSAID = "Its own log says why: the reason may tell of clients' data."
 
-class RefusedError(ValueError):
+
+class RefusedRoundError(ValueError):
   """The other side does not take part in a round, or says what cannot be. The message says why, and what to do."""
 
 
@@ -84,24 +87,24 @@ class Answer(NamedTuple):
   came: np.ndarray
 
 
-def of_round(announced: Announced) -> RecordDict:
+def round_content(announced: Announced) -> RecordDict:
   """The message to every node."""
   bundle = announced.bundle
   config = ConfigRecord({'round': announced.round_num, 'bundle': bundle.digest, **_versions()})
-  leaves = values.flatten(bundle.message_type, announced.message, 'message')
-  return RecordDict({'announced': config, 'message': _arrays(leaves), 'history': _of_history(announced.history)})
+  leaves = structures.flatten(bundle.message_type, announced.message, 'message')
+  return RecordDict({'announced': config, 'message': _arrays(leaves), 'history': _history_record(announced.history)})
 
 
 def read_round(content: RecordDict, bundle: player.Bundle) -> tuple[Any, Sequence[Link]]:
   """On a node, the message and the history.
 
   Raises:
-    RefusedError: If the server plays another bundle, or by other versions.
+    RefusedRoundError: If the server plays another bundle, or by other versions.
   """
   config = content.config_records.get('announced', {})
   _check_versions(config)
   if config.get('bundle') != bundle.digest:
-    raise RefusedError(
+    raise RefusedRoundError(
       f'The server plays a bundle with the digest {config.get("bundle")}, and this node has {bundle.digest}. Give both '
       'the same one.'
     )
@@ -109,12 +112,12 @@ def read_round(content: RecordDict, bundle: player.Bundle) -> tuple[Any, Sequenc
     message = _packed(bundle.message_type, content.array_records['message'], 'message')
     return message, _history(content.array_records['history'])
   except (LookupError, ValueError, TypeError) as error:
-    raise RefusedError(f'The server sent what is no round of this bundle: {error}.') from None
+    raise RefusedRoundError(f'The server sent what is no round of this bundle: {error}.') from None
 
 
-def of_answer(answer: Answer, bundle: player.Bundle) -> RecordDict:
+def answer_content(answer: Answer, bundle: player.Bundle) -> RecordDict:
   """A node's reply."""
-  plain, secure = (values.flatten(kind, own, 'sums') for kind, own in zip(bundle.sums_types, answer.sums))
+  plain, secure = (structures.flatten(kind, own, 'sums') for kind, own in zip(bundle.sums_types, answer.sums))
   return RecordDict(
     {
       'answered': ConfigRecord({'round': answer.round_num}),
@@ -125,9 +128,20 @@ def of_answer(answer: Answer, bundle: player.Bundle) -> RecordDict:
   )
 
 
-def of_refusal(reason: str) -> RecordDict:
+def refusal_content(reason: str) -> RecordDict:
   """A node's reply if it does not take part."""
   return RecordDict({'answered': ConfigRecord({'refused': reason})})
+
+
+def check_reply(reply: Message) -> None:
+  """Raises `RefusedRoundError` if a node refuses, or has failed."""
+  if reply.has_error():
+    # Flower's text is a traceback; its last line says what happened.
+    said = ' '.join((reply.error.reason or '').strip().splitlines()[-1:])
+    raise RefusedRoundError(f'failed: {said or "it does not say why"}. Its log says more.')
+  answered = reply.content.config_records.get('answered', {})
+  if 'refused' in answered:
+    raise RefusedRoundError(f'refuses. {answered["refused"]}')
 
 
 def answer(reply: Message, bundle: player.Bundle, round_num: int, clients: np.ndarray) -> Answer:
@@ -140,27 +154,21 @@ def answer(reply: Message, bundle: player.Bundle, round_num: int, clients: np.nd
     clients: int64[M], the clients of the cohort that are enrolled at this node.
 
   Raises:
-    RefusedError: If it refuses, failed, or sent what is no answer.
+    RefusedRoundError: If it refuses, failed, or sent what is no answer.
   """
-  if reply.has_error():
-    # Flower's text is a traceback; its last line says what happened.
-    raise RefusedError(f'failed. {(reply.error.reason or "").strip().splitlines()[-1:]} Its log says more.')
+  check_reply(reply)
   try:
     content = reply.content
     config = content.config_records['answered']
-    if 'refused' in config:
-      raise RefusedError(f'refuses. {config["refused"]}')
     (came,) = _numpy(content.array_records['came'])
     plain, secure = (
       _packed(kind, content.array_records[name], name) for name, kind in zip(('plain', 'secure'), bundle.sums_types)
     )
   except (LookupError, ValueError, TypeError) as error:
-    if isinstance(error, RefusedError):
-      raise
-    raise RefusedError(f'sent what is no answer: {error}. Give it the quap_tff of the server.') from None
+    raise RefusedRoundError(f'sent what is no answer: {error}. Give it the quap_tff of the server.') from None
   strangers = np.setdiff1d(came, clients)
   if config['round'] != round_num or len(strangers) or len(np.unique(came)) != len(came):
-    raise RefusedError(
+    raise RefusedRoundError(
       f'answers round {config["round"]} for the clients {came.tolist()}, and was asked for round {round_num} of '
       f'{clients.tolist()}. Its answer is left out.'
     )
@@ -172,12 +180,13 @@ def _versions() -> dict[str, str]:
   return {'flwr': flwr.__version__, 'quap_tff': version.VERSION}
 
 
-def _check_versions(found: Mapping[str, Any]) -> None:
-  """Raises `RefusedError` unless the server has the versions of this node."""
+def _check_versions(versions: Mapping[str, Any]) -> None:
+  """Raises `RefusedRoundError` unless the server has the versions of this node."""
   for name, own in _versions().items():
-    if found.get(name) != own:
-      raise RefusedError(
-        f'The server has {name} {found.get(name)}, and this node has {own}. Install one version of it on all machines.'
+    if versions.get(name) != own:
+      raise RefusedRoundError(
+        f'The server has {name} {versions.get(name)}, and this node has {own}. '
+        'Install one version of it on all machines.'
       )
 
 
@@ -189,18 +198,18 @@ def _numpy(record: ArrayRecord) -> list[np.ndarray]:
   return [record[str(index)].numpy() for index in range(len(record))]
 
 
-def _packed(kind: values.Type, record: ArrayRecord, name: str) -> Any:
+def _packed(kind: structures.Type, record: ArrayRecord, name: str) -> Any:
   """The value of a type. Raises `ValueError` if the arrays are not its leaves."""
   leaves = _numpy(record)
-  expected = len(list(values.types(kind)))
+  expected = len(list(structures.types(kind)))
   if len(leaves) != expected:
     raise ValueError(f'{name} must have {expected} arrays, found {len(leaves)}')
-  value = values.pack(kind, iter(leaves))
-  values.flatten(kind, value, name)
+  value = structures.pack(kind, iter(leaves))
+  structures.flatten(kind, value, name)
   return value
 
 
-def _of_history(history: Sequence[Link]) -> ArrayRecord:
+def _history_record(history: Sequence[Link]) -> ArrayRecord:
   parts = [part for link in history for part in (link.cohort, link.came)]
   return _arrays(
     [

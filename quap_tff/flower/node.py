@@ -85,7 +85,7 @@ class Node:
     """What the clients of this node answer in a round that a server announces.
 
     Raises:
-      RefusedError: If a guard refuses, or the server plays another bundle or has other versions.
+      RefusedRoundError: If a guard refuses, or the server plays another bundle or has other versions.
       ValueError: If the data are not those that the bundle takes. The message may tell of the data.
     """
     message, history = messages.read_round(content, self.bundle)
@@ -107,4 +107,4 @@ class Node:
       guards = [guard.ClientGuard(plan, one, self._secret, path(f'guard_{one}')) for one in clients]
       return {one.client_id: one.answer_at(chain) for one in guards}
     except ValueError as error:  # These follow from what was announced alone.
-      raise messages.RefusedError(str(error)) from None
+      raise messages.RefusedRoundError(str(error)) from None

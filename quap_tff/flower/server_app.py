@@ -51,7 +51,7 @@ def main(grid: Grid, context: Context) -> None:
   protocol = secure_sum.SECURE if run.holds_noise else sums.TRUSTED
   play(run, grid, config, protocol)
   test = simulation.read_clients(str(config['test']))[1] if config['test'] else None
-  summary = run.write(test, str(config['signing-key']) or None, protocol.name)
+  summary = run.write_run(test, str(config['signing-key']) or None, protocol.name)
   reason = summary.get('no_certificate')
   _LOG.info('The run is in %s. %s', config['output'], f'It has no certificate. {reason}' if reason else '')
 
@@ -74,8 +74,8 @@ def play(run: server_run.ServerRun, grid: Grid, config: Mapping[str, Any], proto
       _LOG.info('Round %d: the account lets nobody come.', number)
       continue
     cohort = announced.cohort
-    found = protocol.obtain(grid, enrolment.those_of(nodes, cohort), announced)
-    if len(found.came) < announced.least and not run.holds_noise:
+    summed = protocol.obtain(grid, enrolment.those_of(nodes, cohort), announced)
+    if len(summed.came) < announced.least and not run.holds_noise:
       tries += 1
       if tries < _TRIES:
         continue
@@ -84,9 +84,9 @@ def play(run: server_run.ServerRun, grid: Grid, config: Mapping[str, Any], proto
         'times. Nothing was released. Start their nodes, or lower quorum, and run this again: it goes on.'
       )
     tries = 0
-    run.release(found)
+    run.release(summed)
     taken = time.monotonic() - began
-    _LOG.info('Round %d: %d of %d clients came, %.1f seconds.', number, len(found.came), len(cohort), taken)
+    _LOG.info('Round %d: %d of %d clients came, %.1f seconds.', number, len(summed.came), len(cohort), taken)
 
 
 def _present(

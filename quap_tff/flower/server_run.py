@@ -134,31 +134,33 @@ class ServerRun:
         before = came
     return links
 
-  def release(self, found: sums.Summed) -> None:
+  def release(self, summed: sums.Summed) -> None:
     """Ends a round with its sum.
 
     With planned cohorts and a trusted server, everybody who is planned is charged, and those who did not come count as
     clients whose update is zero. So the account is the planned one, whoever is lost. Cohorts as they come are charged.
     Where clients hold the noise, so are all who were announced.
     """
-    done, total, cohort = self.server.done, found.total, found.came
+    done, total, cohort = self.server.done, summed.total, summed.came
     announced = self.rounds[done][0] if len(self.rounds) > done else _NOBODY
     # A planned round for which nobody's budget pays is one of its cohort, at weights of 0.
     expected = announced if len(announced) or self._is_open else np.asarray(self.cohorts[done], np.int64)
     if self._counts_all:
       cohort = np.asarray(self.cohorts[done], np.int64)
       message = self.bundle.prepare(self.server.state)
-      for client in np.setdiff1d(cohort, found.came).tolist():
+      for client in np.setdiff1d(cohort, summed.came).tolist():
         total = self.bundle.add(total, self.bundle.work(simulation.no_data(self.bundle, client), message))
     self.server.release(total, cohort, expected if self.holds_noise else None)
-    self.rounds[done:] = [(announced, found.came)]
+    self.rounds[done:] = [(announced, summed.came)]
     self._keep()
 
   def give_up(self) -> None:
     """Ends a round in which nobody came."""
     self.release(sums.Summed(self.bundle.zero(), _NOBODY))
 
-  def write(self, test: Optional[Any], signing_key: Optional[str] = None, secure_sum: str = '') -> Mapping[str, Any]:
+  def write_run(
+    self, test: Optional[Any], signing_key: Optional[str] = None, secure_sum: str = ''
+  ) -> Mapping[str, Any]:
     """Writes what comes out of the run, with its certificate. Returns the summary.
 
     Args:

@@ -53,16 +53,16 @@ def _trusted(grid: Grid, nodes: Mapping[int, np.ndarray], announced: messages.An
   """
   bundle = announced.bundle
   total, came = bundle.zero(), np.zeros(0, np.int64)
-  content = messages.of_round(announced)
+  content = messages.round_content(announced)
   sent = [Message(content, node, MessageType.TRAIN, group_id=str(announced.round_num)) for node in sorted(nodes)]
   replies = {one.metadata.src_node_id: one for one in grid.send_and_receive(sent, timeout=announced.seconds)}
   # In the order of nodes, so that sums of floats do not depend on who is faster.
   for node in sorted(nodes):
     try:
       if node not in replies:
-        raise messages.RefusedError(f'did not answer within {announced.seconds:g} seconds.')
+        raise messages.RefusedRoundError(f'did not answer within {announced.seconds:g} seconds.')
       answer = messages.answer(replies[node], bundle, announced.round_num, nodes[node])
-    except messages.RefusedError as error:
+    except messages.RefusedRoundError as error:
       _LOG.warning('Round %d: node %d %s', announced.round_num, node, error)
       continue
     total, came = bundle.merge(total, answer.sums), np.union1d(came, answer.came)

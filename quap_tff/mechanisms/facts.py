@@ -40,7 +40,7 @@ class Facts(NamedTuple):
     divisor: The public constant by which sums are divided; None if it is the number of clients.
     has_nominal: Whether the noise follows the budgets by the documents' formula. Only then do the sums of the budgets,
       the nominal figures, mean anything.
-    noise_follows: What a round's noise multiplier depends on, see `quap_tff.common.numbers.samplers.Sampler`.
+    noise_follows: What a round's noise multiplier depends on, see `quap_tff.common.numbers.samplers.CohortSampler`.
     correlation: How the noise of a round is correlated with that of earlier ones.
     trust: 'server' if it sees updates, 'secure_sum' if it sees noised secure sums alone, 'client' if each client noises
       all that it sends, so that figures hold against the server, too.

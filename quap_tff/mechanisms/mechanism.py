@@ -76,7 +76,7 @@ class NoiseState(NamedTuple):
   counter: tf.Tensor
 
 
-class Round(NamedTuple):
+class AdmittedRound(NamedTuple):
   """Everything that a round decides before it sums updates.
 
   Attributes:
@@ -350,7 +350,7 @@ class Rounds(abc.ABC):
     """
 
   @abc.abstractmethod
-  def admit(self, state: State, announced: Struct, reports: Struct) -> Round:
+  def admit(self, state: State, announced: Struct, reports: Struct) -> AdmittedRound:
     """Everything that the round decides before it sums updates.
 
     Args:
@@ -390,7 +390,9 @@ class Rounds(abc.ABC):
     raise NotImplementedError
 
   @abc.abstractmethod
-  def release(self, state: State, admitted: Round, total: list[tf.Tensor]) -> tuple[State, list[tf.Tensor], Struct]:
+  def release(
+    self, state: State, admitted: AdmittedRound, total: list[tf.Tensor]
+  ) -> tuple[State, list[tf.Tensor], Struct]:
     """The state after the round, the result and measurements (`round`, `cohort_size`, `clipping_norm` and others).
 
     Args:
@@ -441,5 +443,5 @@ def initial_participation(mechanism: HasParticipation) -> array_types.Structure:
 
 def participation_metrics(mechanism: HasParticipation, state: array_types.Structure, round_num: tf.Tensor) -> Struct:
   """Statistics of the participation rates, `participation_*`."""
-  found = participations.statistics(mechanism.participation, state, round_num)
-  return collections.OrderedDict((f'participation_{name}', value) for name, value in found.items())
+  statistics = participations.statistics(mechanism.participation, state, round_num)
+  return collections.OrderedDict((f'participation_{name}', value) for name, value in statistics.items())

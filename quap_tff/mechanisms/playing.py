@@ -24,7 +24,7 @@ class Played(NamedTuple):
   state: mechanism.State
   result: list[tf.Tensor]
   metrics: mechanism.Struct
-  admitted: mechanism.Round
+  admitted: mechanism.AdmittedRound
   sent: list[list[tf.Tensor]]
 
 
@@ -61,8 +61,8 @@ def play_round(
   for (update, _), report in zip(clients, reports):
     added = rounds.contribution({i: update[i] for i in waiting}, report, announced, clip)
     rest = {i: update[i] for i in every if i not in waiting}
-    found = {**dict(zip(waiting, added)), **(rounds.early(rest, report) if rest else {})}
-    sent.append([found[i] for i in every] + added[len(waiting) :])
+    totals = {**dict(zip(waiting, added)), **(rounds.early(rest, report) if rest else {})}
+    sent.append([totals[i] for i in every] + added[len(waiting) :])
   each = [tf.stack([tf.cast(one, rounds.sum_dtype or one.dtype) for one in parts])[:count] for parts in zip(*sent)]
   if rounds.needs_each_update:
     total = rounds.combined(each, admitted.weights)

@@ -31,7 +31,7 @@ class Estimate(NamedTuple):
   stddev: np.ndarray
 
 
-class Mechanism(checks.Checked, abc.ABC):
+class ResponseMechanism(checks.Checked, abc.ABC):
   """How clients answer, and what follows from their answers. Subclasses are frozen dataclasses in `MECHANISMS`."""
 
   @abc.abstractmethod
@@ -61,7 +61,7 @@ class Mechanism(checks.Checked, abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class RandomizedResponse(Mechanism):
+class RandomizedResponse(ResponseMechanism):
   """Each client gives its true answer with probability e^ε/(e^ε + k - 1), and each other one with 1/(e^ε + k - 1).
 
       π̂_j = (c_j/n - b)/(a - b),     a = e^ε/(e^ε + k - 1),  b = 1/(e^ε + k - 1)
@@ -94,7 +94,7 @@ class RandomizedResponse(Mechanism):
 
 
 @dataclasses.dataclass(frozen=True)
-class Rappor(Mechanism):
+class Rappor(ResponseMechanism):
   """Basic RAPPOR: a bit for each answer, randomised once for ever and again for each report.
 
       permanent, drawn once:  P(B'_j = 1) = f/2, P(B'_j = 0) = f/2, else B'_j = B_j
@@ -149,18 +149,18 @@ class Rappor(Mechanism):
     return ones.sum(axis=0)
 
   def estimate(self, counts: np.ndarray, num_clients: int, count: int = 1) -> Estimate:
-    found = _estimate(counts, num_clients, count, *self._probabilities)
+    estimate = _estimate(counts, num_clients, count, *self._probabilities)
     if count == 1:
-      return found
+      return estimate
     # Reports of one client share its permanent bits: Var(c) = n·E Var(S) + n·Var(count·P(S | B')).
     n, f = num_clients, self.f
-    within = np.clip(found.shares, 0, 1)
+    within = np.clip(estimate.shares, 0, 1)
     chance = within * (1 - f / 2) + (1 - within) * f / 2
     # Given the true bits, which are not random, the permanent ones are Bernoulli(1 - f/2) or (f/2): the same variance.
     between = (f / 2) * (1 - f / 2) * (self.q - self.p) ** 2
-    own = chance * self.q * (1 - self.q) + (1 - chance) * self.p * (1 - self.p)
-    variance = (own / count + between) / n
-    return Estimate(found.shares, np.sqrt(variance) / ((1 - f) * (self.q - self.p)))
+    within_one = chance * self.q * (1 - self.q) + (1 - chance) * self.p * (1 - self.p)
+    variance = (within_one / count + between) / n
+    return Estimate(estimate.shares, np.sqrt(variance) / ((1 - f) * (self.q - self.p)))
 
 
 MECHANISMS = {'randomized_response': RandomizedResponse, 'rappor': Rappor}

@@ -255,7 +255,9 @@ class SparseRounds(mechanism.Rounds):
   def report(self, update: list[tf.Tensor], own: mechanism.Struct, announced: mechanism.Struct) -> mechanism.Struct:
     return self._inner.report(update, own, announced['inner'])
 
-  def admit(self, state: mechanism.State, announced: mechanism.Struct, reports: mechanism.Struct) -> mechanism.Round:
+  def admit(
+    self, state: mechanism.State, announced: mechanism.Struct, reports: mechanism.Struct
+  ) -> mechanism.AdmittedRound:
     return self._inner.admit(state.mechanism, announced['inner'], reports)
 
   def early(self, update: mechanism.Parts, report: mechanism.Struct) -> mechanism.Parts:
@@ -274,7 +276,7 @@ class SparseRounds(mechanism.Rounds):
     return self._inner.combined(contributions, weights)
 
   def release(
-    self, state: mechanism.State, admitted: mechanism.Round, total: list[tf.Tensor]
+    self, state: mechanism.State, admitted: mechanism.AdmittedRound, total: list[tf.Tensor]
   ) -> tuple[mechanism.State, list[tf.Tensor], mechanism.Struct]:
     inner, kept, metrics = self._inner.release(state.mechanism, admitted, total)
     indices = self._announced_indices(self.announce(state))

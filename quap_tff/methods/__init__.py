@@ -12,21 +12,21 @@ from quap_tff.common import flag_fields
 from quap_tff.common import registry
 from quap_tff.methods import adaptive_privacy
 from quap_tff.methods import base
+from quap_tff.methods import choices
+from quap_tff.methods import client_drift
 from quap_tff.methods import combinations
-from quap_tff.methods import heterogeneity
-from quap_tff.methods import parts
-from quap_tff.methods import stock
+from quap_tff.methods import tff_methods
 
 Method = base.Method
 PlanOptions = base.PlanOptions
 Setting = base.Setting
-FLAGS, PARTS = parts.FLAGS, parts.PARTS
+FLAGS, PARTS = choices.FLAGS, choices.PARTS
 
 METHODS: dict[str, type[Method]] = {
   # Methods that others can be built around.
-  **heterogeneity.BASES,
+  **client_drift.BASES,
   # An interpretation: the documents name PT-ADP but do not specify it.
-  'pt_adp': combinations.PtAdp,
+  'pt_adp': combinations.PtAdpMethod,
   'dynamic_budget': adaptive_privacy.DynamicBudget,
   # Interpretations: the documents name them, and no paper says enough.
   'd2dp': adaptive_privacy.D2dp,
@@ -35,17 +35,17 @@ METHODS: dict[str, type[Method]] = {
   'lee_kifer': adaptive_privacy.LeeKifer,
   'local_dp': combinations.LocalDp,
   'fedbuff': combinations.FedBuff,
-  'tff_dp_fedavg': stock.TffDpFedAvg,
-  'tff_dp_fedavg_adaptive': stock.TffDpFedAvgAdaptive,
-  'tff_layerwise_adaptive': stock.TffLayerwiseAdaptive,
-  'tff_dp_ftrl': stock.TffDpFtrl,
-  'scaffold': heterogeneity.Scaffold,
-  'fednova': heterogeneity.FedNova,
-  'feddyn': heterogeneity.FedDyn,
-  'fedvarp': heterogeneity.FedVarp,
-  'fl_fdms': heterogeneity.FlFdms,
+  'tff_dp_fedavg': tff_methods.TffDpFedAvg,
+  'tff_dp_fedavg_adaptive': tff_methods.TffDpFedAvgAdaptive,
+  'tff_layerwise_adaptive': tff_methods.TffLayerwiseAdaptive,
+  'tff_dp_ftrl': tff_methods.TffDpFtrl,
+  'scaffold': client_drift.ScaffoldMethod,
+  'fednova': client_drift.FedNovaMethod,
+  'feddyn': client_drift.FedDynMethod,
+  'fedvarp': client_drift.FedVarpMethod,
+  'fl_fdms': client_drift.FlFdms,
   # An interpretation: only descriptions of the paper could be read.
-  'safari': heterogeneity.Safari,
+  'safari': client_drift.SafariMethod,
 }
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from quap_tff import plans
 from quap_tff.common import flag_fields
 from quap_tff.common import registry
-from quap_tff.federated.line_search import mechanism as line_search
+from quap_tff.federated.line_search import line_search as line_search
 from quap_tff.mechanisms.parts import budgets
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import layers
@@ -23,11 +23,18 @@ from quap_tff.mechanisms.parts import schedules
 from quap_tff.mechanisms.parts import weighting
 from quap_tff.mechanisms.quap import config as configs
 from quap_tff.methods import base
-from quap_tff.methods import parts
+from quap_tff.methods import choices
 
 
 @dataclasses.dataclass(frozen=True)
-class _Adaptive(parts.AdaptiveBudgets, parts.Layers, parts.Scale, parts.Sparse, parts.Robust, base.QuapMechanism):
+class _Adaptive(
+  choices.AdaptiveBudgets,
+  choices.LayersChoice,
+  choices.ScaleChoice,
+  choices.SparseChoice,
+  choices.Robust,
+  base.QuapMechanism,
+):
   """A system whose clip, budgets or weights adapt.
 
   As published, every client has the same budget whenever it takes part, and every layer is clipped and noised. With
@@ -41,7 +48,9 @@ class _Adaptive(parts.AdaptiveBudgets, parts.Layers, parts.Scale, parts.Sparse, 
 
   def flag_names(self) -> frozenset[str]:
     of_quap = (
-      frozenset() if self.quap else {*flag_fields.flags_of(parts.AdaptiveBudgets), *flag_fields.flags_of(parts.Layers)}
+      frozenset()
+      if self.quap
+      else {*flag_fields.flags_of(choices.AdaptiveBudgets), *flag_fields.flags_of(choices.LayersChoice)}
     )
     return super().flag_names() - of_quap
 
@@ -68,7 +77,7 @@ class DynamicBudget(_Adaptive):
 
   growth: float = 4.0
   clip: float = 1.0
-  of_quap: parts.Clip = flag_fields.part(parts.Clip())
+  of_quap: choices.Clip = flag_fields.part(choices.Clip())
 
   def __post_init__(self) -> None:
     schedules.Geometric(self.growth)
@@ -154,7 +163,15 @@ class Acdp(_Adaptive):
 
 
 @dataclasses.dataclass(frozen=True)
-class FedApca(parts.Shape, parts.Clip, parts.Layers, parts.Scale, parts.Sparse, parts.Robust, base.QuapMechanism):
+class FedApca(
+  choices.Shape,
+  choices.Clip,
+  choices.LayersChoice,
+  choices.ScaleChoice,
+  choices.SparseChoice,
+  choices.Robust,
+  base.QuapMechanism,
+):
   """An interpretation: clients in clusters of similar budgets, and clusters weighted by their noise.
 
   `weighting.Clusters` has the equations. Clients' budgets follow participation, as in quap: with equal budgets there
@@ -190,10 +207,10 @@ class FedApca(parts.Shape, parts.Clip, parts.Layers, parts.Scale, parts.Sparse, 
 
 
 @dataclasses.dataclass(frozen=True)
-class LeeKifer(parts.Budget, base.SimpleMethod):
+class LeeKifer(choices.Budget, base.SimpleMethod):
   """Lee and Kifer 2018: noisy steps whose size, and whose share of the budget, are chosen by noised losses.
 
-  `quap_tff.federated.line_search.mechanism` has the equations and the differences from the paper. No client exceeds
+  `quap_tff.federated.line_search.line_search` has the equations and the differences from the paper. No client exceeds
   --epsilon at a total δ of --delta. The local learning rate sets the unit of the steps; --server_optimizer has no
   effect.
 

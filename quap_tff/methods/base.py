@@ -25,7 +25,7 @@ from quap_tff.mechanisms.parts import participation as participations
 from quap_tff.mechanisms.parts import postprocessing
 from quap_tff.mechanisms.parts import robust as robust_lib
 from quap_tff.mechanisms.quap import config as configs
-from quap_tff.methods import parts
+from quap_tff.methods import choices
 from quap_tff.training import extension as extensions
 from quap_tff.training import optimizers
 
@@ -194,7 +194,7 @@ class SimpleMethod(Method):
 
 
 @dataclasses.dataclass(frozen=True)
-class QuapMechanism(parts.ServerOptimizer, parts.Bounds, parts.Noise, SimpleMethod):
+class QuapMechanism(choices.ServerOptimizer, choices.Bounds, choices.Noise, SimpleMethod):
   """QuAP-FL's own mechanism. The parts that a subclass brings replace those that are off here.
 
   Off are: budgets that follow participation (everyone has ε_base), layer-wise noise (every layer is clipped and

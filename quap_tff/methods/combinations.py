@@ -17,13 +17,13 @@ from quap_tff.mechanisms.quap import local
 from quap_tff.mechanisms.quap import pt_adp
 from quap_tff.mechanisms.quap import staleness as stalenesses
 from quap_tff.methods import base
-from quap_tff.methods import parts
+from quap_tff.methods import choices
 
 _LOCAL_BUDGETS = ('participation', 'uniform')
 
 
 @dataclasses.dataclass(frozen=True)
-class _Combination(parts.Scale, parts.Sparse, parts.Robust, base.QuapMechanism):
+class _Combination(choices.ScaleChoice, choices.SparseChoice, choices.Robust, base.QuapMechanism):
   """One of the eight combinations of QuAP-FL's parts: adaptive budget, adaptive clip, layer-wise noise.
 
   Flags set the parts that are on: --round_budget, --alpha and others; --clip; --critical_layers. A part that is off is
@@ -32,47 +32,47 @@ class _Combination(parts.Scale, parts.Sparse, parts.Robust, base.QuapMechanism):
 
 
 @dataclasses.dataclass(frozen=True)
-class Quap(parts.AdaptiveBudgets, parts.Clip, parts.Layers, _Combination):
+class Quap(choices.AdaptiveBudgets, choices.Clip, choices.LayersChoice, _Combination):
   """QuAP-FL: all three parts."""
 
 
 @dataclasses.dataclass(frozen=True)
-class FixedDp(parts.FixedClip, _Combination):
+class FixedDp(choices.FixedClip, _Combination):
   """The documents' Vanilla, Uniform or Fixed DP-FedAvg: uniform budget, fixed clipping norm, noise everywhere."""
 
 
 @dataclasses.dataclass(frozen=True)
-class FixedDpLayerwise(parts.FixedClip, parts.Layers, _Combination):
+class FixedDpLayerwise(choices.FixedClip, choices.LayersChoice, _Combination):
   """Uniform budget, fixed clipping norm, layer-wise noise."""
 
 
 @dataclasses.dataclass(frozen=True)
-class AdaptiveBudget(parts.AdaptiveBudgets, parts.FixedClip, _Combination):
+class AdaptiveBudget(choices.AdaptiveBudgets, choices.FixedClip, _Combination):
   """Adaptive budget, fixed clipping norm, noise everywhere."""
 
 
 @dataclasses.dataclass(frozen=True)
-class AdaptiveBudgetLayerwise(parts.AdaptiveBudgets, parts.FixedClip, parts.Layers, _Combination):
+class AdaptiveBudgetLayerwise(choices.AdaptiveBudgets, choices.FixedClip, choices.LayersChoice, _Combination):
   """Adaptive budget, fixed clipping norm, layer-wise noise."""
 
 
 @dataclasses.dataclass(frozen=True)
-class QuantileClip(parts.Clip, _Combination):
+class QuantileClip(choices.Clip, _Combination):
   """Uniform budget, tracked clipping norm, noise everywhere."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Layerwise(parts.Clip, parts.Layers, _Combination):
+class Layerwise(choices.Clip, choices.LayersChoice, _Combination):
   """Uniform budget, tracked clipping norm, layer-wise noise: layer-wise DP without participation."""
 
 
 @dataclasses.dataclass(frozen=True)
-class AdaptiveBudgetClip(parts.AdaptiveBudgets, parts.Clip, _Combination):
+class AdaptiveBudgetClip(choices.AdaptiveBudgets, choices.Clip, _Combination):
   """Adaptive budget, tracked clipping norm, noise everywhere."""
 
 
 @dataclasses.dataclass(frozen=True)
-class FedAvg(parts.Sparse, parts.Robust, parts.ServerOptimizer, base.SimpleMethod):
+class FedAvg(choices.SparseChoice, choices.Robust, choices.ServerOptimizer, base.SimpleMethod):
   """Federated averaging without clipping and noise. Each client counts the same. This is the documents' upper bound."""
 
   def configure(self, setting: base.Setting) -> configs.QuapConfig:
@@ -111,7 +111,7 @@ class AdaptiveClip(_Combination):
 
 
 @dataclasses.dataclass(frozen=True)
-class PtAdp(parts.Clip, parts.Layers, parts.Scale, parts.Robust, base.QuapMechanism):
+class PtAdpMethod(choices.Clip, choices.LayersChoice, choices.ScaleChoice, choices.Robust, base.QuapMechanism):
   """An interpretation of PT-ADP: budgets that are credited for participation and agreement, see `pt_adp.PtAdp`.
 
   Flags set the clip and the critical layers, as in quap. The noise is drawn at the server, and is as large as the sum
@@ -141,7 +141,7 @@ class PtAdp(parts.Clip, parts.Layers, parts.Scale, parts.Robust, base.QuapMechan
 
 
 @dataclasses.dataclass(frozen=True)
-class FedBuff(parts.AdaptiveBudgets, parts.Clip, parts.Layers, base.QuapMechanism):
+class FedBuff(choices.AdaptiveBudgets, choices.Clip, choices.LayersChoice, base.QuapMechanism):
   """FedBuff (Nguyen et al. 2022, Algorithm 1) with QuAP-FL's clip, budgets and noise, as the flags set them for quap.
 
   The clients that --participation draws are those whose updates arrive in a round. Each has trained on a version of the
@@ -185,7 +185,7 @@ class FedBuff(parts.AdaptiveBudgets, parts.Clip, parts.Layers, base.QuapMechanis
 
 
 @dataclasses.dataclass(frozen=True)
-class LocalDp(parts.Shape, parts.Sparse, parts.ServerOptimizer, parts.Calibrated, base.SimpleMethod):
+class LocalDp(choices.Shape, choices.SparseChoice, choices.ServerOptimizer, choices.Calibrated, base.SimpleMethod):
   """Local differential privacy: each client adds its own Gaussian noise to everything that it sends.
 
   A message is the client's update, clipped to norm C, plus N(0, (2·C·z(ε_i(t), δ))²) on every weight
@@ -206,9 +206,9 @@ class LocalDp(parts.Shape, parts.Sparse, parts.ServerOptimizer, parts.Calibrated
       raise registry.unknown_name_error('local budget', self.budget, _LOCAL_BUDGETS)
 
   def flag_names(self) -> frozenset[str]:
-    return super().flag_names() - (flag_fields.flags_of(parts.Shape).keys() if self.budget == 'uniform' else set())
+    return super().flag_names() - (flag_fields.flags_of(choices.Shape).keys() if self.budget == 'uniform' else set())
 
-  def configure(self, setting: base.Setting) -> local.Local:
+  def configure(self, setting: base.Setting) -> local.LocalPrivacy:
     if setting.asks_client_metrics:
       raise ValueError(
         '--client_metrics: under local_dp a client sends its noised update and nothing else, so there are no '
@@ -229,4 +229,4 @@ class LocalDp(parts.Shape, parts.Sparse, parts.ServerOptimizer, parts.Calibrated
       critical_layers=layers.ALL,
       noise=configs.NoiseConfig(placement='client', delta=self.delta, calibration='analytic', seed=self.noise_seed),
     )
-    return local.Local(config)
+    return local.LocalPrivacy(config)

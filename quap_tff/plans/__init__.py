@@ -7,8 +7,8 @@ __getattr__, __dir__ = lazy.exports(
   {
     'accounts.report': ['Report', 'checked_cohort'],
     'accounts.run_account': ['RunAccount'],
-    'certified': ['certified_plan'],
+    'certified_plans': ['certified_plan'],
     'plan': ['Plan'],
-    'scheduled': ['StockPlan'],
+    'scheduled': ['stock_plan'],
   },
 )

@@ -76,7 +76,7 @@ class Plan(run_account.RunAccount):
         'method is built around.'
       )
     model_fn = model_functions.of(model_fn)
-    model = layers_lib.of_model(model_fn)
+    model = layers_lib.model_shape(model_fn)
     self._set(model=model)
     sgd = tff.learning.optimizers.build_sgdm
     client_optimizer = client_optimizer if client_optimizer is not None else sgd(0.05)

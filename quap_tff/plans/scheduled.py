@@ -11,7 +11,7 @@ import numpy as np
 from quap_tff import accounting
 from quap_tff.common import checks
 from quap_tff.common.numbers import samplers
-from quap_tff.federated.stock import mechanism as stocks
+from quap_tff.federated.stock import stock as stocks
 from quap_tff.mechanisms.noise import gaussian
 from quap_tff.mechanisms.parts import budgets
 from quap_tff.mechanisms.parts import clip_rules
@@ -22,12 +22,12 @@ from quap_tff.plans import plan as plans
 CALIBRATIONS = ('documents', 'exact')
 
 
-def StockPlan(
+def stock_plan(
   stock: stocks.StockConfig,
   config: configs.QuapConfig,
   cohorts: Sequence[np.ndarray],
   clients_per_round: Optional[float],
-  draw: samplers.Sampler = samplers.Sampler(),
+  draw: samplers.CohortSampler = samplers.CohortSampler(),
   *,
   calibration: str = 'exact',
   **options: Any,

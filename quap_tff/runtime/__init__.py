@@ -16,6 +16,6 @@ __getattr__, __dir__ = lazy.exports(
       'WorkerError',
     ],
     'in_process.context': ['InProcessContext', 'Statistics'],
-    'values.traffic': ['Measurement', 'Traffic'],
+    'values.traffic': ['Traffic', 'TrafficMeasurement'],
   },
 )

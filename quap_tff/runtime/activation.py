@@ -10,7 +10,6 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from quap_tff.runtime import config as config_lib
-from quap_tff.runtime import worker
 from quap_tff.runtime import workers
 from quap_tff.runtime.in_process import context as in_process
 from quap_tff.runtime.values import errors
@@ -92,7 +91,7 @@ def _context(config: config_lib.RuntimeConfig) -> Any:
   if config.kind == 'in_process':
     return in_process.InProcessContext(config.resolved_num_threads(), prepare(config), config.clients_per_call)
   if config.kind == 'native':
-    return worker.Worker()
+    return workers.Worker()
   return workers.WorkersContext(config.num_workers)
 
 
@@ -141,7 +140,7 @@ def client_values(make: Callable[[Any], Any], clients: Sequence[Any]) -> Sequenc
 
 
 @contextlib.contextmanager
-def measure_traffic() -> Iterator[traffic.Measurement]:
+def measure_traffic() -> Iterator[traffic.TrafficMeasurement]:
   """Measures what computations called in the `with` block move between server and clients (see `traffic`).
 
       with runtime.measure_traffic() as measured:
@@ -157,7 +156,7 @@ def measure_traffic() -> Iterator[traffic.Measurement]:
     with context.measure_traffic() as measurement:
       yield measurement
   else:
-    yield traffic.Measurement()
+    yield traffic.TrafficMeasurement()
 
 
 @atexit.register

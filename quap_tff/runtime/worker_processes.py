@@ -55,7 +55,7 @@ class WorkerProcess:
     errors.RuntimeStackError: If TFF's worker is not installed.
   """
 
-  def __init__(self):
+  def __init__(self) -> None:
     with socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET) as s:
       s.bind(('', 0))
       port = s.getsockname()[1]

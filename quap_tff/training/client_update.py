@@ -218,7 +218,7 @@ def build_client_round(
     update, metrics = build_client_update(model_fn(), optimizer, config)(
       weights, examples, client_id, round_number, seed, extension.correction(message, own, steps)
     )
-    local = extensions.Local(
+    local = extensions.LocalKnowledge(
       tf.nest.flatten(update),
       steps,
       epochs,

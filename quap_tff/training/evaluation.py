@@ -100,9 +100,9 @@ def _traced(
     return model.forward_pass(collections.OrderedDict(x=x, y=y) if named else (x, y), training=False)
 
   @tf.function(input_signature=[x_spec, y_spec], autograph=model_functions.needs_autograph(model))
-  def of_batch(x: array_types.Structure, y: tf.Tensor) -> array_types.Structure:
+  def traced_batch(x: array_types.Structure, y: tf.Tensor) -> array_types.Structure:
     return function(forward_pass, x, y)
 
   # Trace now: TFF makes Keras models in graphs of its own, and after that Keras refuses to call models made earlier.
-  traced = of_batch.get_concrete_function()
+  traced = traced_batch.get_concrete_function()
   return lambda weights: tf.nest.map_structure(lambda v, w: v.assign(w), variables, weights), traced, y_spec

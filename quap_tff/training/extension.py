@@ -36,7 +36,7 @@ Tensors = list[Any]
 Step = tuple[Tensors, Any]
 
 
-class Local(NamedTuple):
+class LocalKnowledge(NamedTuple):
   """A client's knowledge after its local training.
 
   Attributes:
@@ -63,7 +63,7 @@ class Cohort(NamedTuple):
     client_ids: int64[M].
     reports: The M clients' reports by name, with M as the first dimension. If the extension `takes_absent`, there
       is also `absent`, int64[M, N]: not 0 for the clients that were drawn and did not come.
-    learning_rate: A function without arguments that gives η_t, a float32 scalar, as in `Local`.
+    learning_rate: A function without arguments that gives η_t, a float32 scalar, as in `LocalKnowledge`.
   """
 
   num_clients: int
@@ -147,18 +147,18 @@ class Extension(checks.Checked, abc.ABC):
     """
     return None
 
-  def sent(self, local: Local) -> Tensors:
+  def sent(self, local: LocalKnowledge) -> Tensors:
     """The update in the unit in which it is clipped and summed."""
     return local.update
 
-  def kept(self, message: Any, own: Any, local: Local) -> Any:
+  def kept(self, message: Any, own: Any, local: LocalKnowledge) -> Any:
     """float32[d], the client's own vector for the next time that it comes. By default, clients have none.
 
     In a simulation it leaves the client, so a run without a trusted server takes no extension that keeps one.
     """
     raise NotImplementedError
 
-  def report(self, message: Any, own: Any, local: Local) -> collections.OrderedDict[str, Any]:
+  def report(self, message: Any, own: Any, local: LocalKnowledge) -> collections.OrderedDict[str, Any]:
     """Tensors by name that the server gets from the client: exact functions of its data."""
     return collections.OrderedDict()
 
@@ -230,7 +230,7 @@ def choose(condition: Any, tensors: Sequence[Any], others: Sequence[Any]) -> Ten
   return [tf.where(condition, one, other) for one, other in zip(tensors, others)]
 
 
-def finite_update(local: Local) -> Any:
+def finite_update(local: LocalKnowledge) -> Any:
   """float32[d], the client's update. One that is not finite counts as zero, as in the mechanism."""
   return flat(choose(are_finite(local.update), local.update, [tf.zeros_like(g) for g in local.update]))
 

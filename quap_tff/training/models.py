@@ -33,7 +33,7 @@ _BFLOAT16 = {'avx512_bf16', 'amx_bf16', 'bf16'}
 LOGIT_SCALE = 10.0
 
 
-class Layers:
+class LayerMaker:
   """Makes one model's layers: in one compute dtype, with seeded initial weights.
 
   Weights are float32 whatever the compute dtype. The k-th initializer gets a seed made of (`seed`, k), so the initial
@@ -91,7 +91,7 @@ class Layers:
     return self(tf.keras.layers.Dense, num_classes, dtype='float32', name='logits')
 
 
-def mnist_cnn(make: Layers, num_classes: int) -> list[Any]:
+def mnist_cnn(make: LayerMaker, num_classes: int) -> list[Any]:
   """The documents' MNIST model, two convolutions and a hidden Dense layer; also TFF's own EMNIST 'cnn_dropout'.
 
   1,199,882 weights on 28x28x1 and 10 classes, 1,290 of them in the final layer.
@@ -108,7 +108,7 @@ def mnist_cnn(make: Layers, num_classes: int) -> list[Any]:
   ]
 
 
-def cifar10_cnn(make: Layers, num_classes: int) -> list[Any]:
+def cifar10_cnn(make: LayerMaker, num_classes: int) -> list[Any]:
   """The documents' CIFAR-10 model: three convolutions, each halved by pooling, and two hidden Dense layers.
 
   1,453,834 weights on 32x32x3 and 10 classes, 1,290 of them in the final layer.
@@ -128,7 +128,7 @@ def cifar10_cnn(make: Layers, num_classes: int) -> list[Any]:
   ]
 
 
-def digits_cnn(make: Layers, num_classes: int) -> list[Any]:
+def digits_cnn(make: LayerMaker, num_classes: int) -> list[Any]:
   """A small model of the 8x8 digits, one convolution and a hidden Dense layer: trains in seconds.
 
   8,714 weights on 8x8x1 and 10 classes, 330 of them in the final layer.
@@ -142,7 +142,7 @@ def digits_cnn(make: Layers, num_classes: int) -> list[Any]:
   ]
 
 
-def linear_features(make: Layers, num_classes: int) -> list[Any]:
+def linear_features(make: LayerMaker, num_classes: int) -> list[Any]:
   """A linear head on fixed features, logits = s·x·W with a public scale s: all that is trained is one Dense layer.
 
   There is no bias, and the kernel starts at zero, which is public.
@@ -156,12 +156,12 @@ def linear_features(make: Layers, num_classes: int) -> list[Any]:
   ]
 
 
-def logistic_regression(make: Layers, num_classes: int) -> list[Any]:
+def logistic_regression(make: LayerMaker, num_classes: int) -> list[Any]:
   """Multinomial logistic regression, the convex baseline: one Dense layer on the flattened example."""
   return [make(tf.keras.layers.Flatten, name='flatten'), make.logits(num_classes)]
 
 
-def mlp(make: Layers, num_classes: int) -> list[Any]:
+def mlp(make: LayerMaker, num_classes: int) -> list[Any]:
   """Two hidden Dense layers of 200 units on the flattened example: the "2NN" of McMahan et al. 2017.
 
   199,210 weights on 28x28x1 and 10 classes, 2,010 of them in the final layer.
@@ -174,7 +174,7 @@ def mlp(make: Layers, num_classes: int) -> list[Any]:
   ]
 
 
-def shakespeare_lstm(make: Layers, num_classes: int) -> list[Any]:
+def shakespeare_lstm(make: LayerMaker, num_classes: int) -> list[Any]:
   """TFF's baseline for next-character prediction: an embedding of size 8 and two LSTM layers of 256 units.
 
   McMahan et al. 2017, arXiv:1602.05629. 820,522 weights on 90 tokens, 23,130 of them in the final layer. The logits are
@@ -188,7 +188,7 @@ def shakespeare_lstm(make: Layers, num_classes: int) -> list[Any]:
   ]
 
 
-def shakespeare_gru(make: Layers, num_classes: int) -> list[Any]:
+def shakespeare_gru(make: LayerMaker, num_classes: int) -> list[Any]:
   """A small model for next-character prediction: an embedding of size 8 and one GRU layer of 128 units.
 
   65,322 weights on 90 tokens, 11,610 of them in the final layer.
@@ -200,7 +200,7 @@ def shakespeare_gru(make: Layers, num_classes: int) -> list[Any]:
   ]
 
 
-def shakespeare_bigram(make: Layers, num_classes: int) -> list[Any]:
+def shakespeare_bigram(make: LayerMaker, num_classes: int) -> list[Any]:
   """A linear model for next-character prediction: logits = W·(one-hot vector of the character), from zero.
 
   8,100 weights on 90 tokens. All that is trained is one linear layer over fixed features, as in `linear_features`, and
@@ -211,7 +211,7 @@ def shakespeare_bigram(make: Layers, num_classes: int) -> list[Any]:
   return [make(tf.keras.layers.Embedding, num_classes, num_classes, **zeros, name='logits')]
 
 
-def words_lstm(make: Layers, num_classes: int) -> list[Any]:
+def words_lstm(make: LayerMaker, num_classes: int) -> list[Any]:
   """Next-word prediction: an embedding of size 96, an LSTM layer of 670 units, and a Dense layer back to 96.
 
   The sizes of Reddi et al. 2021, arXiv:2003.00295. 4,050,748 weights on 10,004 tokens, 970,388 of them in the final
@@ -225,7 +225,7 @@ def words_lstm(make: Layers, num_classes: int) -> list[Any]:
   ]
 
 
-MODELS: dict[str, Callable[[Layers, int], list[Any]]] = {
+MODELS: dict[str, Callable[[LayerMaker, int], list[Any]]] = {
   'cifar10_cnn': cifar10_cnn,
   'digits_cnn': digits_cnn,
   'femnist_cnn': mnist_cnn,  # The same architecture with 10 or 62 classes.
@@ -268,7 +268,7 @@ def build_keras_model(
   layers_of = registry.lookup('model', name, MODELS)
   shape = tuple(checks.integer('every dimension of the input shape', int(d), at_least=1) for d in input_shape)
   num_classes = checks.integer('num_classes', num_classes, at_least=2)
-  make = Layers(compute_dtype, seed)
+  make = LayerMaker(compute_dtype, seed)
   dtype = 'int32' if name in OF_SEQUENCES else 'float32'
   first = tf.keras.layers.InputLayer(input_shape=shape, dtype=dtype, name='input')
   try:

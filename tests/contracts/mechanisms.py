@@ -80,7 +80,7 @@ def setting() -> methods.Setting:
     NUM_CLIENTS,
     rounds=len(SCHEDULE),
     participation=cohorts.ParticipationModel(
-      population, lambda t: SCHEDULE[t - 1], sampler=samplers.Sampler(), mean_cohort_size=2.0
+      population, lambda t: SCHEDULE[t - 1], sampler=samplers.CohortSampler(), mean_cohort_size=2.0
     ),
     has_dropout=True,
     order=lambda: np.arange(NUM_CLIENTS),
@@ -296,7 +296,7 @@ class MechanismContract:
       pytest.skip('It gets no certificate.')
     folder, plan = str(tmp_path / 'certified'), run.plan
     model = linear_model.weights(run.process, run.outputs[-1].state)
-    written = certificates.write(folder, plan, run.ledger, model, _ABOUT)
+    written = certificates.write_run(folder, plan, run.ledger, model, _ABOUT)
     verdict = certificates.verify(folder)
     assert not verdict.problems and verdict.statement == written['statement']
     content = folders.read(folder)

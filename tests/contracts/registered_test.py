@@ -62,8 +62,8 @@ def _certified(**changes):
     correlation=correlation.Independent(),
     participation=_RATES,
   )
-  if not isinstance(changes.get('correlation'), correlation.Held):
-    fields['weights'] = weight_rules.Uniform()
+  if not isinstance(changes.get('correlation'), correlation.HeldNoise):
+    fields['weights'] = weight_rules.UniformWeights()
   return plans.certified_plan(examples.guarantee(**{**fields, **changes}), mechanisms.SCHEDULE)
 
 

@@ -72,7 +72,7 @@ class TestPools:
   def test_features_are_of_the_server_s_examples_too(self, tmp_path, monkeypatch):
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
     fed = self.load()
-    mapped = features.of_federation('scattering', fed)
+    mapped = features.map_federation('scattering', fed)
     np.testing.assert_array_equal(mapped.auxiliary.y, fed.auxiliary.y)
     assert mapped.auxiliary.x.shape == (len(fed.auxiliary), *mapped.input_shape)
     alone = store.uncached(features.parse('scattering'), fed.auxiliary.x)

@@ -35,7 +35,7 @@ def emnist(path, clients=None, feature='pixels', prefix='all'):
   clients = writers() if clients is None else clients
   one = lambda x, y: [{feature: pixels, 'label': int(label)} for pixels, label in zip(x, y)]
   split = lambda name: {client: one(*parts[name]) for client, parts in clients.items()}
-  tff_files.write(str(path), {f'{prefix}_{name}': split(name) for name in ('train', 'test')})
+  tff_files.write_splits(str(path), {f'{prefix}_{name}': split(name) for name in ('train', 'test')})
   return clients
 
 
@@ -44,7 +44,7 @@ def shakespeare(path, train=None, test=None):
   train = train or {'HAMLET': [b'To be', b'or not'], 'OPHELIA': [b'My lord!'], 'YORICK': [b'Alas', b'poor', b'me']}
   test = test or {'HAMLET': [b'that is'], 'OPHELIA': [b'No'], 'YORICK': [b'a fellow']}
   one = lambda roles: {role: [{'snippets': speech} for speech in speeches] for role, speeches in roles.items()}
-  tff_files.write(str(path), {'train': one(train), 'test': one(test)})
+  tff_files.write_splits(str(path), {'train': one(train), 'test': one(test)})
 
 
 def cifar100(path):
@@ -52,7 +52,7 @@ def cifar100(path):
   rng = np.random.default_rng(0)
   one = lambda: {'image': rng.integers(0, 256, (32, 32, 3)), 'label': rng.integers(0, 100), 'coarse_label': 3}
   splits = {'train': {str(i): [one(), one()] for i in range(5)}, 'test': {str(i): [one()] for i in range(2)}}
-  tff_files.write(str(path), splits)
+  tff_files.write_splits(str(path), splits)
   return splits
 
 
@@ -62,7 +62,7 @@ def stackoverflow(path, counts_path, words=(b'the', b'is', b'code')):
     {'tokens': s, 'title': b't', 'tags': b'a|b', 'type': b'answer', 'score': 1, 'creation_date': b'2010'}
     for s in sentences
   ]
-  tff_files.write(
+  tff_files.write_splits(
     str(path),
     {
       'train': {'1': one(b'the code is the code', b'unheard of'), '2': one(b'is'), '3': one(b'the the the')},

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from experiments.sweeps import plan
+from experiments.sweeps import sweep_runs
 from tests.experiments import harness
 
 _FILE = harness.REPOSITORY / 'docs' / 'results' / 'run.sh'
@@ -50,7 +50,7 @@ def test_the_sweeps_are_right_and_have_the_seeds(call, monkeypatch):
     base = arguments[arguments.index('--') + 1 :]
     axes = [argument[len('--vary=') :] for argument in arguments if argument.startswith('--vary=')]
     (folder,) = (argument[len('--output_dir=') :] for argument in arguments if argument.startswith('--output_dir='))
-    (runs,) = plan.runs_of(folder, base, [axes])
+    (runs,) = sweep_runs.runs_of(folder, base, [axes])
     for run in runs:
       if '/tune/' not in folder:
         setting = {name: value for name, value in run.identity.items() if name != 'seed'}

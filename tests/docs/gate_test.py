@@ -42,7 +42,7 @@ def _run(name, tmp_path):
   if importlib.util.find_spec(name) is not None:
     python = pathlib.Path(sys.executable)
   elif not python.exists():
-    pytest.skip(f'{name} is not installed. experiments/peers/setup.sh makes an environment with it.')
+    pytest.skip(f'{name} is not installed. docs/benchmarks/peers/setup.sh makes an environment with it.')
   (tmp_path / 'recipe.py').write_text(RECIPES[name], encoding='utf-8')
   shutil.copy(ROOT / 'tests' / 'docs' / 'peers' / f'gate_{PEERS[name]}.py', tmp_path / 'program.py')
   run = lambda: subprocess.run(

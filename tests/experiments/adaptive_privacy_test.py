@@ -49,7 +49,9 @@ class TestConfiguration:
   def test_as_published_and_with_quap(self, spec, quap_spec, schedule, clip):
     alone, composed = _config(spec), _config(quap_spec)
     assert alone.budget.schedule == composed.budget.schedule == schedule and alone.clip == clip
-    assert isinstance(alone.budget.rule, budgets.Uniform) and isinstance(composed.budget.rule, budgets.Participation)
+    assert isinstance(alone.budget.rule, budgets.UniformBudgets) and isinstance(
+      composed.budget.rule, budgets.ParticipationBudgets
+    )
     assert (alone.critical_layers, composed.critical_layers) == ('all', 'all_dense')
     assert composed.clip == (clip_rules.QuantileEma() if 'dynamic' in spec else clip)
     assert {'alpha', 'critical_layers'} <= run_lib.unused_flags(methods.parse(spec))
@@ -58,7 +60,7 @@ class TestConfiguration:
   def test_fedapca(self):
     config = _config('fedapca:clusters=4')
     assert config.weighting == weighting.Clusters(4) and config.budget.round_rule == 'each_own'
-    assert isinstance(config.budget.rule, budgets.Participation) and config.critical_layers == 'all_dense'
+    assert isinstance(config.budget.rule, budgets.ParticipationBudgets) and config.critical_layers == 'all_dense'
 
   @pytest.mark.parametrize(
     'spec, message',

@@ -16,8 +16,8 @@ from experiments import verify
 from experiments.command import command_line
 from experiments.folders import directory as run_directory
 from experiments.running import evidence
+from experiments.running import loop
 from experiments.running import setup
-from experiments.running import training
 from quap_tff import accounting
 from quap_tff.certificates import certificate as certificates
 from quap_tff.certificates.folders import evidence as certificate_evidence
@@ -195,7 +195,7 @@ class TestSecrets:
   def test_an_extractor_is_published_and_no_folder_of_the_operator_is_named(self, tmp_path):
     home = tmp_path / 'home'
     network = tf.keras.Sequential([tf.keras.Input((8, 8, 1)), tf.keras.layers.Flatten()], name='network')
-    pretrain.write(str(home / 'glyphs'), network, {'public_data': 'None.'})
+    pretrain.write_network(str(home / 'glyphs'), network, {'public_data': 'None.'})
     path, published = home / 'run', tmp_path / 'published'
     assert _run(path, f'--features=pretrained:path={home / "glyphs"}', '--model=auto') == 0
     assert verify.main(['verify', str(path), f'--publish={published}']) == 0
@@ -209,7 +209,7 @@ class TestSecrets:
 class TestRefusals:
   @pytest.mark.parametrize('flag', ['--noise_seed=3', '--client_metrics', '--tuning=\udcff'])
   def test_what_no_certificate_covers_is_refused_at_the_start(self, flag, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(training, 'train', lambda *args, **kwargs: pytest.fail('It was trained.'))
+    monkeypatch.setattr(loop, 'train', lambda *args, **kwargs: pytest.fail('It was trained.'))
     assert _run(tmp_path / 'run', flag) == command_line.FAILED and not list(tmp_path.iterdir())
     err = capsys.readouterr().err
     assert 'certificate=false' in err and ('U+DCFF' in err if 'tuning' in flag else flag.partition('=')[0] in err)

@@ -9,7 +9,7 @@ import pytest
 from experiments import compare
 from experiments import sweep
 from experiments.command import command_line
-from experiments.sweeps import plan
+from experiments.sweeps import sweep_runs
 from tests.experiments.reporting import factory
 
 
@@ -23,7 +23,7 @@ def test_every_method_has_the_same_guarantee_and_the_same_rounds(name, tmp_path)
   base = compare.base_flags(setting, str(tmp_path), '/data')
   found = []
   for axes, count in compare.grids_of(setting):
-    (runs,) = plan.runs_of(str(tmp_path / 'runs'), base, [axes])
+    (runs,) = sweep_runs.runs_of(str(tmp_path / 'runs'), base, [axes])
     assert len(runs) == count
     found += [run.identity for run in runs]
   assert {identity['rounds'] for identity in found} == {setting.rounds}

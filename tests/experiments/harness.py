@@ -26,7 +26,7 @@ from quap_tff.common import lazy
 from tests.quap_tff.certificates import made
 
 setup = lazy.module('experiments.running.setup')  # Both load TensorFlow.
-training = lazy.module('experiments.running.training')
+loop = lazy.module('experiments.running.loop')
 
 REPOSITORY = pathlib.Path(__file__).absolute().parents[2]
 PRESETS = REPOSITORY / 'experiments' / 'presets'
@@ -71,10 +71,10 @@ def experiment(*arguments: str) -> setup.Experiment:
     return setup.from_flags(values)
 
 
-def trained(experiment: setup.Experiment) -> training.Result:
+def trained(experiment: setup.Experiment) -> loop.TrainingProgress:
   """The result of an experiment that is run without a folder and without progress."""
   with runtime.activate(experiment.runtime):
-    return training.train(experiment, experiment.build_process())
+    return loop.train(experiment, experiment.build_process())
 
 
 def configured(*arguments: str, num_clients: int = 10):

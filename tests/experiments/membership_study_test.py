@@ -91,7 +91,7 @@ class TestStudy:
     assert len(result[1]) == 1 + 3 * 2
 
   def test_it_writes_a_table_and_pictures(self, result, tmp_path):
-    pictures = result[0].write(str(tmp_path / 'new'))
+    pictures = result[0].write_files(str(tmp_path / 'new'))
     assert list(pictures) == ['membership_roc_client.png', 'membership_roc_example.png', 'membership_groups.png']
     table = harness.table(tmp_path / 'new' / 'membership.csv')
     assert len(table) == len(result[0].rows)
@@ -140,7 +140,7 @@ def _examples(labels):
 
 
 class TestWorlds:
-  POOL = shadow_models.Pool(
+  POOL = shadow_models.MemberPool(
     [_examples([0, 1, 2]) for _ in range(6)],
     # Client 5 is asked three times, clients 3 and 4 twice, 2 once, and 0 and 1 never.
     [[3, 5], [2, 3, 4, 5], [4, 5]],
@@ -207,7 +207,9 @@ class TestSubject:
 
   def test_only_members_train_and_the_noise_is_new_for_each_model(self):
     experiment = self._experiment('fixed_dp')
-    pool = shadow_models.Pool(shadow_models.few_examples(experiment.federation.clients, 4, 42), [np.arange(10)] * 2)
+    pool = shadow_models.MemberPool(
+      shadow_models.few_examples(experiment.federation.clients, 4, 42), [np.arange(10)] * 2
+    )
     drawn = shadow_models.draw_worlds('client', pool, 8, seed=0)
     asked = []
     with runtime.activate(experiment.runtime):

@@ -7,7 +7,7 @@ import pytest
 
 from experiments.command import command_line
 from experiments.command import run as run_lib
-from experiments.running import training
+from experiments.running import loop
 import quap_tff
 from quap_tff import accounting
 from quap_tff import methods
@@ -54,7 +54,7 @@ class TestInterpretations:
 
     # Nothing is built or trained.
     monkeypatch.setattr(plans.Plan, 'build_process', lambda *args, **kwargs: None)
-    monkeypatch.setattr(training, 'train', stop)
+    monkeypatch.setattr(loop, 'train', stop)
     assert harness.main(*harness.TINY, f'--algorithm={name}') == command_line.INTERRUPTED
     assert f'{name} is an interpretation' in capsys.readouterr().err
 
@@ -78,7 +78,7 @@ class TestCombinations:
   def test_each_part_is_as_asked_or_as_in_the_baseline(self, name):
     budget, clip, layerwise = _COMBINATIONS[name]
     config = _configured(name)
-    assert config.budget.rule == (budgets.Participation() if budget else budgets.Uniform())
+    assert config.budget.rule == (budgets.ParticipationBudgets() if budget else budgets.UniformBudgets())
     assert config.budget.round_rule == ('cohort_min' if budget else 'uniform')
     assert config.clip == (clip_rules.QuantileEma(quantile=0.8) if clip else clip_rules.Fixed(1.0))
     assert config.critical_layers == ('all_dense' if layerwise else 'all')

@@ -41,7 +41,7 @@ class TestCommand:
     assert (card['source'], card['images'], card['epochs']) == ('glyphs:classes=4,copies=40,latin=False', 160, 20)
     assert 'step 20/20 ' in progress and ' 0 s left' in progress
     # Loaded anew, it tells the four glyphs apart by the nearest class mean.
-    images = public_images.Glyphs(4, 40, latin=False).read(None, 0)
+    images = public_images.GlyphImages(4, 40, latin=False).read(None, 0)
     extract = maps.Pretrained(str(tmp_path / 'deep' / 'glyphs')).extractor((28, 28, 1))
     z = extract(images.x[..., None] / np.float32(255))
     means = np.stack([z[images.y == c].mean(axis=0) for c in range(4)])
@@ -93,7 +93,7 @@ class TestEpochs:
   def test_by_default_the_network_sees_about_300_000_images(self, tmp_path, monkeypatch, capsys, images, epochs):
     labels = np.zeros(images, np.int32)
     monkeypatch.setattr(
-      public_images.Glyphs, 'read', lambda *_: public_images.PublicImages(labels, labels, 1, 'No images.')
+      public_images.GlyphImages, 'read', lambda *_: public_images.PublicImages(labels, labels, 1, 'No images.')
     )
 
     def refuse(*_, epochs, **__):
@@ -124,7 +124,10 @@ class TestLayers:
 
 class TestGlyphs:
   def test_half_of_the_drawings_are_of_digits_and_latin_letters(self):
-    images, random = public_images.Glyphs(10, 20).read(None, 0), public_images.Glyphs(10, 20, latin=False).read(None, 0)
+    images, random = (
+      public_images.GlyphImages(10, 20).read(None, 0),
+      public_images.GlyphImages(10, 20, latin=False).read(None, 0),
+    )
     assert images.num_classes == 10 + 87 and len(images.x) == len(images.y) == 200 + 2 * 87
     np.testing.assert_array_equal(np.bincount(images.y), [20] * 10 + [2] * 87)
     assert images.description == (
@@ -137,7 +140,7 @@ class TestGlyphs:
     assert random.description == "Learned on 200 drawings of 10 random glyphs: a program's output, no data."
 
   def test_the_default_is_300_000_drawings(self):
-    default = public_images.Glyphs()
+    default = public_images.GlyphImages()
     random = default.classes * default.copies
     assert (random, random // 87 * 87) == (150_000, 149_988)
 

@@ -1,9 +1,14 @@
 """Runs that replay a log of participation, and `experiments.example_log`."""
 
+import collections
+import datetime
 import json
 
+import numpy as np
 import pytest
 
+from data import cohorts
+from data.cohorts import replayed
 from experiments import example_log
 from experiments import verify
 from experiments.command import command_line
@@ -49,6 +54,31 @@ def test_what_does_not_fit_is_refused_before_data_are_read(log, tmp_path):
   gap = tmp_path / 'gap.csv'
   gap.write_text('round,client\n1,ann\n3,ann\n')
   assert 'round 2 must follow round 1' in harness.refusal(*harness.TINY, _replayed(gap))
+
+
+def test_devices_of_the_example_come_at_night_and_on_weekends():
+  header, *rows = example_log.rows(1000, 300, 30.0, 0)
+  assert header == ('round', 'client', 'began')
+  sizes = collections.Counter(began for _, _, began in rows)
+  means = collections.defaultdict(list)
+  for began, size in sizes.items():
+    time = datetime.datetime.fromisoformat(began)
+    means[time.weekday() >= 5, time.hour >= 20 or time.hour < 6].append(size)
+  night, day = (np.mean(means[False, is_night]) for is_night in (True, False))
+  assert night > 2 * day and np.mean(means[True, False]) > 1.3 * day
+  assert 25 < np.mean(list(sizes.values())) < 35 and 900 < len({name for _, name, _ in rows}) <= 1000
+
+
+def test_the_example_follows_from_the_seed_and_is_a_log(tmp_path):
+  found = [list(example_log.rows(20, 12, 0.5, seed)) for seed in (0, 0, 1)]
+  assert found[0] == found[1] != found[2]
+  # A round to which nobody came has a row.
+  assert [int(row[0]) for row in found[0][1:]] == sorted(int(row[0]) for row in found[0][1:])
+  assert {row[0] for row in found[0][1:]} == set(map(str, range(1, 13)))
+  (tmp_path / 'log.csv').write_text('\n'.join(','.join(row) for row in example_log.rows(50, 20, 20.0, 3)))
+  choice = replayed.ReplayedLog(str(tmp_path / 'log.csv'))
+  model = choice.over(cohorts.Population(50, None, 0))
+  assert [len(model.cohort(t)) > 0 for t in range(1, 21)] == [True] * 20
 
 
 @pytest.mark.slow

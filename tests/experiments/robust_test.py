@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from experiments.running import training
+from experiments.running import loop
 from quap_tff import runtime
 from quap_tff.mechanisms.parts import robust
 from quap_tff.training import malicious
@@ -60,7 +60,7 @@ class TestAttacks:
         process = experiment.build_process()
         state = process.initialize()
         before = process.get_model_weights(state).trainable
-        after = process.get_model_weights(process.next(state, [training.client_data(experiment, 3)]).state).trainable
+        after = process.get_model_weights(process.next(state, [loop.client_data(experiment, 3)]).state).trainable
       moves.append([np.asarray(b) - np.asarray(a) for a, b in zip(before, after)])
     for honest, attacked in zip(*moves):
       assert np.abs(honest).max() > 0
@@ -77,9 +77,7 @@ class TestAttacks:
         weights.append(
           [
             np.asarray(
-              process.get_model_weights(
-                process.next(state, [training.client_data(experiment, client)]).state
-              ).trainable[0]
+              process.get_model_weights(process.next(state, [loop.client_data(experiment, client)]).state).trainable[0]
             )
             for client in range(8)
           ]

@@ -7,9 +7,9 @@ import dp_accounting
 from dp_accounting import pld
 import pytest
 
-from experiments.command import parts as run_parts
+from experiments.command import run_choices as run_parts
 from experiments.folders import folder as run_folder
-from experiments.running import training
+from experiments.running import loop
 from tests.experiments import harness
 
 _SECRET = [
@@ -22,7 +22,7 @@ _SECRET = [
 ]
 
 
-_CLIENT_DATA = training.client_data
+_CLIENT_DATA = loop.client_data
 
 
 def _cohorts(experiment):
@@ -66,7 +66,7 @@ class TestFolder:
   def test_a_run_in_two_parts_has_the_cohorts_of_one(self, tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(
-      training,
+      loop,
       'client_data',
       lambda experiment, client, *more: seen.append(client) or _CLIENT_DATA(experiment, client, *more),
     )

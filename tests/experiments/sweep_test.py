@@ -16,8 +16,8 @@ import tensorflow as tf
 from experiments import sweep
 from experiments.command import command_line
 from experiments.folders import folder as run_folder
-from experiments.sweeps import plan
 from experiments.sweeps import scheduler
+from experiments.sweeps import sweep_runs
 from quap_tff.common import files
 from tests.experiments import harness
 
@@ -28,12 +28,8 @@ _ALGORITHMS = 'algorithm=fedavg|fixed_dp:clip=1.0|quap'
 def _write(run, rounds, seconds=2.0, interrupted=False, accuracy=0.5, with_summary=True):
   """What a run leaves in its folder."""
   os.makedirs(run.path, exist_ok=True)
-  stretch = {
-    'first_round': 1,
-    'code': run_folder.code(),
-    'versions': {},
-    'machine': {'platform': 'x', 'cores': 2, 'gpus': 0},
-  }
+  machine = {'platform': 'x', 'cores': 2, 'gpus': 0}
+  stretch = {'first_round': 1, 'code': run_folder.code(), 'versions': {}, 'machine': machine}
   files.write_json(os.path.join(run.path, 'run.json'), {'identity': dict(run.identity), 'stretches': [stretch]})
   with open(os.path.join(run.path, 'metrics.csv'), 'w', newline='') as f:
     writer = csv.writer(f)
@@ -122,7 +118,7 @@ def _call(folder, capfd):
 
 def _runs_in(folder, *axes, base=_BASE):
   """The runs of a grid by name."""
-  [runs] = plan.runs_of(str(folder), base, [axes])
+  [runs] = sweep_runs.runs_of(str(folder), base, [axes])
   return {run.name: run for run in runs}
 
 
@@ -277,7 +273,7 @@ class TestSecondCall:
     assert '--stop_after: None there, 5 now' in ended.err
 
   def test_a_folder_at_work_is_refused(self, call, folder):
-    with plan.held(str(folder), plan.extended(str(folder), _BASE, ['seed=1'])):
+    with sweep_runs.held(str(folder), sweep_runs.extended(str(folder), _BASE, ['seed=1'])):
       ended, runs = call('--vary=seed=1')
     assert ended.status == 1 and not runs.started and 'Another sweep is running in' in ended.err
     assert call('--vary=seed=1')[0].status == 0
@@ -373,9 +369,9 @@ class TestStanding:
     ],
   )
   def test_of_a_run_that_has_begun(self, run, rounds, written, changes, expected):
-    assert scheduler.standing(run) == scheduler.Standing(0, False, None, None)
+    assert scheduler.standing(run) == scheduler.RunStanding(0, False, None, None)
     _write(run, rounds, **written)
-    assert scheduler.standing(run._replace(**changes)) == scheduler.Standing(*expected)
+    assert scheduler.standing(run._replace(**changes)) == scheduler.RunStanding(*expected)
 
   @pytest.mark.parametrize('name', ['metrics.csv', 'summary.json'])
   @pytest.mark.parametrize('text', ['', 'round,seconds\n1', '{', '[]', '{"rounds": 10}', 'round,seconds\nx,y\n'])
@@ -389,11 +385,11 @@ class TestStanding:
 
   def test_time_left(self, folder):
     runs = list(_runs_in(folder, 'seed=1|2|3|4').values())
-    new = scheduler.Standing(0, False, None, None)
+    new = scheduler.RunStanding(0, False, None, None)
     standings = {run.name: new for run in runs}
     assert scheduler.seconds_left(runs, standings, 1) is None
-    standings['seed=1'] = scheduler.Standing(10, True, 1.0, 0.5)
-    standings['seed=2'] = scheduler.Standing(4, False, 3.0, None)
+    standings['seed=1'] = scheduler.RunStanding(10, True, 1.0, 0.5)
+    standings['seed=2'] = scheduler.RunStanding(4, False, 3.0, None)
     # Six rounds of 3 s; the other two ten rounds each of the mean, 2 s.
     assert scheduler.seconds_left(runs, standings, 1) == 6 * 3 + 2 * 10 * 2
     assert scheduler.seconds_left(runs, standings, 2) == 6 * 3 + 10 * 2
@@ -540,8 +536,8 @@ def test_real_runs_compute_what_they_compute_alone_and_are_cut_off_with_the_swee
   assert harness.main(*base, '--rounds=8', f'--output_dir={tmp_path / "alone"}') == 0
   folder.mkdir()
   assert harness.main(*_runs_in(folder, grid, base=base)[done].arguments) == 0
-  record = plan.extended(str(tmp_path / 'new'), base, [grid])
-  with plan.held(str(folder), record):
+  record = sweep_runs.extended(str(tmp_path / 'new'), base, [grid])
+  with sweep_runs.held(str(folder), record):
     pass
   command = [sys.executable, '-m', 'experiments.sweep', f'--output_dir={folder}', f'--vary={grid}', '--', *base]
   with open(tmp_path / 'progress', 'w+') as progress:

@@ -77,7 +77,10 @@ def _change_csv(path, name, change):
 
 
 # Of the statement, by the name of a run.
-_BEGINNINGS = {'plain': 'In integers, with a trusted server', 'held': 'If each secure sum opens for all clients'}
+_STATEMENTS = {
+  'plain': ('In integers, with a trusted server', 'that the run took place.'),
+  'held': ('If each secure sum opens for all clients', 'simulated by one operator, who had all keys.'),
+}
 
 
 class TestValid:
@@ -86,11 +89,11 @@ class TestValid:
     path = str(originals / name)
     assert verify.main(['verify', path]) == 0
     out, err = capsys.readouterr()
-    said = out.partition('\n')[2]
-    assert out.startswith('VALID\n') and said.startswith(_BEGINNINGS[name]) and not err
+    said, (begins, ends) = out.partition('\n')[2], _STATEMENTS[name]
+    assert out.startswith('VALID\n') and said.startswith(begins) and not err
     assert 'for each of the 8 clients with ε = 4 and δ = 1e-05' in out
     assert out.endswith(
-      'that the run took place.\nNot checked, and not covered by this statement: all of plot.png; final_model.keras, '
+      f'{ends}\nNot checked, and not covered by this statement: all of plot.png; final_model.keras, '
       'except that its tensors have the stated shapes and finite numbers; the machine, the versions, and flags without '
       'effect on the results in run.json.\n'
     )
@@ -440,12 +443,13 @@ class TestSameVerdict:
 
   def test_of_a_rule_of_somebodys_program(self, tmp_path, monkeypatch, capsys):
     (tmp_path / 'their_rule.py').write_text(
-      'from quap_tff.mechanisms.certified import weight_rules\nweight_rules.RULES["theirs"] = weight_rules.Uniform\n'
+      'from quap_tff.mechanisms.certified import weight_rules\n'
+      'weight_rules.RULES["theirs"] = weight_rules.UniformWeights\n'
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(weight_rules.RULES, 'uniform')
-    monkeypatch.setitem(weight_rules.RULES, 'theirs', weight_rules.Uniform)
-    path = made.folder(tmp_path / 'library', made.plan(weights=weight_rules.Uniform()))
+    monkeypatch.setitem(weight_rules.RULES, 'theirs', weight_rules.UniformWeights)
+    path = made.folder(tmp_path / 'library', made.plan(weights=weight_rules.UniformWeights()))
     for more, status in (([], 2), (['--import=nowhere'], 2), (['--import=their_rule'], 0)):
       answers = []
       for answer in (_answer, made.answer):

@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 from experiments.folders import directory as run_directory
+from experiments.running import loop
 from experiments.running import setup
-from experiments.running import training
 from quap_tff.common.numbers import chacha20
 from quap_tff.common.numbers import seeds
 from tests.experiments import harness
@@ -82,10 +82,10 @@ def _run(path, capsys, arguments, pace, made, change=lambda clients: clients):
       assert keys is None
       del experiment, absent
       clock.now += pace
-      return training.as_client_data(client, held[client])
+      return loop.as_client_data(client, held[client])
 
     monkeypatch.setattr(setup.data, 'load', changed)
-    monkeypatch.setattr(training, 'client_data', client_data)
+    monkeypatch.setattr(loop, 'client_data', client_data)
     # Both runs draw the same noise, from a seed that neither gives away. Processes of other tests have other seeds.
     monkeypatch.setattr(setup, 'from_run', _with_kept_processes(made))
     monkeypatch.setattr(seeds, 'initial_seed', lambda seed, stream: tf.constant([5, seeds.STREAMS[stream]], tf.int64))

@@ -44,7 +44,7 @@ _CERTIFIED = dict(
   delta=1e-5,
   clip=clip_rules.Fixed(1.0),
   correlation=correlation.Independent(),
-  weights=weight_rules.Uniform(),
+  weights=weight_rules.UniformWeights(),
   participation=_NO_WARMUP,
 )
 
@@ -61,14 +61,16 @@ def noised(**changes: Any) -> Certified:
 
 def held(**changes: Any) -> HeldConfig:
   """Four clients who hold the noise, and take half of it back."""
-  defaults = dict(num_clients=4, epsilon=3.0, delta=1e-5, correlation=correlation.Held(0.5), clip=clip_rules.Fixed(0.5))
+  defaults = dict(
+    num_clients=4, epsilon=3.0, delta=1e-5, correlation=correlation.HeldNoise(0.5), clip=clip_rules.Fixed(0.5)
+  )
   return _changed(HeldConfig, defaults, changes)
 
 
 def guarantee(**fields: Any) -> GuaranteeConfig:
   """Four clients with ε = 3 at δ = 1e-5, who hold `Held` noise; any other is a trusted server's, by participation."""
   defaults = dict(num_clients=4, epsilon=3.0, delta=1e-5, clip=clip_rules.Fixed(1.0))
-  if isinstance(fields.get('correlation'), correlation.Held):
+  if isinstance(fields.get('correlation'), correlation.HeldNoise):
     return _changed(HeldConfig, defaults, fields)
-  defaults.update(correlation=correlation.Independent(), weights=weight_rules.Participation())
+  defaults.update(correlation=correlation.Independent(), weights=weight_rules.ParticipationWeights())
   return _changed(CertifiedConfig, defaults, fields)

@@ -65,7 +65,9 @@ def _bits(accounts):
 
 
 class TestIsTheFilterOfCertifiedRuns:
-  @pytest.mark.parametrize('rule', [weight_rules.Uniform(), weight_rules.Participation(), weight_rules.Online()])
+  @pytest.mark.parametrize(
+    'rule', [weight_rules.UniformWeights(), weight_rules.ParticipationWeights(), weight_rules.Online()]
+  )
   @pytest.mark.parametrize('name', CORRELATIONS)
   def test_weights_and_accounts_have_the_same_bits(self, name, rule):
     """The run is of TensorFlow's functions, the gate and the account of a history of NumPy's."""
@@ -77,7 +79,7 @@ class TestIsTheFilterOfCertifiedRuns:
       state = process.next(state, [[np.ones(2)]] * len(cohort), cohort).state
       weights = state.weights[cohort]
       allowed = gate.ask(cohort)
-      if isinstance(rule, weight_rules.Uniform):
+      if isinstance(rule, weight_rules.UniformWeights):
         assert allowed.tobytes() == weights.tobytes()
         lowered += np.count_nonzero((allowed > 0) & (allowed < 1))
       gate.commit(cohort, weights)
@@ -87,12 +89,12 @@ class TestIsTheFilterOfCertifiedRuns:
       assert account.mu_squared.tobytes() == np.asarray(state.accounts.spent).tobytes()
       assert (state.round, state.noise.counter) == (gate.rounds, gate.releases)
     assert (gate.ask(range(NUM_CLIENTS)) == 0).all()  # After the last planned round.
-    assert not isinstance(rule, weight_rules.Uniform) or lowered
+    assert not isinstance(rule, weight_rules.UniformWeights) or lowered
 
   @pytest.mark.parametrize('name', CORRELATIONS)
   @pytest.mark.parametrize('own', [None, np.linspace(0.5, 3, NUM_CLIENTS)])
   def test_as_verification_computes_them(self, name, own):
-    config = _config(name, weight_rules.Uniform(), own_epsilon=None if own is None else tuple(own.tolist()))
+    config = _config(name, weight_rules.UniformWeights(), own_epsilon=None if own is None else tuple(own.tolist()))
     gate = _gate(name, num_rounds=NUM_ROUNDS, own_epsilon=own)
     for cohort, planned in zip(_schedule(), config.simulated(_schedule())):
       weights = gate.ask(cohort)
@@ -182,7 +184,7 @@ class TestAccount:
   def test_calibrated_is_the_plan_of_a_certified_run(self, name):
     of = {'independent': correlations.Independent(), 'ar1': correlations.Ar1(), 'blt': correlations.Blt()}[name]
     gate = quap_tff.Gate.calibrated(_schedule(), 3.0, 1e-5, correlation=of)
-    config = CertifiedConfig(NUM_CLIENTS, 3.0, 1e-5, correlation=of, weights=weight_rules.Uniform())
+    config = CertifiedConfig(NUM_CLIENTS, 3.0, 1e-5, correlation=of, weights=weight_rules.UniformWeights())
     found = config.settled(_schedule()).mechanism
     assert (
       gate.config.noise_multiplier == found.noise_multiplier and gate.config.correlation == found.config.correlation
@@ -263,7 +265,7 @@ class TestRefusals:
       ({'noise_multiplier': 0}, 'noise_multiplier must be'),
       ({'noise_multiplier': None}, 'needs the noise in numbers'),
       ({'correlation': correlations.Ar1()}, 'needs the noise in numbers'),
-      ({'correlation': correlations.Held(0.5)}, 'A trusted server adds'),
+      ({'correlation': correlations.HeldNoise(0.5)}, 'A trusted server adds'),
       ({'epsilon': -1}, 'epsilon must be'),
       ({'delta': 1.0}, 'delta must be'),
       ({'num_rounds': 0}, 'num_rounds must be'),

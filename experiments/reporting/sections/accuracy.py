@@ -20,21 +20,21 @@ _WHAT = 'accuracy (%)'
 
 
 def select(
-  groups: Sequence[study.Group], method: str, scenario: Optional[str] = None, **flags: Any
-) -> list[study.Group]:
+  groups: Sequence[study.StudyGroup], method: str, scenario: Optional[str] = None, **flags: Any
+) -> list[study.StudyGroup]:
   """The groups of a method with these flags, in one scenario or in any."""
   return [g for g in groups if g.method == method and scenario in (None, g.scenario) and g.has(**flags)]
 
 
 def against(
-  groups: Sequence[study.Group],
+  groups: Sequence[study.StudyGroup],
   name: str,
   title: str,
   cells: Sequence[str],
   flags: Mapping[str, Any],
   known: Sequence[str] = (),
   what: str = _WHAT,
-  measure: Callable[[study.Group], Any] = study.Group.accuracy,
+  measure: Callable[[study.StudyGroup], Any] = study.StudyGroup.accuracy,
 ) -> list[pages.Block]:
   """A table of `published.table(name)` with the measured figures of the runs that have these flags.
 
@@ -61,7 +61,7 @@ def against(
   return study.table(name, title, rows, *known)
 
 
-def final(groups: Sequence[study.Group]) -> list[pages.Block]:
+def final(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
   """Table 1 of the first document and table 2 of the November 2025 document."""
   title, known = 'Final test accuracy at ε_total =', ('model', 'participation', 'epsilon')
   flags = dict(calibration='documents', **published.COMMON)
@@ -74,7 +74,7 @@ def final(groups: Sequence[study.Group]) -> list[pages.Block]:
   return _with_note(groups, blocks)
 
 
-def early_stop(groups: Sequence[study.Group]) -> list[pages.Block]:
+def early_stop(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
   """Runs that stop at a test accuracy, as the documents' reference program does."""
   rows = []
   for g in sorted(groups, key=lambda g: (g.dataset, g.place)):
@@ -85,20 +85,20 @@ def early_stop(groups: Sequence[study.Group]) -> list[pages.Block]:
   return published.notes('early_stop', study.table('early_stop', 'Runs that stop at a test accuracy', rows))
 
 
-def curves(groups: Sequence[study.Group]) -> list[pages.Block]:
+def curves(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
   """Figure 1 of the first document and figure 2 of the November 2025 document."""
   return by_place(groups, 'accuracy', 'test_accuracy', 'Test accuracy by round', 100, 'test accuracy (%)', ACCURACY)
 
 
 def by_place(
-  groups: Sequence[study.Group],
+  groups: Sequence[study.StudyGroup],
   name: str,
   column: str,
   title: str,
   scale: float,
   ylabel: str,
   total_label: str,
-  total: Callable[[study.Group], Optional[pages.Quantity]] = study.Group.accuracy,
+  total: Callable[[study.StudyGroup], Optional[pages.Quantity]] = study.StudyGroup.accuracy,
   log: bool = False,
 ) -> list[pages.Block]:
   """A figure of a column of metrics.csv, times `scale`, for each of `study.places`. `total` sums up a group.
@@ -117,25 +117,25 @@ def by_place(
     ]
     caption = family.caption(f'Lines are means over seeds. Bars and numbers give the deviation over seeds.{left}')
     drawing = figures.by_round(series, ylabel, total_label, log)
-    blocks.append(pages.Figure(name, f'{title}: {naming.dataset(family.dataset)}', caption, *drawing))
+    blocks.append(pages.Plot(name, f'{title}: {naming.dataset(family.dataset)}', caption, *drawing))
   return blocks + published.NOTES['by_place'] * (len(shown) > 1)
 
 
-def over_seeds(group: study.Group, column: str, scale: float = 1) -> tuple[np.ndarray, np.ndarray]:
+def over_seeds(group: study.StudyGroup, column: str, scale: float = 1) -> tuple[np.ndarray, np.ndarray]:
   """(rounds, float64[seeds, rounds]) of a column, times `scale`, in rounds where all runs that log it have a value."""
   curves_ = [curve for curve in (run.curve(column) for run in group.runs) if len(curve)]
   table = pd.concat(curves_, axis=1, join='inner') if curves_ else pd.DataFrame()
   return table.index.to_numpy(), scale * table.to_numpy().T
 
 
-def convergence(groups: Sequence[study.Group]) -> list[pages.Block]:
+def convergence(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
   """Table 2 of the first document."""
   title, known = 'Rounds to 90% test accuracy on MNIST', ['participation']
   blocks = against(groups, 'rounds_to_90', title, known, published.COMMON, known, 'rounds', rounds_to_90)
   return published.notes('rounds_to_90', blocks)
 
 
-def rounds_to_90(group: study.Group) -> Union[pages.Quantity, str, None]:
+def rounds_to_90(group: study.StudyGroup) -> Union[pages.Quantity, str, None]:
   """Mean rounds until the test accuracy is 90%, or text if a seed did not reach it; None without a curve."""
   tests = [run.curve('test_accuracy') for run in group.runs]
   if not all(map(len, tests)):
@@ -146,7 +146,7 @@ def rounds_to_90(group: study.Group) -> Union[pages.Quantity, str, None]:
   return f'not reached{some} in {group.runs[0].rounds} rounds' if missing else study.over(firsts, 1)
 
 
-def at_scale(groups: Sequence[study.Group]) -> list[pages.Block]:
+def at_scale(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
   """1,000 clients, 5% in each round: table 5 of the first document."""
   groups = [g for g in groups if g.dataset in published.DATASETS]
   noise = lambda g: g.measure(lambda run: run.mean_of('noise_norm'))
@@ -154,12 +154,12 @@ def at_scale(groups: Sequence[study.Group]) -> list[pages.Block]:
   fixed = select(groups, 'fixed_dp', **published.AT_SCALE_FLAGS)
   full = {g.dataset: noise(g).mean for g in reversed(fixed) if noise(g)}
 
-  def relative_noise(g: study.Group) -> Optional[pages.Quantity]:
+  def relative_noise(g: study.StudyGroup) -> Optional[pages.Quantity]:
     return pages.Quantity(100 * noise(g).mean / full[g.dataset], digits=1) if noise(g) and full.get(g.dataset) else None
 
   blocks: list[pages.Block] = []
   for name, what, measure in (
-    ('at_scale_accuracy', _WHAT, study.Group.accuracy),
+    ('at_scale_accuracy', _WHAT, study.StudyGroup.accuracy),
     ('at_scale_rounds', 'rounds to 90% accuracy', rounds_to_90),
     ('at_scale_noise', "noise norm over Fixed-DP's (%)", relative_noise),
   ):
@@ -169,10 +169,10 @@ def at_scale(groups: Sequence[study.Group]) -> list[pages.Block]:
   return published.notes('at_scale', blocks)
 
 
-def ablation(groups: Sequence[study.Group]) -> list[pages.Block]:
+def ablation(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
   """The eight combinations of QuAP-FL's parts: table 3 of the November 2025 document."""
   blocks: list[pages.Block] = []
-  shown: list[list[study.Group]] = []
+  shown: list[list[study.StudyGroup]] = []
   names = ('adaptive budget', 'adaptive clip', 'layer-wise noise')
   members = [g for g in groups if g.method in published.BY_PARTS.values()]
   for own in sorted(study.families(members, 'algorithm', at_least=3), key=len, reverse=True):
@@ -187,21 +187,21 @@ def ablation(groups: Sequence[study.Group]) -> list[pages.Block]:
       own = [g for g in family.groups if g.method == method]
       printed = published.find('ablation', method=method) if is_documents else None
       rows += study.beside(_WHAT, printed, own, method, cells)
-    formal = lambda group: privacy.formal_text(group) if isinstance(group, study.Group) else None
+    formal = lambda group: privacy.formal_text(group) if isinstance(group, study.StudyGroup) else None
     rows = [row._replace(last={**row.last, 'formal ε': formal(row.group)}) for row in rows]
     blocks += study.table('ablation', f'Ablation: {family.title}', rows)
   return _with_note(groups, blocks)
 
 
 def over_flags(
-  groups: Sequence[study.Group],
+  groups: Sequence[study.StudyGroup],
   flags: Sequence[str],
   name: str,
   title: str,
   axis: str,
   place: Callable[..., Any] = lambda value: value,
   order: Callable[[Any], Any] = lambda value: value,
-  printed: Optional[Callable[[study.Group], Any]] = None,
+  printed: Optional[Callable[[study.StudyGroup], Any]] = None,
   log: bool = False,
 ) -> list[pages.Block]:
   """Accuracy over the values of flags, with all other flags equal: a table and a figure for each family of runs.
@@ -220,7 +220,7 @@ def over_flags(
   groups = [g for g in groups if all(flag in g.setting for flag in flags)]
   at = {g: place(*(g.setting[flag] for flag in flags)) for g in groups}
   blocks: list[pages.Block] = []
-  shown: list[list[study.Group]] = []
+  shown: list[list[study.StudyGroup]] = []
   for found in study.families(groups, 'algorithm', *flags):
     counts = collections.Counter(g.algorithm for g in found)
     members = [g for g in found if counts[g.algorithm] > 1]
@@ -239,14 +239,14 @@ def over_flags(
     drawing = figures.over_values(points, axis, ACCURACY, log)
     caption = family.caption(f'Bars are deviations over seeds.{left}')
     blocks += study.table(name, f'{title}: {family.title}', rows, *flags)
-    blocks.append(pages.Figure(name, f'{title}: {naming.dataset(family.dataset)}', caption, *drawing))
+    blocks.append(pages.Plot(name, f'{title}: {naming.dataset(family.dataset)}', caption, *drawing))
   return blocks
 
 
-def alpha_beta(groups: Sequence[study.Group]) -> list[pages.Block]:
+def alpha_beta(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
   """The α×β grid: figure 3 of the first document."""
 
-  def printed(g: study.Group) -> Any:
+  def printed(g: study.StudyGroup) -> Any:
     values = {'alpha': g.setting['alpha'], 'beta': g.setting['beta']}
     if not g.has(**{**published.COMMON, **values}):
       return None
@@ -263,7 +263,7 @@ def alpha_beta(groups: Sequence[study.Group]) -> list[pages.Block]:
   )
 
 
-def epsilon(groups: Sequence[study.Group]) -> list[pages.Block]:
+def epsilon(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
   """ε_total of 3, 6 and 10 (theory document, 7.5), nominal and by exact accounting."""
   # Without noise the budget means nothing.
   members, blocks = [g for g in _not_compared(groups) if g.method not in ('certified', 'fedavg')], []
@@ -276,13 +276,13 @@ def epsilon(groups: Sequence[study.Group]) -> list[pages.Block]:
   return _with_note(groups, blocks)
 
 
-def participation(groups: Sequence[study.Group]) -> list[pages.Block]:
+def participation(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
   """Who takes part (theory document, 7.5)."""
   title, axis = 'Accuracy by participation', 'participation model'
   return over_flags(_not_compared(groups), ['participation'], 'participation', title, axis, naming.participation)
 
 
-def critical_layers(groups: Sequence[study.Group]) -> list[pages.Block]:
+def critical_layers(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
   """One, two and all Dense layers critical (theory document, 7.5)."""
   # From few layers to many, with named layers in between. Other methods noise every layer, whatever the flag says.
   order = lambda layers: ({'final_dense': 0, 'all_dense': 2, 'all': 3}.get(layers, 1), layers)
@@ -297,7 +297,7 @@ def critical_layers(groups: Sequence[study.Group]) -> list[pages.Block]:
   return _with_note(groups, blocks)
 
 
-def heterogeneity(groups: Sequence[study.Group]) -> list[pages.Block]:
+def heterogeneity(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
   """How uneven the clients' labels are (November 2025 document, 5.3.3 and figure 4)."""
   concentration = lambda partition: float(runs_lib.parse('partition', partition)[1]['alpha'])
   members = [g for g in groups if g.setting['partition'].startswith('dirichlet:')]
@@ -328,18 +328,18 @@ def heterogeneity(groups: Sequence[study.Group]) -> list[pages.Block]:
   return blocks + ([pages.Table('dirichlet_gain', title, rows)] if rows else [])
 
 
-def _not_compared(groups: Sequence[study.Group]) -> list[study.Group]:
+def _not_compared(groups: Sequence[study.StudyGroup]) -> list[study.StudyGroup]:
   """The groups that the section on certified runs does not compare by ε and participation already."""
   are_compared = any(g.method == 'certified' for g in groups)
   return [g for g in groups if not (are_compared and privacy.is_whole(g))]
 
 
-def _with_note(groups: Sequence[study.Group], blocks: Sequence[pages.Block]) -> list[pages.Block]:
+def _with_note(groups: Sequence[study.StudyGroup], blocks: Sequence[pages.Block]) -> list[pages.Block]:
   """The blocks, and the note on layer-wise noise if a group has such noise."""
   return published.notes('layerwise', blocks) if any(g.parts[-1] for g in groups) else list(blocks)
 
 
-def printed_accuracy(group: study.Group) -> Optional[pages.Quantity]:
+def printed_accuracy(group: study.StudyGroup) -> Optional[pages.Quantity]:
   """The final accuracy in percent that a document prints for such runs, or None. Runs without noise match any ε."""
   if not group.is_of_documents or group.parts[-1] and not group.has(critical_layers='final_dense'):
     return None

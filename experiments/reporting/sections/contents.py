@@ -26,7 +26,7 @@ _EPSILON = 3
 _SCENARIOS = 'participation=uniform|beta:a=2,b=5|extreme_imbalance'
 
 
-class Section(NamedTuple):
+class ReportSection(NamedTuple):
   """Attributes:
   title: The heading.
   build: Makes its blocks. There are none if there are no runs for them.
@@ -35,7 +35,7 @@ class Section(NamedTuple):
   """
 
   title: str
-  build: Callable[[Sequence[study.Group]], Sequence[pages.Block]]
+  build: Callable[[Sequence[study.StudyGroup]], Sequence[pages.Block]]
   grid: str
   preset: str = 'mnist_2025'
 
@@ -52,49 +52,55 @@ _OF_PARTS = '|'.join(published.BY_PARTS.values())
 _EQUAL_EPSILON = 'algorithm=certified|certified:weights=uniform|tff_dp_fedavg|tff_dp_fedavg_adaptive|tff_dp_ftrl'
 
 SECTIONS = (
-  Section('Accuracy and privacy', spending.with_accuracy, 'algorithm=fedavg|fixed_dp|quap'),
-  Section(
+  ReportSection('Accuracy and privacy', spending.with_accuracy, 'algorithm=fedavg|fixed_dp|quap'),
+  ReportSection(
     'Certified: equal formal ε',
     spending.certified,
     f'{_EQUAL_EPSILON} {_SCENARIOS} epsilon=1|3|6|10',
     'mnist_certified',
   ),
-  Section(
+  ReportSection(
     'Final accuracy by method and scenario',
     accuracy.final,
     f'algorithm=fedavg|fixed_dp|adaptive_clip|pt_adp|quap {_SCENARIOS} epsilon=3|6',
   ),
-  Section(
+  ReportSection(
     "The reference program's early stop", accuracy.early_stop, 'algorithm=fedavg|fixed_dp|quap', 'reference_mnist'
   ),
-  Section('Hypotheses H1 to H3', hypotheses.build, 'algorithm=fixed_dp|layerwise|adaptive_budget_clip|quap'),
-  Section('Accuracy by round', accuracy.curves, 'algorithm=fedavg|fixed_dp|layerwise|quap|tff_dp_fedavg_adaptive'),
-  Section('Convergence', accuracy.convergence, f'algorithm=fixed_dp|adaptive_clip|pt_adp|quap {_SCENARIOS} epsilon=3'),
-  Section('Ablation', accuracy.ablation, f'algorithm={_OF_PARTS}'),
-  Section('Budget by participation', spending.budgets, 'algorithm=quap epsilon=3'),
-  Section('Cumulative privacy by participation', spending.cumulative, 'algorithm=quap|layerwise'),
-  Section('Fairness', spending.fairness, f'algorithm=fixed_dp|quap {_SCENARIOS}'),
-  Section('Noise to signal', spending.noise, 'algorithm=fixed_dp|layerwise|quap'),
-  Section('Sensitivity to α and β', accuracy.alpha_beta, 'alpha=0.3|0.5|0.7 beta=1|2|3', 'cifar10_2025'),
-  Section(
+  ReportSection('Hypotheses H1 to H3', hypotheses.build, 'algorithm=fixed_dp|layerwise|adaptive_budget_clip|quap'),
+  ReportSection(
+    'Accuracy by round', accuracy.curves, 'algorithm=fedavg|fixed_dp|layerwise|quap|tff_dp_fedavg_adaptive'
+  ),
+  ReportSection(
+    'Convergence', accuracy.convergence, f'algorithm=fixed_dp|adaptive_clip|pt_adp|quap {_SCENARIOS} epsilon=3'
+  ),
+  ReportSection('Ablation', accuracy.ablation, f'algorithm={_OF_PARTS}'),
+  ReportSection('Budget by participation', spending.budgets, 'algorithm=quap epsilon=3'),
+  ReportSection('Cumulative privacy by participation', spending.cumulative, 'algorithm=quap|layerwise'),
+  ReportSection('Fairness', spending.fairness, f'algorithm=fixed_dp|quap {_SCENARIOS}'),
+  ReportSection('Noise to signal', spending.noise, 'algorithm=fixed_dp|layerwise|quap'),
+  ReportSection('Sensitivity to α and β', accuracy.alpha_beta, 'alpha=0.3|0.5|0.7 beta=1|2|3', 'cifar10_2025'),
+  ReportSection(
     'Uneven labels (Dirichlet)',
     accuracy.heterogeneity,
     'algorithm=fixed_dp|quap partition=dirichlet:alpha=0.1|dirichlet:alpha=1|dirichlet:alpha=10',
   ),
-  Section('Total budget', accuracy.epsilon, 'algorithm=fixed_dp|layerwise|quap epsilon=3|6|10'),
-  Section(
+  ReportSection('Total budget', accuracy.epsilon, 'algorithm=fixed_dp|layerwise|quap epsilon=3|6|10'),
+  ReportSection(
     'Participation models',
     accuracy.participation,
     'algorithm=fixed_dp|quap participation=beta:a=2,b=5|beta:a=1,b=1|beta:a=5,b=2',
   ),
-  Section('Critical layers', accuracy.critical_layers, 'critical_layers=final_dense|dense,dense_1|all_dense|all'),
-  Section('A thousand clients', accuracy.at_scale, 'algorithm=fixed_dp|quap num_clients=1000 cohort_size=50'),
-  Section('Communication', spending.communication, 'algorithm=fedavg|fixed_dp|quap'),
-  Section('Cost of a round', spending.cost, 'algorithm=fedavg|quap'),
+  ReportSection('Critical layers', accuracy.critical_layers, 'critical_layers=final_dense|dense,dense_1|all_dense|all'),
+  ReportSection('A thousand clients', accuracy.at_scale, 'algorithm=fixed_dp|quap num_clients=1000 cohort_size=50'),
+  ReportSection('Communication', spending.communication, 'algorithm=fedavg|fixed_dp|quap'),
+  ReportSection('Cost of a round', spending.cost, 'algorithm=fedavg|quap'),
 )
 
 
-def build(groups: Sequence[study.Group], left_out: Sequence[runs_lib.LeftOut], command: str) -> list[pages.Section]:
+def build(
+  groups: Sequence[study.StudyGroup], left_out: Sequence[runs_lib.LeftOut], command: str
+) -> list[pages.Section]:
   """The whole report: the finding and how to read it, the results, then the settings and what was left out."""
   built = pages.numbered([pages.Section(section.title, section.build(groups)) for section in SECTIONS])
   missing = '; '.join(section.title for section in built if not section.blocks)
@@ -124,7 +130,7 @@ def build(groups: Sequence[study.Group], left_out: Sequence[runs_lib.LeftOut], c
   ]
 
 
-def _compared(groups: Sequence[study.Group]) -> list[pages.Block]:
+def _compared(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
   """The comparison: a row for each dataset."""
   rows = []
   for dataset in dict.fromkeys(g.dataset for g in groups):
@@ -150,7 +156,7 @@ def _each(values: Iterable[Any]) -> str:
   return ', '.join(map(str, sorted(set(values))))
 
 
-def _settings(groups: Sequence[study.Group], command: str) -> list[pages.Block]:
+def _settings(groups: Sequence[study.StudyGroup], command: str) -> list[pages.Block]:
   """The versions, the machines, the flags that all runs share, and the values of the others."""
   runs, settings = [run for group in groups for run in group.runs], [group.setting for group in groups]
   each = lambda dicts: '; or '.join(dict.fromkeys(', '.join(f'{k} {v}' for k, v in d.items()) or '?' for d in dicts))
@@ -169,23 +175,23 @@ def _settings(groups: Sequence[study.Group], command: str) -> list[pages.Block]:
   ]
 
 
-def count(groups: Sequence[study.Group]) -> str:
+def count(groups: Sequence[study.StudyGroup]) -> str:
   """The number of runs and settings, in words."""
   plural = lambda number, word: f'{number} {word}' + ('' if number == 1 else 's')
   return f'{plural(sum(len(group.runs) for group in groups), "run")} of {plural(len(groups), "setting")}'
 
 
-def _first_figure(built: Sequence[pages.Section]) -> Optional[pages.Figure]:
+def _first_figure(built: Sequence[pages.Section]) -> Optional[pages.Plot]:
   """The figure that a reader looks at first; None if the sections have none of `_FIGURES`."""
-  kinds: dict[str, pages.Figure] = {}
+  kinds: dict[str, pages.Plot] = {}
   for section in built:
     for block in section.blocks:
-      if isinstance(block, pages.Figure):
+      if isinstance(block, pages.Plot):
         kinds.setdefault(block.name.rstrip('_0123456789'), block)
   return next((kinds[kind] for kind in _FIGURES if kind in kinds), None)
 
 
-def finding(groups: Sequence[study.Group]) -> tuple[str, list[pages.Block]]:
+def finding(groups: Sequence[study.StudyGroup]) -> tuple[str, list[pages.Block]]:
   """The finding in one sentence, and its table with a note on ideal noise.
 
   It is about methods at an equal formal ε of the whole released model if there are such runs, or else about accuracy.
@@ -195,11 +201,11 @@ def finding(groups: Sequence[study.Group]) -> tuple[str, list[pages.Block]]:
   return _at_equal_epsilon(own) if len({g.method for g in own}) > 1 else _by_accuracy(groups)
 
 
-def _at_equal_epsilon(groups: Sequence[study.Group]) -> tuple[str, list[pages.Block]]:
+def _at_equal_epsilon(groups: Sequence[study.StudyGroup]) -> tuple[str, list[pages.Block]]:
   dataset = naming.dataset(groups[0].dataset)
   where = {g: naming.participation(place) for g, place in spending.shown_with(groups).items()}
   names = dict(zip(groups, study.names(groups, 'participation', 'epsilon')))
-  cells: dict[Any, list[study.Group]] = {}
+  cells: dict[Any, list[study.StudyGroup]] = {}
   for g in groups:
     cells.setdefault((g.setting['epsilon'], where[g]), []).append(g)
   epsilon, place = min(cells, key=lambda cell: (-len(cells[cell]), cell[0] != _EPSILON, *cell))
@@ -222,15 +228,15 @@ def _at_equal_epsilon(groups: Sequence[study.Group]) -> tuple[str, list[pages.Bl
 
 
 def _by_epsilon(
-  groups: Sequence[study.Group],
-  names: Mapping[study.Group, str],
-  where: Mapping[study.Group, str],
+  groups: Sequence[study.StudyGroup],
+  names: Mapping[study.StudyGroup, str],
+  where: Mapping[study.StudyGroup, str],
   ideal: Container[str],
 ) -> tuple[list[dict[str, Any]], str]:
   """A row for each place and name, a column for each ε; the best first. And words if the table has the best alone."""
   kept, _ = figures.most({name: [g.accuracy() for g in groups if names[g] == name] for name in names.values()})
   epsilons, count = sorted({g.setting['epsilon'] for g in groups}), len(set(names.values()))
-  found: dict[Any, dict[Any, study.Group]] = {}
+  found: dict[Any, dict[Any, study.StudyGroup]] = {}
   for g in groups:
     if names[g] in kept:
       found.setdefault((where[g], names[g]), {})[g.setting['epsilon']] = g
@@ -246,7 +252,7 @@ def _by_epsilon(
   return rows, f'. The best {len(kept)} of {count}' if len(kept) < count else ''
 
 
-def _by_accuracy(groups: Sequence[study.Group]) -> tuple[str, list[pages.Block]]:
+def _by_accuracy(groups: Sequence[study.StudyGroup]) -> tuple[str, list[pages.Block]]:
   family = max(study.places(groups), key=lambda family: len(family.groups))
   own = _ranked(family.groups)
   names = dict(zip(own, naming.labels([g.algorithm for g in own])))
@@ -262,7 +268,7 @@ def _by_accuracy(groups: Sequence[study.Group]) -> tuple[str, list[pages.Block]]
   return f'{words}.', [pages.Table('finding', f'Test accuracy and formal ε: {dataset}, participation {place}', rows)]
 
 
-def _comparison(groups: Sequence[study.Group], names: Mapping[study.Group, str]) -> str:
+def _comparison(groups: Sequence[study.StudyGroup], names: Mapping[study.StudyGroup, str]) -> str:
   """Names the most accurate group, and says whether it is ahead of the best one of another method."""
   best, *others = _ranked(groups)
   other = next((g for g in others if g.method != best.method), others[0] if others else None)
@@ -275,18 +281,18 @@ def _comparison(groups: Sequence[study.Group], names: Mapping[study.Group, str])
   return words if len(best.runs) > 1 else f'{words} (one run each)'
 
 
-def _ranked(groups: Iterable[study.Group]) -> list[study.Group]:
+def _ranked(groups: Iterable[study.StudyGroup]) -> list[study.StudyGroup]:
   return sorted(groups, key=lambda g: -_mean(g))
 
 
-def _mean(group: study.Group) -> float:
+def _mean(group: study.StudyGroup) -> float:
   return pages.known(group.accuracy()).mean
 
 
-def _accuracy(group: Optional[study.Group]) -> Optional[pages.Quantity]:
+def _accuracy(group: Optional[study.StudyGroup]) -> Optional[pages.Quantity]:
   return None if group is None else pages.known(group.accuracy())._replace(digits=1)
 
 
-def _seeds(groups: Iterable[study.Group]) -> str:
+def _seeds(groups: Iterable[study.StudyGroup]) -> str:
   counts = sorted({len(g.runs) for g in groups})
   return f'{" or ".join(map(str, counts))} seed{"" if counts == [1] else "s"}'

@@ -20,18 +20,18 @@ _RULE = (
   f"Student's paired t test gives p < {_LEVEL} (two-sided) or the difference is the same in every seed."
 )
 
-Measure = Callable[[runs_lib.Run], Optional[float]]
+Measure = Callable[[runs_lib.RunFolder], Optional[float]]
 # The runs of two methods, seed by seed.
-Sides = tuple[Sequence[runs_lib.Run], Sequence[runs_lib.Run]]
+Sides = tuple[Sequence[runs_lib.RunFolder], Sequence[runs_lib.RunFolder]]
 
 
-def build(groups: Sequence[study.Group]) -> list[pages.Block]:
+def build(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
   """All three hypotheses. There are no blocks if no hypothesis has a pair of runs."""
   blocks = _h1(groups) + _h2(groups) + _h3(groups)
   return [_RULE, *blocks] if any(isinstance(block, pages.Table) for block in blocks) else []
 
 
-def _h1(groups: Sequence[study.Group]) -> list[pages.Block]:
+def _h1(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
   largest = lambda runs: study.over(
     [None if run.nominal_epsilon is None else run.nominal_epsilon.max() for run in runs], 3, True
   )
@@ -49,8 +49,8 @@ def _h1(groups: Sequence[study.Group]) -> list[pages.Block]:
   )
 
 
-def _h2(groups: Sequence[study.Group]) -> list[pages.Block]:
-  def spread(run: runs_lib.Run) -> Optional[float]:
+def _h2(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
+  def spread(run: runs_lib.RunFolder) -> Optional[float]:
     epsilon = run.nominal_epsilon
     return None if epsilon is None or not epsilon.any() else float(epsilon.std())
 
@@ -70,11 +70,11 @@ def _h2(groups: Sequence[study.Group]) -> list[pages.Block]:
   )
 
 
-def _h3(groups: Sequence[study.Group]) -> list[pages.Block]:
-  def noise(run: runs_lib.Run) -> Optional[float]:
+def _h3(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
+  def noise(run: runs_lib.RunFolder) -> Optional[float]:
     return run.mean_of('noise_norm') if run.mean_of('sigma') else None
 
-  def root_dimension(run: runs_lib.Run) -> float:
+  def root_dimension(run: runs_lib.RunFolder) -> float:
     norm, sigma = run.metrics['noise_norm'], run.metrics['sigma']
     known = np.isfinite(norm) & np.isfinite(sigma) & (sigma > 0)
     return float(np.mean(norm[known] / sigma[known]))
@@ -104,7 +104,7 @@ def _counterparts(part: int) -> list[tuple[str, str]]:
 
 
 def _judge(
-  groups: Sequence[study.Group],
+  groups: Sequence[study.StudyGroup],
   name: str,
   claim: str,
   methods: Sequence[tuple[str, str]],
@@ -148,7 +148,9 @@ def _verdict(tests: Sequence[tuple[pages.Quantity, Optional[float]]], sign: int)
   return CONFIRMED if shown else NOT_CONFIRMED
 
 
-def pairs(groups: Sequence[study.Group], left: str, right: str, value: Measure) -> list[tuple[dict[str, Any], Sides]]:
+def pairs(
+  groups: Sequence[study.StudyGroup], left: str, right: str, value: Measure
+) -> list[tuple[dict[str, Any], Sides]]:
   """For each setting that both methods have: its first cells, and the runs of both sides, seed by seed.
 
   Both runs of a pair have the `value`, and are equally long unless they stop at an accuracy.

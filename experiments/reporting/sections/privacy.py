@@ -27,7 +27,7 @@ _ACCOUNTANTS = {'gaussian_exact': 'exact accounting', 'pld': 'privacy loss distr
 _GROUPS = ('rare', 'middle', 'frequent')
 
 
-def whole_model_epsilon(run: runs_lib.Run) -> Optional[float]:
+def whole_model_epsilon(run: runs_lib.RunFolder) -> Optional[float]:
   """The largest ε of any client that holds for the released model: the certificate's, or else the formal one."""
   if run.certificate is not None:
     part, key = ('guarantee', 'epsilon') if _is_stopped(run) else ('achieved', 'epsilon_max')
@@ -36,18 +36,18 @@ def whole_model_epsilon(run: runs_lib.Run) -> Optional[float]:
   return _smallest(run).get('epsilon_max') if is_protected else None
 
 
-def is_whole(group: study.Group) -> bool:
+def is_whole(group: study.StudyGroup) -> bool:
   """Whether the formal ε of all its runs holds for the whole released model."""
   return all(whole_model_epsilon(run) is not None for run in group.runs)
 
 
-def trust(run: runs_lib.Run) -> str:
+def trust(run: runs_lib.RunFolder) -> str:
   """The trusted party (the server, the protocol of the secure sum, or nobody), and whether cohorts are secret."""
   trusted = str(run.summary.get('trust', 'server')).replace('_', ' ')
   return f'{trusted}, cohorts secret' if run.has_secret_cohorts else trusted
 
 
-def formal_text(group: study.Group) -> str:
+def formal_text(group: study.StudyGroup) -> str:
   """The coverage of a setting's formal figure, and the figure: the largest over seeds. † marks ideal noise."""
   whole = [epsilon for run in group.runs if (epsilon := whole_model_epsilon(run)) is not None]
   unlogged = [run for run in group.runs if _formal(run).get('covers') == 'weights without the logs']
@@ -72,7 +72,7 @@ def formal_text(group: study.Group) -> str:
   return f'{text}, for all planned rounds; reading of those that ran, no guarantee: {largest}'
 
 
-def footnotes(groups: Sequence[study.Group]) -> list[str]:
+def footnotes(groups: Sequence[study.StudyGroup]) -> list[str]:
   """The unit, the relation and the δ of the formal figures, and the meaning of †."""
   found = [run for group in groups for run in group.runs if _smallest(run)]
   if not found:
@@ -91,7 +91,7 @@ def footnotes(groups: Sequence[study.Group]) -> list[str]:
   ]
 
 
-def by_participation(name: str, groups: Sequence[study.Group]) -> list[pages.Block]:
+def by_participation(name: str, groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
   """Rare, middle and frequent clients, if clients differ in how often they took part.
 
   There are two tables, because one would be too wide for a page: `name` says what the clients did, and `name`_results
@@ -101,15 +101,15 @@ def by_participation(name: str, groups: Sequence[study.Group]) -> list[pages.Blo
   did = {
     'rounds taken part in': (lambda run: run.counts, 1),
     'weight contributed': (_contributed, 1),
-    'examples': (lambda run: run.of_clients('examples'), 0),
+    'examples': (lambda run: run.client_column('examples'), 0),
   }
   results = {
     'nominal ε': (lambda run: run.nominal_epsilon, 2, True),
     'formal ε': (_formal_epsilon, 2, True),
-    'accuracy (%)': (lambda run: _percent(run.of_clients('test_accuracy')), 1),
+    'accuracy (%)': (lambda run: _percent(run.client_column('test_accuracy')), 1),
   }
 
-  def columns(measures: Mapping[str, Any], group: study.Group) -> dict[str, Any]:
+  def columns(measures: Mapping[str, Any], group: study.StudyGroup) -> dict[str, Any]:
     return {
       f'{what}: {_GROUPS[third]}': group.measure(functools.partial(_mean_of_third, values, third), *form)
       for what, (values, *form) in measures.items()
@@ -128,7 +128,7 @@ def _percent(shares: Optional[np.ndarray]) -> Optional[np.ndarray]:
   return None if shares is None else 100 * shares
 
 
-def _contributed(run: runs_lib.Run) -> Optional[np.ndarray]:
+def _contributed(run: runs_lib.RunFolder) -> Optional[np.ndarray]:
   """float64[N], the sum over the rounds of each client's weight; None where clients have no weights."""
   if run.ledger is None or not run.algorithm.startswith('certified'):
     return None
@@ -136,13 +136,13 @@ def _contributed(run: runs_lib.Run) -> Optional[np.ndarray]:
   return np.bincount(arrays['clients'], arrays['weights'], run.ledger.num_clients)
 
 
-def _formal_epsilon(run: runs_lib.Run) -> Optional[np.ndarray]:
-  epsilon = run.of_clients('formal_epsilon') if whole_model_epsilon(run) is not None else None
+def _formal_epsilon(run: runs_lib.RunFolder) -> Optional[np.ndarray]:
+  epsilon = run.client_column('formal_epsilon') if whole_model_epsilon(run) is not None else None
   return epsilon if epsilon is not None and np.all(np.isfinite(epsilon)) else None
 
 
 def _mean_of_third(
-  of_run: Callable[[runs_lib.Run], Optional[np.ndarray]], third: int, run: runs_lib.Run
+  of_run: Callable[[runs_lib.RunFolder], Optional[np.ndarray]], third: int, run: runs_lib.RunFolder
 ) -> Optional[float]:
   """The mean of a figure over those clients of a third of a run that have a value; None if there is none.
 
@@ -159,15 +159,15 @@ def _object(holder: Mapping[str, Any], name: str) -> Mapping[str, Any]:
   return value if isinstance(value, dict) else {}
 
 
-def _formal(run: runs_lib.Run) -> Mapping[str, Any]:
+def _formal(run: runs_lib.RunFolder) -> Mapping[str, Any]:
   return _object(run.summary, 'formal')
 
 
-def _is_stopped(run: runs_lib.Run) -> bool:
+def _is_stopped(run: runs_lib.RunFolder) -> bool:
   return run.rounds < run.identity['rounds']
 
 
-def _smallest(run: runs_lib.Run) -> Mapping[str, Any]:
+def _smallest(run: runs_lib.RunFolder) -> Mapping[str, Any]:
   """The smallest formal figure; {} if there is none. Amplification counts only where the cohorts are secret."""
   figures = _formal(run).get('figures')
   known = [
@@ -179,7 +179,7 @@ def _smallest(run: runs_lib.Run) -> Mapping[str, Any]:
   return min(known, key=lambda figure: figure['epsilon_max'], default={})
 
 
-def ideal_note(run: runs_lib.Run) -> str:
+def ideal_note(run: runs_lib.RunFolder) -> str:
   """How the noise that was drawn differs from the ideal noise of the formal figure; '' if it does not."""
   notes = _formal(run).get('notes')
   noted = [note for note in notes if _IDEAL_WORDS in str(note)] if isinstance(notes, list) else []

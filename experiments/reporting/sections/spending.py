@@ -19,10 +19,10 @@ from experiments.running import plots
 from quap_tff.common.numbers import rounding
 
 
-def with_accuracy(groups: Sequence[study.Group]) -> list[pages.Block]:
+def with_accuracy(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
   """Every setting that was run, with its accuracy and the privacy that it spends."""
 
-  def columns(g: study.Group) -> dict[str, Any]:
+  def columns(g: study.StudyGroup) -> dict[str, Any]:
     spent = lambda run: run.nominal_epsilon
     nominal = lambda reduce: g.measure(lambda run: None if spent(run) is None else reduce(spent(run)), 3, True)
     delta = g.measure(lambda run: None if spent(run) is None else run.summary.get('nominal_delta_max'))
@@ -43,14 +43,14 @@ def with_accuracy(groups: Sequence[study.Group]) -> list[pages.Block]:
   ]
 
 
-def certified(groups: Sequence[study.Group]) -> list[pages.Block]:
+def certified(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
   """Certified runs and other runs whose ε holds for the released model, to compare accuracy at equal ε."""
   members = [g for g in groups if privacy.is_whole(g)]
   if not any(g.method == 'certified' for g in members):
     return []
   where = shown_with(members)
 
-  def columns(g: study.Group, reference: study.Group) -> dict[str, Any]:
+  def columns(g: study.StudyGroup, reference: study.StudyGroup) -> dict[str, Any]:
     difference = {'minus reference': 'the reference', 'minus reference, 95% ±': None}
     if g is not reference:
       difference = _with_interval('minus reference', study.minus(g, reference))
@@ -92,13 +92,13 @@ def _with_interval(name: str, quantity: Optional[pages.Quantity]) -> dict[str, A
   return {name: quantity._replace(deviation=None), f'{name}, 95% ±': half}
 
 
-def _reference(groups: Sequence[study.Group]) -> study.Group:
+def _reference(groups: Sequence[study.StudyGroup]) -> study.StudyGroup:
   """The group with which others are compared: a certified one, with the online weights and most seeds if possible."""
   rank = lambda g: (g.method == 'certified', 'weights=online' in g.algorithm, len(g.runs), -g.place)
   return max(groups, key=rank)
 
 
-def shown_with(groups: Sequence[study.Group]) -> dict[study.Group, str]:
+def shown_with(groups: Sequence[study.StudyGroup]) -> dict[study.StudyGroup, str]:
   """The participation model under which each group is shown.
 
   Secret cohorts are drawn by coins. At the rate of uniform cohorts, these runs are shown with those.
@@ -109,7 +109,7 @@ def shown_with(groups: Sequence[study.Group]) -> dict[study.Group, str]:
     if g.setting['participation'] == 'uniform' and g.setting['cohort_size'] != 'default'
   }
 
-  def place(g: study.Group) -> str:
+  def place(g: study.StudyGroup) -> str:
     where = g.setting['participation']
     is_secret = any(run.has_secret_cohorts for run in g.runs)
     return 'uniform' if is_secret and (g.dataset, where) in coins else where
@@ -117,11 +117,11 @@ def shown_with(groups: Sequence[study.Group]) -> dict[study.Group, str]:
   return {g: place(g) for g in groups}
 
 
-def _side_by_side(groups: Sequence[study.Group]) -> list[study.Group]:
+def _side_by_side(groups: Sequence[study.StudyGroup]) -> list[study.StudyGroup]:
   return [g for family in study.places(groups) for g in family.groups]
 
 
-def _certified_figures(groups: Sequence[study.Group], where: Mapping[study.Group, str]) -> list[pages.Block]:
+def _certified_figures(groups: Sequence[study.StudyGroup], where: Mapping[study.StudyGroup, str]) -> list[pages.Block]:
   """For each dataset and requested ε, accuracy with a panel for each participation. Where ε varies, accuracy over ε.
 
   A method has one look and one name in all of them.
@@ -144,7 +144,7 @@ def _certified_figures(groups: Sequence[study.Group], where: Mapping[study.Group
         caption = f'A panel for each participation model. {bars}{left}'
         title = f'Accuracy at a requested ε of {epsilon} of the released model: {naming.dataset(dataset)}'
         drawing = figures.over_values(points, 'participation', accuracy.ACCURACY)
-        blocks.append(pages.Figure('certified', title, caption, *drawing))
+        blocks.append(pages.Plot('certified', title, caption, *drawing))
     # A line joins runs that differ in ε and in nothing else.
     counts = collections.Counter((place, point.label) for place, points in by_place.items() for point in points)
     joined = {label for (_, label), count in counts.items() if count > 1}
@@ -158,12 +158,12 @@ def _certified_figures(groups: Sequence[study.Group], where: Mapping[study.Group
       axis = 'formal ε of the released model, largest of any client'
       drawing = figures.in_panels(shown, axis, accuracy.ACCURACY)
       blocks.append(
-        pages.Figure('certified_by_epsilon', f'Accuracy by formal ε: {naming.dataset(dataset)}', caption, *drawing)
+        pages.Plot('certified_by_epsilon', f'Accuracy by formal ε: {naming.dataset(dataset)}', caption, *drawing)
       )
   return blocks
 
 
-def budgets(groups: Sequence[study.Group]) -> list[pages.Block]:
+def budgets(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
   """Budget of a round by participation rate, ε_i(t) = ε_base·(1 + α·exp(-β·p_i(t))): figure 2 of the first document."""
   alpha, beta = published.COMMON['alpha'], published.COMMON['beta']
   found = [measured_budgets(run) for g in groups if g.parts[0] and g.has(alpha=alpha, beta=beta) for run in g.runs]
@@ -201,13 +201,13 @@ def budgets(groups: Sequence[study.Group]) -> list[pages.Block]:
   caption = f'The line is the formula{"; the crosses are the printed values" if is_printed else ""}.'
   blocks: list[pages.Block] = [
     pages.Table('budget_by_rate', title, rows),
-    pages.Figure('budget_by_rate', title, caption, draw),
+    pages.Plot('budget_by_rate', title, caption, draw),
     'The points are from one run.' if len(found) == 1 else f'The points are from {len(found)} runs.',
   ]
   return published.notes('budget_by_rate', blocks)
 
 
-def measured_budgets(run: runs_lib.Run) -> tuple[np.ndarray, np.ndarray]:
+def measured_budgets(run: runs_lib.RunFolder) -> tuple[np.ndarray, np.ndarray]:
   """(rates, budgets): the clients' participation rates at the end, and their mean budgets of a round over ε_base."""
   if run.ledger is None or run.counts is None or run.nominal_epsilon is None or not run.ledger.num_rounds:
     return np.empty(0), np.empty(0)
@@ -216,7 +216,7 @@ def measured_budgets(run: runs_lib.Run) -> tuple[np.ndarray, np.ndarray]:
   return run.counts[seen] / run.ledger.num_rounds, per_round * run.identity['rounds'] / run.identity['epsilon']
 
 
-def cumulative(groups: Sequence[study.Group]) -> list[pages.Block]:
+def cumulative(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
   """Cumulative nominal ε of the top and bottom 20% of clients: figure 3 of the November 2025 document."""
   # QuAP-FL, and the method that differs from it only in the budget.
   found = study.places(
@@ -229,7 +229,7 @@ def cumulative(groups: Sequence[study.Group]) -> list[pages.Block]:
     ]
   )
 
-  def columns(g: study.Group) -> dict[str, Any]:
+  def columns(g: study.StudyGroup) -> dict[str, Any]:
     top, bottom = np.array([top_and_bottom(run) for run in g.runs])[:, :, -1].T
     ratios = np.divide(top, bottom, out=np.full(len(top), np.nan), where=bottom > 0)
     return {
@@ -251,7 +251,7 @@ def cumulative(groups: Sequence[study.Group]) -> list[pages.Block]:
   )
   return blocks and blocks + [
     *(
-      pages.Figure(
+      pages.Plot(
         'cumulative_privacy',
         f'{title}: {naming.dataset(family.dataset)}',
         family.caption('Lines: means over the group and over seeds. Bands: all seeds.'),
@@ -264,7 +264,7 @@ def cumulative(groups: Sequence[study.Group]) -> list[pages.Block]:
   ]
 
 
-def top_and_bottom(run: runs_lib.Run) -> tuple[np.ndarray, np.ndarray]:
+def top_and_bottom(run: runs_lib.RunFolder) -> tuple[np.ndarray, np.ndarray]:
   """float64[T] each: the mean cumulative nominal ε, after each round, of the 20% of clients that took part most and
   least often."""
   assert run.counts is not None  # `cumulative_epsilon` needs the ledger, too.
@@ -273,7 +273,7 @@ def top_and_bottom(run: runs_lib.Run) -> tuple[np.ndarray, np.ndarray]:
   return run.cumulative_epsilon(order[:size]), run.cumulative_epsilon(order[-size:])
 
 
-def _draw_cumulative(figure: 'plots.Figure', groups: Sequence[study.Group]) -> None:
+def _draw_cumulative(figure: 'plots.Figure', groups: Sequence[study.StudyGroup]) -> None:
   axes, series = figure.subplots(), []
   for g in groups:
     values = np.array([top_and_bottom(run) for run in g.runs])
@@ -288,20 +288,20 @@ def _draw_cumulative(figure: 'plots.Figure', groups: Sequence[study.Group]) -> N
   figures.legend(axes)
 
 
-def fairness(groups: Sequence[study.Group]) -> list[pages.Block]:
+def fairness(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
   """Jain's index of three quantities: table 3 of the first document."""
 
-  def of_accuracy(run: runs_lib.Run) -> Optional[float]:
-    accuracies = run.of_clients('test_accuracy')
+  def accuracy_index(run: runs_lib.RunFolder) -> Optional[float]:
+    accuracies = run.client_column('test_accuracy')
     return study.jain(accuracies[np.isfinite(accuracies)]) if accuracies is not None else None
 
-  def columns(g: study.Group) -> dict[str, Any]:
+  def columns(g: study.StudyGroup) -> dict[str, Any]:
     printed = published.find('fairness', scenario=g.scenario, method=g.method)
     return {
       'document: of an unnamed quantity': printed if g.is_of_documents else None,
       'measured: participation counts': g.measure(lambda run: study.jain(run.counts), 3),
       'measured: cumulative nominal ε': g.measure(lambda run: study.jain(run.nominal_epsilon), 3),
-      'measured: test accuracy by client': g.measure(of_accuracy, 3),
+      'measured: test accuracy by client': g.measure(accuracy_index, 3),
     }
 
   title = "Jain's index; 1 means that all clients are equal"
@@ -310,12 +310,12 @@ def fairness(groups: Sequence[study.Group]) -> list[pages.Block]:
   return published.notes('fairness', blocks)
 
 
-def noise(groups: Sequence[study.Group]) -> list[pages.Block]:
+def noise(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
   """Noise to signal by round (theory document, 7.3)."""
   ratio = 'noise_to_signal'
   noisy = [g for g in groups if any(run.mean_of(ratio) for run in g.runs)]
 
-  def columns(g: study.Group) -> dict[str, Any]:
+  def columns(g: study.StudyGroup) -> dict[str, Any]:
     what = (('noise / signal', ratio, 2), ('noise norm', 'noise_norm', 4), ('signal norm', 'signal_norm', 4))
     mean_of = lambda column: lambda run: run.mean_of(column)
     return {name: g.measure(mean_of(column), digits) for name, column, digits in what}
@@ -336,13 +336,13 @@ def noise(groups: Sequence[study.Group]) -> list[pages.Block]:
   )
 
 
-def communication(groups: Sequence[study.Group]) -> list[pages.Block]:
+def communication(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
   """Bytes that a client sends and receives in a round: table 1 of the November 2025 document."""
   sent = lambda g, way='up': g.measure(lambda run: run.mean_of(f'{way}_bytes_per_client'))
   logged = [g for g in groups if sent(g)]
   fedavg = {(g.dataset, g.setting.get('model')): sent(g).mean for g in reversed(logged) if g.method == 'fedavg'}
 
-  def columns(g: study.Group) -> dict[str, Any]:
+  def columns(g: study.StudyGroup) -> dict[str, Any]:
     up, down = sent(g).mean, sent(g, 'down')
     extra = published.UPLOAD_EXTRA_BYTES.get(g.method) if g.is_of_documents else None
     plain = fedavg.get((g.dataset, g.setting.get('model')))
@@ -359,10 +359,10 @@ def communication(groups: Sequence[study.Group]) -> list[pages.Block]:
   return published.notes('communication', blocks)
 
 
-def cost(groups: Sequence[study.Group]) -> list[pages.Block]:
+def cost(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
   """Seconds for a round (theory document, 7.3)."""
 
-  def columns(g: study.Group) -> dict[str, Any]:
+  def columns(g: study.StudyGroup) -> dict[str, Any]:
     seconds = lambda reduce: g.measure(lambda run: float(reduce(run.curve('seconds').to_numpy())))
     machine = lambda name: ', '.join(sorted({str(run.machine.get(name, '?')) for run in g.runs}))
     return {

@@ -171,13 +171,13 @@ def count(inserted: Any, unseen: Any, threshold: float) -> Guesses:
   return Guesses(int((inserted > threshold).sum()), inserted.size, int((unseen > threshold).sum()), unseen.size)
 
 
-def as_dict(guesses: Guesses, found: Bound) -> dict[str, Any]:
+def as_dict(guesses: Guesses, audited: Bound) -> dict[str, Any]:
   """For JSON."""
   return {
     **guesses._asdict(),
-    'true_positive_rate_at_least': found.true_positive_rate,
-    'false_positive_rate_at_most': found.false_positive_rate,
-    'mu_lower_bound': found.mu,
-    'epsilon_lower_bound': found.epsilon,
-    'epsilon_lower_bound_if_trials_are_independent': found.epsilon_if_independent,
+    'true_positive_rate_at_least': audited.true_positive_rate,
+    'false_positive_rate_at_most': audited.false_positive_rate,
+    'mu_lower_bound': audited.mu,
+    'epsilon_lower_bound': audited.epsilon,
+    'epsilon_lower_bound_if_trials_are_independent': audited.epsilon_if_independent,
   }

@@ -69,7 +69,7 @@ class Recovered(NamedTuple):
   labels: np.ndarray
 
 
-class Attack(abc.ABC):
+class InversionAttack(abc.ABC):
   """A way to invert.
 
   Attributes:
@@ -97,7 +97,7 @@ class Attack(abc.ABC):
     """
 
 
-class ClosedForm(Attack):
+class ClosedForm(InversionAttack):
   """The quotients of the first Dense layer's gradients. Several local steps are taken for one gradient, their sum."""
 
   needs_scale = False
@@ -127,7 +127,7 @@ class ClosedForm(Attack):
 
 
 @dataclasses.dataclass(frozen=True)
-class Matching(checks.Checked, Attack):
+class Matching(checks.Checked, InversionAttack):
   """Images whose simulated local training gives the update that was seen, by Adam.
 
   The whole local training of the images, all steps of it, is simulated, so that several local steps are not taken for
@@ -209,12 +209,12 @@ class Matching(checks.Checked, Attack):
     return recover
 
 
-def distances(kind: str, found: Sequence[tf.Tensor], wanted: Sequence[tf.Tensor], visible: tf.Tensor) -> tf.Tensor:
+def distances(kind: str, recovered: Sequence[tf.Tensor], wanted: Sequence[tf.Tensor], visible: tf.Tensor) -> tf.Tensor:
   """The distance of each target's simulated update g(x) from the one that was seen, g, float32[T].
 
   Args:
     kind: 'l2', Σ ‖g(x) - g‖²/‖g‖², or 'cosine', 1 - <g(x), g>/(‖g(x)‖·‖g‖).
-    found: float32[T, …] for each tensor.
+    recovered: float32[T, …] for each tensor.
     wanted: The same shapes.
     visible: float32 for each tensor: 1 if the attack looks at it, else 0.
   """
@@ -222,12 +222,12 @@ def distances(kind: str, found: Sequence[tf.Tensor], wanted: Sequence[tf.Tensor]
   add = lambda left, right: tf.add_n([visible[i] * inner(a, b) for i, (a, b) in enumerate(zip(left, right))])
   size = tf.maximum(add(wanted, wanted), 1e-30)
   if kind == 'l2':
-    apart = [a - b for a, b in zip(found, wanted)]
+    apart = [a - b for a, b in zip(recovered, wanted)]
     return add(apart, apart) / size
-  return 1 - add(found, wanted) / tf.sqrt(size * tf.maximum(add(found, found), 1e-30))
+  return 1 - add(recovered, wanted) / tf.sqrt(size * tf.maximum(add(recovered, recovered), 1e-30))
 
 
-ATTACKS: dict[str, Attack] = {
+ATTACKS: dict[str, InversionAttack] = {
   'closed_form': ClosedForm(),
   # Zhu, Liu and Han 2019. An interpretation: Adam, not L-BFGS.
   'dlg': Matching(learns_labels=True),

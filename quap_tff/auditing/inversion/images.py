@@ -14,8 +14,8 @@ _SSIM_WINDOW = 11
 
 def psnr(true: np.ndarray, recovered: np.ndarray) -> np.ndarray:
   """Decibels, float64[n], for images float[n, H, W, C] in [0, 1]; at most `LARGEST_PSNR`."""
-  found = tf.image.psnr(tf.constant(true, tf.float32), tf.constant(recovered, tf.float32), max_val=1.0)
-  return np.minimum(found.numpy().astype(np.float64), LARGEST_PSNR)
+  decibels = tf.image.psnr(tf.constant(true, tf.float32), tf.constant(recovered, tf.float32), max_val=1.0)
+  return np.minimum(decibels.numpy().astype(np.float64), LARGEST_PSNR)
 
 
 def ssim(true: np.ndarray, recovered: np.ndarray) -> np.ndarray:
@@ -25,10 +25,10 @@ def ssim(true: np.ndarray, recovered: np.ndarray) -> np.ndarray:
   """
   side = min(true.shape[1:3])
   window = min(_SSIM_WINDOW, side - 1 + side % 2)
-  found = tf.image.ssim(
+  similarity = tf.image.ssim(
     tf.constant(true, tf.float32), tf.constant(recovered, tf.float32), max_val=1.0, filter_size=window
   )
-  return found.numpy().astype(np.float64)
+  return similarity.numpy().astype(np.float64)
 
 
 def nearest(true: np.ndarray, recovered: np.ndarray) -> np.ndarray:
@@ -69,15 +69,15 @@ def grid(true: np.ndarray, recovered: np.ndarray) -> np.ndarray:
   return picture
 
 
-def label_accuracy(true: np.ndarray, found: np.ndarray) -> np.ndarray:
+def label_accuracy(true: np.ndarray, recovered: np.ndarray) -> np.ndarray:
   """The share of each target's labels that were found, as multisets, float64[T].
 
   Args:
     true: int[T, n].
-    found: int[T, n], in any order.
+    recovered: int[T, n], in any order.
   """
   shares = []
-  for a, b in zip(true, found):
+  for a, b in zip(true, recovered):
     classes = 1 + max(a.max(), b.max())
     both = np.minimum(np.bincount(a, minlength=classes), np.bincount(b, minlength=classes))
     shares.append(both.sum() / len(a))

@@ -31,7 +31,7 @@ class StackedModel:
     """Reads a model.
 
     Args:
-      model: A sequential model of the layers that `quap_tff.training.models.Layers` makes.
+      model: A sequential model of the layers that `quap_tff.training.models.LayerMaker` makes.
 
     Raises:
       ValueError: For a layer of another kind, or a model without Dense layers.

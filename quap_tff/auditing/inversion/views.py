@@ -55,20 +55,20 @@ def observe(
   critical = sorted(layers_lib.critical_indices(layers, facts.noised_layers))
   seen: dict[str, list[View]] = {'client_update': [], 'aggregate': []}
   for t in range(targets):
-    own = [[tf.convert_to_tensor(tensor[t], tf.float32) for tensor in update] for update in updates]
+    float_updates = [[tf.convert_to_tensor(tensor[t], tf.float32) for tensor in update] for update in updates]
     state = rounds.initial_state()._replace(noise=rounds.initial_noise(seed * targets + t))
-    played = playing.play_round(rounds, state, own, list(range(len(own))))
+    played = playing.play_round(rounds, state, float_updates, list(range(len(float_updates))))
     clip, sigma = float(played.admitted.clip), float(played.admitted.sigma)
     noised = frozenset(critical if float(played.admitted.noise_multiplier) else ())
     first = [np.asarray(u, np.float64) * rounds.sum_unit(clip) for u in played.sent[0]]
-    first, own_noise = first[: len(own[0])], first[len(own[0]) :]
+    first, own_noise = first[: len(float_updates[0])], first[len(float_updates[0]) :]
     for index, drawn in zip(critical, own_noise):
       first[index] = first[index] + drawn
     # All clients of a first round have the same rate, so each has an equal share of the cohort's variance.
-    own_sigma = sigma * np.sqrt(len(own)) if own_noise else 0.0
+    own_sigma = sigma * np.sqrt(len(float_updates)) if own_noise else 0.0
     seen['client_update'].append(View(first, noised if own_noise else frozenset(), clip, own_sigma))
     # A constant divisor is public: anyone who sees the release can turn it into the mean over this cohort.
-    factor = facts.divisor / len(own) if facts.divisor else 1.0
+    factor = facts.divisor / len(float_updates) if facts.divisor else 1.0
     mean = [factor * np.asarray(m, np.float64) for m in played.result]
     seen['aggregate'].append(View(mean, noised, clip, factor * sigma))
   return {

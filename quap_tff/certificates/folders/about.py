@@ -160,7 +160,7 @@ def check_versions(name: str, value: Any) -> None:
     raise ValueError(f'{name} must be versions by name, found {value!r}.')
 
 
-def _checked_stretch(value):
+def _checked_stretch(value: Any) -> dict[str, Any]:
   if not isinstance(value, dict) or set(value) != {'first_round', 'last_round', 'code', 'versions'}:
     raise ValueError(f'A stretch must have first_round, last_round, code and versions, found {value!r}.')
   checks.integer('first_round', value['first_round'], at_least=1)

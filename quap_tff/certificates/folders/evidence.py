@@ -4,6 +4,7 @@ The folder may come from anybody. Each problem is a sentence. What the program t
 checked by its `programs.Program`.
 """
 
+from collections.abc import Sequence
 import math
 from typing import Any, Callable, NamedTuple, TypeVar
 import zipfile
@@ -25,29 +26,29 @@ _KERAS_MEMBERS = {'metadata.json', 'config.json', 'model.weights.h5'}
 _Read = TypeVar('_Read')
 
 
-def problems(content: folders.Content) -> list[str]:
+def run_problems(content: folders.Content) -> list[str]:
   """Where the files of a folder contradict each other, or where something is in it that no certificate covers."""
-  found = entry_problems(content)
+  problems = entry_problems(content)
   of_ledger = ledger_problems(content.plan, content.ledger)
   if not of_ledger:
-    found += clients_problems(content)
-  found += of_ledger + model_problems(content)
-  if not found:
+    problems += clients_problems(content)
+  problems += of_ledger + model_problems(content)
+  if not problems:
     content.program.check(content.path, content.plan, content.ledger)
-  return found
+  return problems
 
 
 def entry_problems(content: folders.Content) -> list[str]:
   """What lies in the folder and does not belong there."""
-  found, program = content.entries, content.program
+  entries, program = content.entries, content.program
   known = {folders.MECHANISM, folders.LEDGER, folders.CLIENTS, folders.KERAS_MODEL, *folders.OWN, *program.empty_files}
   known |= {folders.SCHEDULE} if content.plan.schedule else set()
   known |= {folders.ARRAYS_MODEL} if program.takes_arrays else set()
-  strangers = [name for name in found.files if name not in known and not program.owns(name, content.about)]
-  strangers += [name for name in found.empty if name not in program.empty_folders]
-  result = [f'{name} is a {kind}. A certificate covers regular files only.' for name, kind in found.special.items()]
+  strangers = [name for name in entries.files if name not in known and not program.owns(name, content.about)]
+  strangers += [name for name in entries.empty if name not in program.empty_folders]
+  result = [f'{name} is a {kind}. A certificate covers regular files only.' for name, kind in entries.special.items()]
   result += [f'{name} does not belong there: a certificate does not name it.' for name in sorted(strangers)]
-  for name in sorted(program.empty_files & set(found.files)):
+  for name in sorted(program.empty_files & set(entries.files)):
     if folder_files.read_text(content.path, name):
       result.append(f'{name} must be empty.')
   return result
@@ -56,10 +57,10 @@ def entry_problems(content: folders.Content) -> list[str]:
 def unchecked(content: folders.Content) -> list[str]:
   """The parts of a folder's files that nothing here can make again. They may hold anything."""
   kept, program = content.entries.files, content.program
-  found = [f'all of {name}' for name in kept if program.may_hold_anything(name)]
+  names = [f'all of {name}' for name in kept if program.may_hold_anything(name)]
   if folders.KERAS_MODEL in kept:
-    found.append(f'{folders.KERAS_MODEL}, except that its tensors have the stated shapes and finite numbers')
-  return [*found, *program.unchecked]
+    names.append(f'{folders.KERAS_MODEL}, except that its tensors have the stated shapes and finite numbers')
+  return [*names, *program.unchecked]
 
 
 class _Round(NamedTuple):
@@ -82,7 +83,7 @@ def rounds(plan: run_account.RunAccount, ledger: accounting.RunLedger) -> list[_
   cohorts = clients if plan.attendance is None else list(plan.attendance[: ledger.num_rounds])
   places = [_places(cohort, own) for cohort, own in zip(cohorts, clients)]
   kept = [own[np.argsort(place)] for own, place in zip(weights, places)]
-  planned = plan.core.simulated(cohorts, kept)
+  planned = plan.guarantee.simulated(cohorts, kept)
   return [
     _Round(ids, own, one.weights[place], one.spent_max)
     for ids, own, one, place in zip(clients, weights, planned, places)
@@ -100,16 +101,17 @@ def ledger_problems(plan: run_account.RunAccount, ledger: accounting.RunLedger) 
   A run may have stopped early. But each of its rounds must have the planned cohort, if cohorts were planned, the
   weights that follow from the cohorts, and the planned noise.
   """
-  config, state, expected = plan.config, ledger.state_dict(), plan.new_ledger().state_dict()
-  found = [
+  config, state, expected = plan.guarantee, ledger.state_dict(), plan.new_ledger().state_dict()
+  problems = [
     f'{name} in {folders.LEDGER} is not that of the mechanism.'
     for name in ('num_clients', 'delta', 'fingerprint', 'correlation', 'spent_before')
     if not np.array_equal(state.get(name, ()), expected.get(name, ()))
   ]
+  assert config.num_rounds is not None  # `plans.accounts.ahead` asks for it.
   if ledger.num_rounds > config.num_rounds:
-    found.append(f'{folders.LEDGER} has {ledger.num_rounds} rounds, and {config.num_rounds} are planned.')
-  if found:
-    return found
+    problems.append(f'{folders.LEDGER} has {ledger.num_rounds} rounds, and {config.num_rounds} are planned.')
+  if problems:
+    return problems
   offsets = state['offsets']
   strangers = [
     number
@@ -126,8 +128,8 @@ def ledger_problems(plan: run_account.RunAccount, ledger: accounting.RunLedger) 
   clip = float(np.float32(config.clip.initial_norm))
   for number, one in enumerate(rounds(plan, ledger), 1):
     if not np.allclose(one.weights, one.planned, rtol=_SAME_WEIGHT, atol=0):
-      found.append(f'Round {number} of {folders.LEDGER} has other weights than follow from the cohorts.')
-    planned = plan.core.cost(one.clients, one.weights, clip, number)
+      problems.append(f'Round {number} of {folders.LEDGER} has other weights than follow from the cohorts.')
+    planned = plan.guarantee.cost(one.clients, one.weights, clip, number)
     constants = {
       'noise_multipliers': planned.noise_multiplier,
       'count_noise_multipliers': planned.count_noise_multiplier,
@@ -135,13 +137,13 @@ def ledger_problems(plan: run_account.RunAccount, ledger: accounting.RunLedger) 
     }
     for name, value in constants.items():
       if not _close(state[name][number - 1], value):
-        found.append(
+        problems.append(
           f'Round {number} of {folders.LEDGER}: {name} is {state[name][number - 1]:g}, planned is {value:g}.'
         )
     budgets = state['budgets'][offsets[number - 1] : offsets[number]]
-    if not np.allclose(budgets, planned.budgets, rtol=_SAME_WEIGHT, atol=0):
-      found.append(f'Round {number} of {folders.LEDGER} has other budgets than its weights give.')
-  return found
+    if planned.budgets is None or not np.allclose(budgets, planned.budgets, rtol=_SAME_WEIGHT, atol=0):
+      problems.append(f'Round {number} of {folders.LEDGER} has other budgets than its weights give.')
+  return problems
 
 
 def _comes(plan: run_account.RunAccount, round_num: int, clients: np.ndarray) -> bool:
@@ -151,17 +153,17 @@ def _comes(plan: run_account.RunAccount, round_num: int, clients: np.ndarray) ->
   return np.array_equal(np.sort(clients), np.sort(plan.attendance[round_num - 1]))
 
 
-def _close(found: float, expected: float) -> bool:
-  return found == expected or math.isclose(found, expected, rel_tol=1e-9)
+def _close(value: float, expected: float) -> bool:
+  return value == expected or math.isclose(value, expected, rel_tol=1e-9)
 
 
 def clients_problems(content: folders.Content) -> list[str]:
   """Where clients.csv differs, in any character, from what the ledger gives."""
-  found = folder_files.read_text(content.path, folders.CLIENTS).split('\n')
+  lines = folder_files.read_text(content.path, folders.CLIENTS).split('\n')
   expected = folders.clients_text(content.plan, content.ledger).split('\n')
-  if len(found) != len(expected):
-    return [f'{folders.CLIENTS} has {len(found) - 1} lines, and the ledger gives {len(expected) - 1}.']
-  differing = [pair for pair in zip(found, expected) if pair[0] != pair[1]]
+  if len(lines) != len(expected):
+    return [f'{folders.CLIENTS} has {len(lines) - 1} lines, and the ledger gives {len(expected) - 1}.']
+  differing = [pair for pair in zip(lines, expected) if pair[0] != pair[1]]
   return [f'{folders.CLIENTS}: it says {one!r}, but the ledger gives {other!r}.' for one, other in differing[:10]]
 
 
@@ -173,10 +175,10 @@ def model_problems(content: folders.Content) -> list[str]:
   assert content.plan.model is not None
   (name,), shapes = models, sorted(content.plan.model.shapes)
 
-  def read(tensors):
-    found = sorted(tuple(tensor.shape) for tensor in tensors)
-    if found != shapes:
-      return [f'{name} holds tensors of the shapes {found}, and {folders.MECHANISM} says {shapes}.']
+  def read(tensors: Sequence[Any]) -> list[str]:
+    saved_shapes = sorted(tuple(tensor.shape) for tensor in tensors)
+    if saved_shapes != shapes:
+      return [f'{name} holds tensors of the shapes {saved_shapes}, and {folders.MECHANISM} says {shapes}.']
     if not all(tensor.dtype.kind == 'f' and np.isfinite(tensor[()]).all() for tensor in tensors):
       return [f'{name} must hold finite floating-point numbers alone.']
     return []
@@ -197,7 +199,7 @@ def in_model(path: str, name: str, read: Callable[[list[Any]], _Read]) -> _Read:
       return read(_tensors(weights))
 
 
-def _tensors(weights) -> list[Any]:
+def _tensors(weights: Any) -> list[Any]:
   tensors: list[Any] = []
   weights.visititems(lambda _, item: tensors.append(item) if hasattr(item, 'shape') else None)
   # The numbers of such a tensor are in other files, or are not stored at all.

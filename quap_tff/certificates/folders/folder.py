@@ -125,15 +125,15 @@ def mechanism_text(
 ) -> str:
   """mechanism.json."""
   assert plan.model is not None
-  name = registry.name_of(plan.config, MECHANISMS)
+  name = registry.name_of(plan.guarantee, MECHANISMS)
   value = {
     'version': VERSION,
     'made_by': made_by,
     'code': dict(code),
-    'trust': plan.config.trust,
-    **({} if name == plan.config.trust else {'kind': name}),
+    'trust': plan.guarantee.trust,
+    **({} if name == plan.guarantee.trust else {'kind': name}),
     'cohorts': plan.cohorts,
-    'mechanism': registry.value_of(plan.config),
+    'mechanism': registry.value_of(plan.guarantee),
     'sparsity': registry.format_spec(registry.name_of(plan.sparsity, sparsities.SPARSITIES), plan.sparsity),
     'sparsity_seed': plan.sparsity_seed,
     'colluders': list(plan.colluders),
@@ -145,7 +145,7 @@ def mechanism_text(
   return json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + '\n'
 
 
-def _schedule_arrays(plan) -> dict[str, np.ndarray]:
+def _schedule_arrays(plan: run_account.RunAccount) -> dict[str, np.ndarray]:
   arrays = {
     'offsets': np.cumsum([0, *map(len, plan.schedule)], dtype=np.int64),
     'clients': np.concatenate([np.zeros(0, np.int64), *plan.schedule]),
@@ -208,11 +208,11 @@ def read(path: str) -> Content:
 
 def check_version(name: str, value: Any) -> None:
   """Raises `CannotTellError` for a file of another version than this one, and `FolderError` for one of none."""
-  found = value.get('version') if isinstance(value, dict) else None
-  if type(found) is not int:
+  version = value.get('version') if isinstance(value, dict) else None
+  if type(version) is not int:
     raise FolderError(f'{name} is damaged: it is not a JSON object with a version.')
-  if found != VERSION:
-    raise folder_files.CannotTellError(f'{name} has version {found}, and this program knows version {VERSION} alone.')
+  if version != VERSION:
+    raise folder_files.CannotTellError(f'{name} has version {version}, and this program knows version {VERSION} alone.')
 
 
 def read_config(name: str, value: Mapping[str, Any]) -> guarantee.GuaranteeConfig:
@@ -236,7 +236,7 @@ def read_config(name: str, value: Mapping[str, Any]) -> guarantee.GuaranteeConfi
   return config
 
 
-def _schedule(path, config) -> tuple[list[np.ndarray], Optional[list[np.ndarray]]]:
+def _schedule(path: str, config: guarantee.Guarantee) -> tuple[list[np.ndarray], Optional[list[np.ndarray]]]:
   """The drawn clients of each round, and those who come, if this is known before the run."""
   known = {'offsets': np.int64, 'clients': np.int64}
   arrays = folder_files.read_arrays(path, SCHEDULE, [known, {**known, 'comes': bool}])
@@ -260,7 +260,7 @@ def _schedule(path, config) -> tuple[list[np.ndarray], Optional[list[np.ndarray]
     return split(clients), [own[here] for own, here in zip(split(clients), split(arrays['comes']))]
 
 
-def _ledger(path, plan) -> accounting.RunLedger:
+def _ledger(path: str, plan: run_account.RunAccount) -> accounting.RunLedger:
   with folder_files.damage(LEDGER):
     expected = plan.new_ledger().state_dict()
     arrays = folder_files.read_arrays(path, LEDGER, [expected])

@@ -99,15 +99,15 @@ def check_regular(path: str, name: str, most: int = _MOST_TEXT) -> str:
   """
   whole = os.path.join(path, name)
   try:
-    found = os.lstat(whole)
+    status = os.lstat(whole)
   except (FileNotFoundError, NotADirectoryError):
     raise FolderError(f'{name} is missing in {path}.') from None
   except OSError as error:
     raise CannotTellError(f'{name} cannot be read: {error}.') from None
-  if not stat.S_ISREG(found.st_mode):
+  if not stat.S_ISREG(status.st_mode):
     raise FolderError(f'{name} is not a regular file.')
-  if found.st_size > most:
-    raise FolderError(f'{name} has {found.st_size:,} bytes. At most {most:,} are read.')
+  if status.st_size > most:
+    raise FolderError(f'{name} has {status.st_size:,} bytes. At most {most:,} are read.')
   return whole
 
 
@@ -147,19 +147,19 @@ def read_json(path: str, name: str) -> Any:
     )
 
 
-def _integer(text):
+def _integer(text: str) -> int:
   if len(text) > 20:
     raise ValueError(f'{text[:20]}… has too many digits')
   return int(text)
 
 
-def _finite(text):
+def _finite(text: str) -> float:
   if not math.isfinite(float(text)):
     raise ValueError(f'{text} is not a finite number')
   return float(text)
 
 
-def _without_repetition(pairs):
+def _without_repetition(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
   value = dict(pairs)
   if len(value) != len(pairs):
     raise ValueError('a key appears twice')
@@ -239,9 +239,9 @@ def check_unpacked(num_bytes: int) -> None:
 
 def digest(path: str, name: str) -> str:
   """SHA-256 of a file in the folder, in hex. Raises `FolderError` if it cannot be read."""
-  found = hashlib.sha256()
+  sha256 = hashlib.sha256()
   whole = check_regular(path, name, _MOST_UNPACKED)
   with damage(name, 'cannot be read'), open(whole, 'rb') as f:
     for block in iter(lambda: f.read(_MEBIBYTE), b''):
-      found.update(block)
-  return found.hexdigest()
+      sha256.update(block)
+  return sha256.hexdigest()

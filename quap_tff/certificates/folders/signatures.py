@@ -3,7 +3,7 @@
 import base64
 import binascii
 import os
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 from quap_tff.certificates.folders import folder as folders
 from quap_tff.certificates.folders import folder_files
@@ -28,7 +28,7 @@ def read_public_key(path: str) -> Any:
   return _read_key(path, serialization.load_pem_public_key, 'Ed25519PublicKey')
 
 
-def _read_key(path, load, kind):
+def _read_key(path: str, load: Callable[[bytes], Any], kind: str) -> Any:
   try:
     with open(path, 'rb') as f:
       key = load(f.read())
@@ -53,7 +53,7 @@ def sign(path: str, name: str, private_key: Optional[Any]) -> None:
     os.remove(target)
 
 
-def problems(path: str, name: str, key: Optional[Any] = None, source: str = '') -> list[str]:
+def signature_problems(path: str, name: str, key: Optional[Any] = None, source: str = '') -> list[str]:
   """The problems of the signature of the folder's certificate or audit, a sentence each.
 
   Args:
@@ -67,16 +67,16 @@ def problems(path: str, name: str, key: Optional[Any] = None, source: str = '') 
     return [] if key is None else [f'{signature} is missing in {path}: {name} is not signed.']
   try:
     line = folder_files.read_text(path, signature)
-    found = base64.b64decode(line.rstrip('\n'), validate=True)
+    signed = base64.b64decode(line.rstrip('\n'), validate=True)
     content = folder_files.read_text(path, name).encode()
   except (folder_files.FolderError, binascii.Error) as error:
     return [f'{signature} cannot be checked: {error}']
-  if len(found) != _BYTES or line != _line(found):
+  if len(signed) != _BYTES or line != _line(signed):
     return [f'{signature} must hold a signature of {_BYTES} bytes and nothing else.']
   if key is None:
     return []
   try:
-    key.verify(found, content)
+    key.verify(signed, content)
   except Exception:  # cryptography.exceptions.InvalidSignature
     return [f'{signature} is not a signature of {name} with the key of {source}.']
   return []

@@ -10,7 +10,7 @@ from quap_tff.common import registry
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Sampler(checks.Checked):
+class CohortSampler(checks.Checked):
   """How cohorts are drawn.
 
   Attributes:

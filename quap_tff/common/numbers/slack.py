@@ -29,14 +29,14 @@ class Slack(NamedTuple):
     """The ε of μ-GDP with this slack: float64s; 0 where μ is 0."""
     return tradeoff.epsilon_of(mu, delta - self.delta) + self.epsilon * (np.asarray(mu) > 0)
 
-  def of_those_who(self, came: np.ndarray, mu: np.ndarray, delta: float) -> np.ndarray:
+  def epsilon_of(self, came: np.ndarray, mu: np.ndarray, delta: float) -> np.ndarray:
     """float64[N], the ε of μ-GDP, with this slack for the clients bool[N] that it is about."""
-    found = np.array(tradeoff.epsilon_of(mu, delta))
-    found[came] = tradeoff.epsilon_of(mu[came], delta - self.delta) + self.epsilon
-    return found
+    epsilons = np.array(tradeoff.epsilon_of(mu, delta))
+    epsilons[came] = tradeoff.epsilon_of(mu[came], delta - self.delta) + self.epsilon
+    return epsilons
 
 
-def of_draws(num_draws: int, log_ratio: float, missing: float, delta: float) -> float:
+def slack_of_draws(num_draws: int, log_ratio: float, missing: float, delta: float) -> float:
   """ε' with which n draws of computed noise are close to n ideal draws, rounded up; docs/privacy.md has the proof.
 
       ε' = η·√(2·n·ln(1/δ')) + n·(η·(e^η - 1) + 2·m)

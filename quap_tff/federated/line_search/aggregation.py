@@ -1,4 +1,4 @@
-"""`quap_tff.federated.line_search.mechanism` as a TFF aggregation that also tries steps at the clients.
+"""`quap_tff.federated.line_search.line_search` as a TFF aggregation that also tries steps at the clients.
 
     next: (state@SERVER, value@CLIENTS, weight@CLIENTS, global weights@CLIENTS, examples@CLIENTS)
           -> <state@SERVER, step·direction@SERVER, measurements@SERVER>
@@ -18,7 +18,7 @@ from quap_tff.common import array_types
 from quap_tff.federated import client_ids
 from quap_tff.federated import client_work
 from quap_tff.federated import sums
-from quap_tff.federated.line_search import mechanism as line_search
+from quap_tff.federated.line_search import line_search as line_search
 from quap_tff.training import client_update
 from quap_tff.training import model_functions
 
@@ -63,7 +63,7 @@ class LineSearchAggregationFactory(tff.aggregators.WeightedAggregationFactory):
       return collections.OrderedDict(client_id=tf.cast(read_client_id(weight), tf.int64))
 
     @tff.tensorflow.computation(state_type, sums.collected_type(id_type))
-    def plan_round(state: line_search.ServerState, reports: array_types.Structure) -> line_search.RoundPlan:
+    def plan_round(state: line_search.LineSearchState, reports: array_types.Structure) -> line_search.RoundPlan:
       return line_search.plan_round(config, state, reports['client_id'])
 
     plan_type = plan_round.type_signature.result
@@ -84,7 +84,7 @@ class LineSearchAggregationFactory(tff.aggregators.WeightedAggregationFactory):
 
     @tff.tensorflow.computation(state_type, plan_type, direction_type)
     def direction(
-      state: line_search.ServerState, plan: line_search.RoundPlan, total: Sequence[tf.Tensor]
+      state: line_search.LineSearchState, plan: line_search.RoundPlan, total: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
       return line_search.noised_direction(config, state, plan, list(total))
 
@@ -106,8 +106,11 @@ class LineSearchAggregationFactory(tff.aggregators.WeightedAggregationFactory):
 
     @tff.tensorflow.computation(state_type, plan_type, direction_type, gains_of_steps.type_signature.result)
     def finish_round(
-      state: line_search.ServerState, plan: line_search.RoundPlan, step_direction: Sequence[tf.Tensor], gains: tf.Tensor
-    ) -> tuple[line_search.ServerState, array_types.Structure, array_types.Structure]:
+      state: line_search.LineSearchState,
+      plan: line_search.RoundPlan,
+      step_direction: Sequence[tf.Tensor],
+      gains: tf.Tensor,
+    ) -> tuple[line_search.LineSearchState, array_types.Structure, array_types.Structure]:
       step, new_state = line_search.chosen_step(config, state, plan, gains)
       update = [tf.cast(step, d.dtype) * d for d in step_direction]
       measurements = line_search.measurements(config, state, plan, step, new_state)

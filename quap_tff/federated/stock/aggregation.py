@@ -222,25 +222,25 @@ def tree(noise_multiplier: float, clients_per_round: float, clip: float, rounds:
       noise_seed=seed,
     )
 
-  def of_buffers(
+  def map_buffers(
     query_state: array_types.Structure, function: Callable[[tf.Tensor, float, array_types.Structure], tf.Tensor]
   ) -> array_types.Structure:
     numerator = query_state.numerator_state
-    found = numerator.tree_state
-    moved = found._replace(
-      level_buffer=tf.nest.map_structure(lambda rows: function(rows, 0.0, found), found.level_buffer),
-      level_buffer_idx=function(found.level_buffer_idx, -1, found),
+    tree_state = numerator.tree_state
+    moved = tree_state._replace(
+      level_buffer=tf.nest.map_structure(lambda rows: function(rows, 0.0, tree_state), tree_state.level_buffer),
+      level_buffer_idx=function(tree_state.level_buffer_idx, -1, tree_state),
     )
     return query_state._replace(numerator_state=numerator._replace(tree_state=moved))
 
   # The tree's buffers hold a row for each open node, more and fewer of them from round to round.
-  def padded(rows: tf.Tensor, value: float, found: array_types.Structure) -> tf.Tensor:
-    missing = levels - tf.size(found.level_buffer_idx)
+  def padded(rows: tf.Tensor, value: float, tree_state: array_types.Structure) -> tf.Tensor:
+    missing = levels - tf.size(tree_state.level_buffer_idx)
     whole = tf.pad(rows, [[0, missing]] + [[0, 0]] * (rows.shape.rank - 1), constant_values=value)
     return tf.ensure_shape(whole, [levels] + rows.shape[1:])
 
-  def used(rows: tf.Tensor, value: float, found: array_types.Structure) -> tf.Tensor:
-    return rows[: tf.reduce_sum(tf.cast(found.level_buffer_idx >= 0, tf.int32))]
+  def used(rows: tf.Tensor, value: float, tree_state: array_types.Structure) -> tf.Tensor:
+    return rows[: tf.reduce_sum(tf.cast(tree_state.level_buffer_idx >= 0, tf.int32))]
 
   return StockAggregator(
     noise_multiplier,
@@ -249,6 +249,6 @@ def tree(noise_multiplier: float, clients_per_round: float, clip: float, rounds:
     lambda query_state: [query_state.numerator_state.clip_value],
     clip,
     has_one_sigma=False,
-    kept=lambda query_state: of_buffers(query_state, padded),
-    taken_up=lambda kept: of_buffers(kept, used),
+    kept=lambda query_state: map_buffers(query_state, padded),
+    taken_up=lambda kept: map_buffers(kept, used),
   )

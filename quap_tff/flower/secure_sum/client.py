@@ -45,7 +45,6 @@ from quap_tff.flower.secure_sum import terms
 from quap_tff.mechanisms.held import guard
 
 _LOG = logging.getLogger('flwr')
-_UNSAID = "Its own log says why: the reason may tell of clients' data."
 _STATE = 'quap_secure_sum'
 _ORDER = (Stage.SETUP, Stage.SHARE_KEYS, Stage.COLLECT_MASKED_VECTORS, Stage.UNMASK)
 
@@ -66,96 +65,96 @@ class SecureSum:
     """The reply, or a refusal, after which this node takes no further part in the round."""
     try:
       return self._answered(message, context)
-    except messages.RefusedError as error:
+    except messages.RefusedRoundError as error:
       _LOG.error('Refused: %s', error)
       reason = str(error)
     # Those of Flower's mod, and of work. They may tell of data.
     except (ValueError, TypeError, LookupError, OSError, InvalidToken, tf.errors.OpError) as error:
       _LOG.error('%s: %s', type(error).__name__, str(error).strip())
-      reason = _UNSAID
+      reason = messages.UNSAID
     context.state.config_records.pop(_STATE, None)
-    return Message(messages.of_refusal(reason), reply_to=message)
+    return Message(messages.refusal_content(reason), reply_to=message)
 
   def _answered(self, message: Message, context: Context) -> Message:
     if RECORD_KEY_CONFIGS not in message.content.config_records:
-      raise messages.RefusedError(
+      raise messages.RefusedRoundError(
         'The server asks for a sum that it would see, and this node takes part in secure sums alone. Let the server '
         'use quap_tff.flower.secure_sum.'
       )
     told = message.content.config_records[RECORD_KEY_CONFIGS]
     stage = told.get(Key.STAGE)
-    own = int(message.metadata.dst_node_id)
+    node_id = int(message.metadata.dst_node_id)
     if stage == Stage.SETUP:
-      session = records.Session.of_setup(message.content)
-      self._check_setup(session, told, own)
+      session = records.Session.from_setup(message.content)
+      self._check_setup(session, told, node_id)
     else:
       if _STATE not in context.state.config_records:
-        raise messages.RefusedError('No round was set up here, or it was refused. Begin it with its setup.')
-      session = records.Session.of_state(context.state.config_records[_STATE])
+        raise messages.RefusedRoundError('No round was set up here, or it was refused. Begin it with its setup.')
+      session = records.Session.from_record(context.state.config_records[_STATE])
     agreed = _terms(self._node, session)
     if stage == Stage.SHARE_KEYS:
-      session = session._replace(parties=self._sharing(session, agreed, message.content, own))
+      session = session._replace(parties=self._sharing(session, agreed, message.content, node_id))
     elif stage == Stage.COLLECT_MASKED_VECTORS:
-      session = session._replace(parties=_present(session, agreed, told, own))
+      session = session._replace(parties=_present(session, agreed, told, node_id))
       self._check_history(session, agreed, message.content)
     elif stage == Stage.UNMASK:
-      active = _opening(session, agreed, told, own)
+      active = _opening(session, agreed, told, node_id)
       self._note_opening(session.round_num, agreed.clients(active))
     with masks.in_place_of_flowers(agreed.session(session.digest, session.parties)):
       answered: list[messages.Answer] = []
       reply = secaggplus_mod(message, context, functools.partial(self._work, answered))
-    context.state.config_records[_STATE] = session.of_context()
+    context.state.config_records[_STATE] = session.as_record()
     if stage == Stage.SETUP:
       sent = reply.content[RECORD_KEY_CONFIGS]
       keys = [sent[name] for name in (Key.PUBLIC_KEY_1, Key.PUBLIC_KEY_2)]
-      signature = enrolment.signed(self._node.folder, records.to_sign(session.digest, own, keys))
+      signature = enrolment.signed(self._node.folder, records.to_sign(session.digest, node_id, keys))
       reply.content[records.AGREED] = ConfigRecord(
         {'masks': masks.NAME, 'digest': session.digest, 'signature': signature}
       )
     for one in answered:
-      sent = messages.of_answer(one, self._node.bundle)
+      sent = messages.answer_content(one, self._node.bundle)
       # What is not secret of the plan's sums. The rest is masked.
       reply.content = RecordDict(
         {RECORD_KEY_CONFIGS: reply.content[RECORD_KEY_CONFIGS], **{name: sent[name] for name in records.PLAIN}}
       )
     return reply
 
-  def _check_setup(self, session: records.Session, told: Mapping[str, Any], own: int) -> None:
+  def _check_setup(self, session: records.Session, told: Mapping[str, Any], node_id: int) -> None:
     if session.masks != masks.NAME:
-      raise messages.RefusedError(
+      raise messages.RefusedRoundError(
         f'The server makes masks by {session.masks or "the generator of Flower, which has a seed of 32 bits"}, and '
         f'this node by {masks.NAME}. Give both the same quap_tff, and let the server use quap_tff.flower.secure_sum.'
       )
     agreed = _terms(self._node, session)
     expected = np.intersect1d(agreed.cohort, list(self._node.examples))
-    if own not in session.nodes or not np.array_equal(np.sort(session.nodes[own]), expected):
-      raise messages.RefusedError(
-        f'The server announces the clients {session.nodes.get(own, expected[:0]).tolist()} at this node, which has '
+    if node_id not in session.nodes or not np.array_equal(np.sort(session.nodes[node_id]), expected):
+      raise messages.RefusedRoundError(
+        f'The server announces the clients {session.nodes.get(node_id, expected[:0]).tolist()} at this node, which has '
         f'{expected.tolist()} of the cohort. Enrol each client at the node that has it.'
       )
     self._public_keys(session)
-    for name, value in agreed.of_flower.items():
+    for name, value in agreed.flower_settings.items():
       if told.get(name) != value:
-        raise messages.RefusedError(f'The server sets {name} to {told.get(name)}, and by the plan it is {value}.')
+        raise messages.RefusedRoundError(f'The server sets {name} to {told.get(name)}, and by the plan it is {value}.')
 
   def _public_keys(self, session: records.Session) -> Mapping[int, bytes]:
     """By which the announced nodes sign, from this node's own folder, read anew: others may have been enrolled."""
     try:
       return enrolment.Enrolled(self._node.enrolment).keys_of(session.nodes)
     except ValueError as error:
-      raise messages.RefusedError(str(error)) from None
+      raise messages.RefusedRoundError(str(error)) from None
 
-  def _sharing(self, session: records.Session, agreed: terms.Terms, content: RecordDict, own: int) -> list[int]:
-    """The nodes that share keys; raises `RefusedError` unless each has signed its own, and the history."""
+  def _sharing(self, session: records.Session, agreed: terms.Terms, content: RecordDict, node_id: int) -> list[int]:
+    """The nodes that share keys; raises `RefusedRoundError` unless each has signed its own, and the history."""
     told = content.config_records[RECORD_KEY_CONFIGS]
     keys = {int(name): value for name, value in told.items() if name != Key.STAGE}
-    _check_parties(agreed, keys, own)
+    _check_parties(agreed, keys, node_id)
     signatures = content.config_records.get(records.SIGNATURES, ConfigRecord())
     public = self._public_keys(session)
     for node, both in keys.items():
       message = records.to_sign(session.digest, node, both)
       if not enrolment.is_signed(public[node], signatures.get(str(node), b''), message):
-        raise messages.RefusedError(
+        raise messages.RefusedRoundError(
           f'Node {node} has not signed these keys for the history with the digest {session.digest}: the server '
           'replaces keys, or tells two histories, or the enrolment folder of this node has another key.'
         )
@@ -166,16 +165,16 @@ class SecureSum:
     _, history = messages.read_round(content, self._node.bundle)
     digest = records.digest_of(self._plan, history)
     if digest != session.digest or history[-1].round_num != session.round_num:
-      raise messages.RefusedError(
+      raise messages.RefusedRoundError(
         f'The server tells a history with the digest {digest}, and the nodes of this round have compared '
         f'{session.digest}.'
       )
     if not np.array_equal(np.sort(history[-1].cohort), agreed.cohort):
-      raise messages.RefusedError('The clients of the announced nodes are not the cohort of the history.')
+      raise messages.RefusedRoundError('The clients of the announced nodes are not the cohort of the history.')
     for before, link in zip(history, history[1:]):
       opened = self._opened(before.round_num)
       if opened is not None and len(link.came) and not np.array_equal(np.sort(link.came), opened):
-        raise messages.RefusedError(
+        raise messages.RefusedRoundError(
           f'The clients {link.came.tolist()} are said to have come in round {before.round_num}, and this node has '
           f'opened the sum of {opened.tolist()}.'
         )
@@ -192,11 +191,11 @@ class SecureSum:
     return os.path.join(self._node.folder, f'opened_{self._plan.number}_{round_num}')
 
   def _note_opening(self, round_num: int, clients: np.ndarray) -> None:
-    """Writes down who is in the sum that is opened; raises `RefusedError` if one of this round was opened before."""
+    """Writes down who is in the sum that is opened; raises `RefusedRoundError` if this round was opened before."""
     try:
       opened = os.open(self._path(round_num), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-      raise messages.RefusedError(
+      raise messages.RefusedRoundError(
         f'The sum of round {round_num} was opened already. A second opening could show the difference of two sums.'
       ) from None
     with os.fdopen(opened, 'w') as f:
@@ -215,51 +214,51 @@ def _terms(node: nodes.Node, session: records.Session) -> terms.Terms:
   try:
     return terms.Terms.of(node.bundle, session.nodes)
   except ValueError as error:
-    raise messages.RefusedError(str(error)) from None
+    raise messages.RefusedRoundError(str(error)) from None
 
 
-def _present(session: records.Session, agreed: terms.Terms, told: Mapping[str, Any], own: int) -> list[int]:
+def _present(session: records.Session, agreed: terms.Terms, told: Mapping[str, Any], node_id: int) -> list[int]:
   """The nodes whose shares this one has: between them are masks."""
-  parties = [own, *told.get(Key.SOURCE_LIST, ())]
+  parties = [node_id, *told.get(Key.SOURCE_LIST, ())]
   strangers = set(parties) - set(session.parties)
   if strangers:
-    raise messages.RefusedError(f'Node {min(strangers)} sends shares, and no keys were exchanged with it.')
-  _check_parties(agreed, parties, own)
+    raise messages.RefusedRoundError(f'Node {min(strangers)} sends shares, and no keys were exchanged with it.')
+  _check_parties(agreed, parties, node_id)
   return parties
 
 
-def _check_parties(agreed: terms.Terms, parties: Collection[int], own: int) -> None:
+def _check_parties(agreed: terms.Terms, parties: Collection[int], node_id: int) -> None:
   strangers = set(parties) - set(agreed.nodes)
   if strangers:
-    raise messages.RefusedError(f'Node {min(strangers)} was not announced for this round.')
-  if own not in parties or len(set(parties)) != len(parties):
-    raise messages.RefusedError('This node must be among the parties of the sum, and each of them once.')
+    raise messages.RefusedRoundError(f'Node {min(strangers)} was not announced for this round.')
+  if node_id not in parties or len(set(parties)) != len(parties):
+    raise messages.RefusedRoundError('This node must be among the parties of the sum, and each of them once.')
   _check_enough(agreed, parties)
 
 
 def _check_enough(agreed: terms.Terms, parties: Collection[int]) -> None:
   shortfall = agreed.shortfall(parties)
   if shortfall:
-    raise messages.RefusedError(f'{shortfall}.')
+    raise messages.RefusedRoundError(f'{shortfall}.')
 
 
-def _opening(session: records.Session, agreed: terms.Terms, told: Mapping[str, Any], own: int) -> list[int]:
-  """The nodes in the sum; raises `RefusedError` for lists that would open more than one sum."""
+def _opening(session: records.Session, agreed: terms.Terms, told: Mapping[str, Any], node_id: int) -> list[int]:
+  """The nodes in the sum; raises `RefusedRoundError` for lists that would open more than one sum."""
   active, dead = (list(told.get(name, ())) for name in (Key.ACTIVE_NODE_ID_LIST, Key.DEAD_NODE_ID_LIST))
   both = set(active) & set(dead)
   if both:
-    raise messages.RefusedError(
+    raise messages.RefusedRoundError(
       f'Node {min(both)} is in both lists, of those who are in the sum and of those who dropped out. Both of its '
       'secrets would show its own sum.'
     )
   strangers = (set(active) | set(dead)) - set(agreed.nodes)
   if strangers:
-    raise messages.RefusedError(f'Node {min(strangers)} was not announced for this round.')
+    raise messages.RefusedRoundError(f'Node {min(strangers)} was not announced for this round.')
   if sorted(active + dead) != sorted(session.parties):
-    raise messages.RefusedError(
+    raise messages.RefusedRoundError(
       f'The lists name the nodes {sorted(active + dead)}, and those who have answered are {sorted(session.parties)}.'
     )
-  if own not in active:
-    raise messages.RefusedError('This node has answered, and is said to have dropped out.')
+  if node_id not in active:
+    raise messages.RefusedRoundError('This node has answered, and is said to have dropped out.')
   _check_enough(agreed, active)
   return active

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from quap_tff.bundle import player
-from quap_tff.bundle import values
+from quap_tff.bundle import structures
 from quap_tff.flower.secure_sum import masks
 
 TARGET = 2**31 - 2
@@ -63,35 +63,35 @@ def encoded(bundle: player.Bundle, secure: Any) -> list[np.ndarray]:
   Raises:
     ValueError: If a number is too large. No plan that fits makes one.
   """
-  found = []
-  for number, leaf in zip(values.flatten(bundle.sums_types.secure, secure, 'sums'), _leaves(bundle)):
+  arrays = []
+  for number, leaf in zip(structures.flatten(bundle.sums_types.secure, secure, 'sums'), _leaves(bundle)):
     remainder = np.asarray(number, np.int64) % leaf.modulus
     if leaf.is_in_digits:
       one = int(remainder.reshape(()))
-      found.append(np.array([one >> _DIGIT_BITS * k & (1 << _DIGIT_BITS) - 1 for k in range(_DIGITS)], np.int64))
+      arrays.append(np.array([one >> _DIGIT_BITS * k & (1 << _DIGIT_BITS) - 1 for k in range(_DIGITS)], np.int64))
     else:
-      found.append(np.where(remainder > leaf.modulus // 2, remainder - leaf.modulus, remainder))
-  if any(np.abs(one).max(initial=0) > HALF for one in found):
+      arrays.append(np.where(remainder > leaf.modulus // 2, remainder - leaf.modulus, remainder))
+  if any(np.abs(one).max(initial=0) > HALF for one in arrays):
     raise ValueError(f'An entry of the sum of this node is larger than {HALF}.')
-  return found
+  return arrays
 
 
 def decoded(bundle: player.Bundle, total: Sequence[np.ndarray], num_nodes: int) -> Any:
   """`Sums.secure` from the sum of what nodes sent: `Σ q mod 2³²`, int64 arrays."""
-  found = []
+  leaves = []
   for array, leaf in zip(total, _leaves(bundle)):
-    own = (array - num_nodes * HALF) % masks.RANGE
-    own = np.where(own >= masks.RANGE // 2, own - masks.RANGE, own)
+    centred = (array - num_nodes * HALF) % masks.RANGE
+    centred = np.where(centred >= masks.RANGE // 2, centred - masks.RANGE, centred)
     if leaf.is_in_digits:
-      number = sum(int(digit) << _DIGIT_BITS * k for k, digit in enumerate(own)) % int(np.max(leaf.modulus))
-      own = np.full(leaf.shape, number, np.int64)
-    found.append((own % leaf.modulus).astype(leaf.dtype))
-  return values.pack(bundle.sums_types.secure, iter(found))
+      number = sum(int(digit) << _DIGIT_BITS * k for k, digit in enumerate(centred)) % int(np.max(leaf.modulus))
+      centred = np.full(leaf.shape, number, np.int64)
+    leaves.append((centred % leaf.modulus).astype(leaf.dtype))
+  return structures.pack(bundle.sums_types.secure, iter(leaves))
 
 
 def nothing(bundle: player.Bundle) -> Any:
   """`Sums.secure` of nobody, of the shapes of sums."""
-  return values.pack(bundle.sums_types.secure, iter([np.zeros(one.shape, one.dtype) for one in _leaves(bundle)]))
+  return structures.pack(bundle.sums_types.secure, iter([np.zeros(one.shape, one.dtype) for one in _leaves(bundle)]))
 
 
 def shapes(bundle: player.Bundle) -> list[tuple[int, ...]]:
@@ -112,8 +112,8 @@ class _Leaf(NamedTuple):
 
 
 def _leaves(bundle: player.Bundle) -> list[_Leaf]:
-  found = zip(values.types(bundle.sums_types.secure), _in_order(bundle.modulus))
-  return [_Leaf(tuple(kind['shape']), kind['dtype'], np.asarray(modulus, np.int64)) for kind, modulus in found]
+  leaves = zip(structures.types(bundle.sums_types.secure), _in_order(bundle.modulus))
+  return [_Leaf(tuple(kind['shape']), kind['dtype'], np.asarray(modulus, np.int64)) for kind, modulus in leaves]
 
 
 def _in_order(value: Any) -> Iterator[Any]:

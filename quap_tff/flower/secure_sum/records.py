@@ -18,7 +18,7 @@ from quap_tff.flower.secure_sum import masks
 from quap_tff.mechanisms.held import guard
 
 TERMS, AGREED, SIGNATURES = 'terms', 'agreed', 'signatures'
-# The records of `messages.of_answer` that the server sees of each node.
+# The records of `messages.answer_content` that the server sees of each node.
 PLAIN = ('answered', 'came', 'plain')
 
 
@@ -39,7 +39,7 @@ class Session(NamedTuple):
   nodes: Mapping[int, np.ndarray]
   parties: Sequence[int] = ()
 
-  def of_context(self) -> ConfigRecord:
+  def as_record(self) -> ConfigRecord:
     """As a record."""
     return ConfigRecord(
       {
@@ -54,7 +54,7 @@ class Session(NamedTuple):
     )
 
   @classmethod
-  def of_state(cls, record: ConfigRecord) -> Session:
+  def from_record(cls, record: ConfigRecord) -> Session:
     """From such a record; raises `LookupError`, `TypeError` or `ValueError` if it is none."""
     sizes, clients = (np.array(record[name], np.int64) for name in ('sizes', 'clients'))
     if len(sizes) != len(record['nodes']) or sizes.sum() != len(clients) or (sizes < 1).any():
@@ -65,14 +65,14 @@ class Session(NamedTuple):
     return cls(str(record['masks']), int(record['round']), str(record['digest']), parts, list(record['parties']))
 
   @classmethod
-  def of_setup(cls, content: RecordDict) -> Session:
+  def from_setup(cls, content: RecordDict) -> Session:
     """From the server's first message. Without terms, `masks` is ''."""
     if TERMS not in content.config_records:
       return cls('', 0, '', {})
     try:
-      return cls.of_state(content.config_records[TERMS])
+      return cls.from_record(content.config_records[TERMS])
     except (LookupError, TypeError, ValueError) as error:
-      raise messages.RefusedError(f'The server sent what are no terms of a secure sum: {error}.') from None
+      raise messages.RefusedRoundError(f'The server sent what are no terms of a secure sum: {error}.') from None
 
 
 def to_sign(digest: str, node: int, keys: Sequence[bytes]) -> bytes:
@@ -81,11 +81,11 @@ def to_sign(digest: str, node: int, keys: Sequence[bytes]) -> bytes:
 
 
 def digest_of(plan: guard.PublicPlan, history: Sequence[messages.Link]) -> str:
-  """That of a chain with these links, in hex; raises `messages.RefusedError` if they make none."""
+  """That of a chain with these links, in hex; raises `messages.RefusedRoundError` if they make none."""
   chain = guard.Chain(plan)
   try:
     for link in history:
       chain = chain.then(*link)
   except ValueError as error:
-    raise messages.RefusedError(str(error)) from None
+    raise messages.RefusedRoundError(str(error)) from None
   return chain.digest.hex()

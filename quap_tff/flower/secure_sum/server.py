@@ -80,7 +80,7 @@ class _Round:
     zero = player.Sums(self._bundle.zero().plain, integers.nothing(self._bundle))
     empty = messages.Answer(announced.round_num, zero, agreed.cohort[:0])
     # In place of what is masked, where an answer is read.
-    self._nothing = messages.of_answer(empty, self._bundle)['secure']
+    self._nothing = messages.answer_content(empty, self._bundle)['secure']
 
   def play(self) -> sums.Summed:
     """The four stages."""
@@ -110,20 +110,20 @@ class _Round:
   def _keys(self) -> dict[int, list[bytes]]:
     """Both public keys of each node that takes part, and its signature."""
     session = records.Session(masks.NAME, self._announced.round_num, self._digest, self._terms.nodes)
-    content = {Key.STAGE: Stage.SETUP, **self._terms.of_flower}
+    content = {Key.STAGE: Stage.SETUP, **self._terms.flower_settings}
     make = lambda node: RecordDict(
-      {RECORD_KEY_CONFIGS: ConfigRecord(dict(content)), records.TERMS: session.of_context()}
+      {RECORD_KEY_CONFIGS: ConfigRecord(dict(content)), records.TERMS: session.as_record()}
     )
 
     def read(node: int, reply: Message) -> list[bytes]:
       agreed = reply.content.config_records.get(records.AGREED, {})
       if agreed.get('masks') != masks.NAME:
-        raise messages.RefusedError(
+        raise messages.RefusedRoundError(
           f'makes masks by {agreed.get("masks") or "the generator of Flower, which has a seed of 32 bits"}, and this '
           f'server by {masks.NAME}. Let it run the ClientApp of this quap_tff.'
         )
       if agreed.get('digest') != self._digest:
-        raise messages.RefusedError('answers for another history.')
+        raise messages.RefusedRoundError('answers for another history.')
       told = reply.content.config_records[RECORD_KEY_CONFIGS]
       return [told[Key.PUBLIC_KEY_1], told[Key.PUBLIC_KEY_2], agreed['signature']]
 
@@ -139,10 +139,10 @@ class _Round:
 
     def read(node: int, reply: Message) -> dict[int, bytes]:
       told = reply.content.config_records[RECORD_KEY_CONFIGS]
-      found = dict(zip(told[Key.DESTINATION_LIST], told[Key.CIPHERTEXT_LIST]))
-      if set(found) != set(keys) - {node}:
-        raise messages.RefusedError('has not sent one share to each other node.')
-      return found
+      shares = dict(zip(told[Key.DESTINATION_LIST], told[Key.CIPHERTEXT_LIST]))
+      if set(shares) != set(keys) - {node}:
+        raise messages.RefusedRoundError('has not sent one share to each other node.')
+      return shares
 
     return self._stage(list(keys), make, read)
 
@@ -151,7 +151,7 @@ class _Round:
 
     def make(node: int) -> RecordDict:
       others = [other for other in sent if other != node]
-      content = messages.of_round(self._announced)
+      content = messages.round_content(self._announced)
       content[RECORD_KEY_CONFIGS] = ConfigRecord(
         {
           Key.STAGE: Stage.COLLECT_MASKED_VECTORS,
@@ -168,12 +168,12 @@ class _Round:
         bytes_to_ndarray(one) for one in reply.content.config_records[RECORD_KEY_CONFIGS][Key.MASKED_PARAMETERS]
       ]
       if [array.shape for array in vectors] != shapes or any(array.dtype != np.int64 for array in vectors):
-        raise messages.RefusedError('sent masked arrays of another type.')
+        raise messages.RefusedRoundError('sent masked arrays of another type.')
       reply.content['secure'] = self._nothing
       clients = self._terms.nodes[node]
       answer = messages.answer(reply, self._bundle, self._announced.round_num, clients)
       if not np.array_equal(np.sort(answer.came), np.sort(clients)):
-        raise messages.RefusedError(f'answers for {answer.came.tolist()}, and was asked for {clients.tolist()}.')
+        raise messages.RefusedRoundError(f'answers for {answer.came.tolist()}, and was asked for {clients.tolist()}.')
       return _Masked(answer, vectors)
 
     return self._stage(list(sent), make, read)
@@ -190,16 +190,16 @@ class _Round:
 
     # Who is in the sum is settled. Any t nodes open it.
     shares = self._stage(active, make, read, self._terms.threshold)
-    found = {}
+    secrets = {}
     for owner in parties:
-      own = [one[owner] for one in shares.values() if owner in one]
-      if len(own) < self._terms.threshold:
-        raise _TooFewError(f'There are {len(own)} shares of the secret of node {owner}')
+      owner_shares = [one[owner] for one in shares.values() if owner in one]
+      if len(owner_shares) < self._terms.threshold:
+        raise _TooFewError(f'There are {len(owner_shares)} shares of the secret of node {owner}')
       try:
-        found[owner] = combine_shares(own)
+        secrets[owner] = combine_shares(owner_shares)
       except ValueError as error:
         raise _TooFewError(f'The shares of the secret of node {owner} do not fit together: {error}') from None
-    return found
+    return secrets
 
   def _stage(
     self, nodes: list[int], make: Callable[[int], RecordDict], read: Callable[[int, Message], Any], least: int = 0
@@ -208,29 +208,20 @@ class _Round:
     round_num, seconds = self._announced.round_num, self._announced.seconds
     sent = [Message(make(node), node, MessageType.TRAIN, group_id=str(round_num)) for node in sorted(nodes)]
     replies = {one.metadata.src_node_id: one for one in self._grid.send_and_receive(sent, timeout=seconds)}
-    found = {}
+    answers = {}
     for node in sorted(nodes):
       try:
         if node not in replies:
-          raise messages.RefusedError(f'did not answer within {seconds:g} seconds.')
-        found[node] = read(node, _checked(replies[node]))
+          raise messages.RefusedRoundError(f'did not answer within {seconds:g} seconds.')
+        messages.check_reply(replies[node])
+        answers[node] = read(node, replies[node])
       except (LookupError, TypeError, ValueError) as error:
-        said = str(error) if isinstance(error, messages.RefusedError) else f'sent what is no answer: {error}.'
+        said = str(error) if isinstance(error, messages.RefusedRoundError) else f'sent what is no answer: {error}.'
         _LOG.warning('Round %d: node %d %s', round_num, node, said)
-    shortfall = '' if least and len(found) >= least else self._terms.shortfall(found)
+    shortfall = '' if least and len(answers) >= least else self._terms.shortfall(answers)
     if shortfall:
       raise _TooFewError(shortfall)
-    return found
-
-
-def _checked(reply: Message) -> Message:
-  """A reply; raises `messages.RefusedError` if the node refuses or failed."""
-  if reply.has_error():
-    raise messages.RefusedError(f'failed. {(reply.error.reason or "").strip().splitlines()[-1:]} Its log says more.')
-  answered = reply.content.config_records.get('answered', {})
-  if 'refused' in answered:
-    raise messages.RefusedError(f'refuses. {answered["refused"]}')
-  return reply
+    return answers
 
 
 def _plus(vectors: list[np.ndarray], others: list[np.ndarray], sign: int = 1) -> list[np.ndarray]:

@@ -100,7 +100,7 @@ class Terms:
     )
 
   @functools.cached_property
-  def of_flower(self) -> dict[str, Union[int, float]]:
+  def flower_settings(self) -> dict[str, Union[int, float]]:
     """The parameters of SecAgg+. A share goes to every node, so every node knows who is in the sum."""
     return {
       Key.SAMPLE_NUMBER: len(self.nodes),

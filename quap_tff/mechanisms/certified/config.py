@@ -47,7 +47,7 @@ class CertifiedConfig(guarantee.GuaranteeConfig):
 
   def __post_init__(self) -> None:
     super().__post_init__()
-    if isinstance(self.correlation, correlations.Held):
+    if isinstance(self.correlation, correlations.HeldNoise):
       raise ValueError(
         'Noise that clients hold is for a server that nobody trusts: quap_tff.HeldConfig. A trusted server adds '
         'independent, ar1, banded or blt noise.'

@@ -40,7 +40,7 @@ NOTHING_LEFT = (
 )
 
 
-class Planned(NamedTuple):
+class SettledMechanism(NamedTuple):
   """What was chosen from a schedule.
 
   Attributes:
@@ -201,12 +201,12 @@ class GuaranteeConfig(mechanism.Configuration):
     cohorts: Sequence[array_types.Ids],
     averaging: postprocessing.Averaging = postprocessing.LastIterate(),
     min_separation: Optional[int] = None,
-  ) -> Planned:
+  ) -> SettledMechanism:
     """The mechanism, whose noise and divisor are chosen from a schedule: see `planning` and `held.config`.
 
     Args:
       cohorts: int[M_t] ids for each of the T planned rounds: the public schedule, or one drawn from a model of it.
-      averaging: The average of the iterates. `postprocessing.Planned` chooses the best of several.
+      averaging: The average of the iterates. `postprocessing.PlannedAverage` chooses the best of several.
       min_separation: b, if it is promised that two rounds of a client are at least b apart, and that every round
         releases. A client is then in at most ⌈T/b⌉ rounds. None: the bounds are those of the schedule.
 

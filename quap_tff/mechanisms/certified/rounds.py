@@ -55,7 +55,7 @@ _COMPARED_ROUNDS, _COMPARED_CLIENTS, _SAME_WEIGHT = 3, 4, 1e-6
 _BLOCK = 2**16
 
 
-class ServerState(NamedTuple):
+class CertifiedState(NamedTuple):
   """The server's state between rounds.
 
   Attributes:
@@ -122,7 +122,7 @@ class CertifiedRounds(RoundsInIntegers):
 
   def initial_state(self) -> mechanism.State:
     config = self.config
-    return ServerState(
+    return CertifiedState(
       round=tf.constant(0, tf.int32),
       participation=mechanism.initial_participation(config),
       clip=tf.constant(self.mechanism.clip.initial_norm, tf.float32),
@@ -149,10 +149,10 @@ class CertifiedRounds(RoundsInIntegers):
       message['noise_scale'] = self._scale(state)
     return message
 
-  def _scale(self, state: ServerState) -> tf.Tensor:
+  def _scale(self, state: CertifiedState) -> tf.Tensor:
     return tf.cast(self.config.noise_scale(state.round + 1), tf.float64)
 
-  def _weights(self, state: ServerState) -> tf.Tensor:
+  def _weights(self, state: CertifiedState) -> tf.Tensor:
     """float32[N]; in blocks, so that a large population needs no arrays of its size for each step."""
     count = self.config.num_clients
     if count <= _BLOCK:
@@ -162,11 +162,11 @@ class CertifiedRounds(RoundsInIntegers):
     found = tf.map_fn(block, starts, fn_output_signature=tf.TensorSpec([_BLOCK], tf.float32), parallel_iterations=1)
     return tf.reshape(found, [-1])[:count]
 
-  def _weights_of(self, state: ServerState, ids: tf.Tensor) -> tf.Tensor:
+  def _weights_of(self, state: CertifiedState, ids: tf.Tensor) -> tf.Tensor:
     config, round_num, release = self.config, state.round + 1, state.noise.counter
     own = tf.nest.map_structure(lambda part: tf.gather(part, ids), state.accounts)
     prices = self.mechanism.prices_of(self.mechanism.prices, ids, round_num)
-    participation = participations.of_clients(state.participation, ids)
+    participation = participations.for_clients(state.participation, ids)
     places = tf.range(tf.size(ids, tf.int64), dtype=tf.int64)
     as_if_all_came = participations.next_state(config.participation, participation, places, round_num)
     view = planning.round_view(self.mechanism, prices, as_if_all_came, own, release, round_num, ids)
@@ -206,7 +206,9 @@ class CertifiedRounds(RoundsInIntegers):
     scale = tf.cast(announced.get('noise_scale', 1.0), tf.float64)
     return self._on_grid(update, tf.cast(own, tf.float64) / scale, tf.cast(announced['clip'], tf.float64) * scale)
 
-  def admit(self, state: mechanism.State, announced: mechanism.Struct, reports: mechanism.Struct) -> mechanism.Round:
+  def admit(
+    self, state: mechanism.State, announced: mechanism.Struct, reports: mechanism.Struct
+  ) -> mechanism.AdmittedRound:
     """The metrics are functions of public values.
 
     `weight_mean` and `weight_min` are over the cohort, and 0 if it is empty. `exhausted_clients` is how many clients of
@@ -241,7 +243,7 @@ class CertifiedRounds(RoundsInIntegers):
     return admitted(self.mechanism, client_ids, weights, participation, state, after, spent_max=spent_max)
 
   def release(
-    self, state: mechanism.State, admitted: mechanism.Round, total: list[tf.Tensor]
+    self, state: mechanism.State, admitted: mechanism.AdmittedRound, total: list[tf.Tensor]
   ) -> tuple[mechanism.State, list[tf.Tensor], mechanism.Struct]:
     releases = admitted.noise_multiplier > 0
     noise, moved = self.grid.noise(self.round_key(state.noise, admitted.client_ids), state.buffers)
@@ -320,7 +322,7 @@ def admitted(
   state: mechanism.State,
   after: mechanism.State,
   **more: tf.Tensor,
-) -> mechanism.Round:
+) -> mechanism.AdmittedRound:
   """A round whose weights are decided. The server or the clients draw its noise.
 
   Args:
@@ -338,7 +340,7 @@ def admitted(
   multiplier = tf.where(releases, multiplier, tf.zeros_like(multiplier))
   sigma = tf.cast(multiplier * tf.cast(state.clip, tf.float64) / of.divisor, tf.float32)
   spread = tf.scatter_nd(client_ids[:, tf.newaxis], weights, [tf.constant(of.num_clients, tf.int64)])
-  return mechanism.Round(
+  return mechanism.AdmittedRound(
     client_ids=client_ids,
     weights=weights,
     clip=state.clip,

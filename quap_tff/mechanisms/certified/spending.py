@@ -124,7 +124,7 @@ class Spending:
     if min(noise, count_noise) < _LEAST_NOISE:
       self._unbounded[ids] = True
       return
-    if isinstance(self._correlation, correlations.Held):
+    if isinstance(self._correlation, correlations.HeldNoise):
       if self._held is None:
         self._held = held_noise.opened(len(self._unbounded), noise, self._correlation.chosen)
       self._held = self._held.after(ids, weights)

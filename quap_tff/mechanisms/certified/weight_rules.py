@@ -67,7 +67,7 @@ class WeightRule(checks.Checked, abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class Participation(WeightRule):
+class ParticipationWeights(WeightRule):
   """QuAP-FL's budgets as weights: w_i(t) = ε_i(t) / (ε_base·(1 + α)) = (1 + α·exp(-β·p_i(t))) / (1 + α).
 
   A client with the largest possible budget gets the whole clipping norm, and a client that takes part often gets less.
@@ -95,7 +95,7 @@ class Participation(WeightRule):
 
 
 @dataclasses.dataclass(frozen=True)
-class Uniform(WeightRule):
+class UniformWeights(WeightRule):
   """w_i(t) = 1 for everyone until the budget is spent. The filter alone limits what a client spends."""
 
   def weights(self, view: RoundView) -> array_types.Array:
@@ -164,7 +164,7 @@ class SpendEvenly(WeightRule):
 
 
 @dataclasses.dataclass(frozen=True)
-class Scale(WeightRule):
+class ScaledWeights(WeightRule):
   """w_i = √(μ_i²/max_j μ_j²), μ_i of the bound ε_i that client i has chosen: a smaller budget, a smaller clipping norm.
 
   SCALE of Boenisch, Mühl, Dziedzic, Rinberg and Papernot 2023, "Have it your way: Individualized Privacy Assignment for
@@ -183,7 +183,7 @@ class Scale(WeightRule):
 class Sample(WeightRule):
   """w_i(t) = 1 if ⌊k_i(t)·s_i⌋ > ⌊(k_i(t) - 1)·s_i⌋, else 0, s_i = μ_i²/max_j μ_j²: a smaller budget, fewer rounds.
 
-  SAMPLE of Boenisch et al. 2023 (see `Scale`) draws the points of a group at a rate of its own, and counts the
+  SAMPLE of Boenisch et al. 2023 (see `ScaledWeights`) draws the points of a group at a rate of its own, and counts the
   amplification by that sampling. Here who takes part is public and nothing is amplified. So a client with a smaller
   budget adds its update in every (1/s_i)-th round that it is in, which costs it the same share of the largest budget.
   """
@@ -198,7 +198,7 @@ class Sample(WeightRule):
 
 
 @dataclasses.dataclass(frozen=True)
-class WorstCase(Uniform):
+class WorstCase(UniformWeights):
   """w_i(t) = 1, with the noise that the published accounting of correlated noise needs.
 
   That accounting gives one figure for all clients: the worst case of a client that takes part at most k times, at least
@@ -211,11 +211,11 @@ class WorstCase(Uniform):
 
 
 RULES = {
-  'participation': Participation,
-  'uniform': Uniform,
+  'participation': ParticipationWeights,
+  'uniform': UniformWeights,
   'online': Online,
   'spend_evenly': SpendEvenly,
   'worst_case': WorstCase,
-  'scale': Scale,
+  'scale': ScaledWeights,
   'sample': Sample,
 }

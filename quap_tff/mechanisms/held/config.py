@@ -82,7 +82,7 @@ class HeldConfig(guarantee.GuaranteeConfig):
   """What is asked of the certified mechanism in which clients hold the noise, and the server sees their sum alone.
 
   Attributes:
-    correlation: How a client takes back its own noise; `Held(0.0)` for independent noise.
+    correlation: How a client takes back its own noise; `HeldNoise(0.0)` for independent noise.
     dropout: The share of clients that are drawn and do not send, for which the plan leaves room.
     threshold: The smallest share of the announced clients with which the secure sum opens, in (0, 1]: give the one of
       the secure sum's protocol, if it has one. Clients then add so much noise that the account holds whichever of them
@@ -95,7 +95,7 @@ class HeldConfig(guarantee.GuaranteeConfig):
 
   trust = 'secure_sum'
 
-  correlation: correlations.Held = correlations.Held()
+  correlation: correlations.HeldNoise = correlations.HeldNoise()
   dropout: float = checks.number_field('dropout', 0.0, at_least=0, at_most=0.9)
   threshold: Optional[float] = checks.number_field('threshold', None, above=0, at_most=1)
   planned_weights: Optional[tuple[float, ...]] = None
@@ -103,10 +103,10 @@ class HeldConfig(guarantee.GuaranteeConfig):
 
   def __post_init__(self) -> None:
     super().__post_init__()
-    if not isinstance(self.correlation, correlations.Held):
+    if not isinstance(self.correlation, correlations.HeldNoise):
       raise ValueError(
         f'With trust=secure_sum, clients hold the noise, and no server has the memory of {self.correlation!r}. Use '
-        'correlation=Held(), or Held(0.0) for independent noise.'
+        'correlation=HeldNoise(), or HeldNoise(0.0) for independent noise.'
       )
     if self.clip is not None and not isinstance(self.clip, clip_rules.Fixed):
       raise ValueError(
@@ -115,8 +115,8 @@ class HeldConfig(guarantee.GuaranteeConfig):
     if self.threshold is not None and self.correlation.is_settled and self.correlation.decay:
       raise ValueError(
         f'A threshold needs noise that is independent from round to round, found {self.correlation!r}: if a server '
-        'chooses who drops out, it chooses which noise is taken back. Use correlation=Held(0.0), or leave threshold '
-        'out.'
+        'chooses who drops out, it chooses which noise is taken back. Use correlation=HeldNoise(0.0), or leave '
+        'threshold out.'
       )
     self._check_planned_weights()
 
@@ -152,7 +152,7 @@ class HeldConfig(guarantee.GuaranteeConfig):
     cohorts: Sequence[array_types.Ids],
     averaging: postprocessing.Averaging = postprocessing.LastIterate(),
     min_separation: Optional[int] = None,
-  ) -> guarantee.Planned:
+  ) -> guarantee.SettledMechanism:
     """The bounds of a separation play no part here. Where weights are planned, only an average is left to be chosen."""
     if self.planned_weights is not None and self.most_clients is not None:
       largest = max(map(len, cohorts), default=0)
@@ -162,7 +162,7 @@ class HeldConfig(guarantee.GuaranteeConfig):
           'secure sum and the account of rounding are made. Plan anew from this schedule, with a quap_tff.HeldConfig.'
         )
       if len(averages := averaging.candidates(len(cohorts))) == 1:
-        return guarantee.Planned(self.to_mechanism(), averages[0])
+        return guarantee.SettledMechanism(self.to_mechanism(), averages[0])
     checked = checks.schedule(cohorts, self.num_clients)
     averages = averaging.candidates(len(checked))
     limits = np.broadcast_to(self.limit, [self.num_clients])
@@ -181,13 +181,13 @@ class HeldConfig(guarantee.GuaranteeConfig):
     settled = dataclasses.replace(
       self.clipped(len(releases)),
       noise_multiplier=found.noise_multiplier,
-      correlation=correlations.Held(float(decay)),
+      correlation=correlations.HeldNoise(float(decay)),
       divisor=found.divisor if self.divisor is None else self.divisor,
       num_rounds=len(releases),
       planned_weights=tuple(weights.tolist()),
       most_clients=max(map(len, checked)),
     )
-    return guarantee.Planned(settled.to_mechanism(), averages[found.average])
+    return guarantee.SettledMechanism(settled.to_mechanism(), averages[found.average])
 
   def to_mechanism(self) -> Held:
     return Held(self)
@@ -299,10 +299,8 @@ class Held(guarantee.Guarantee):
       weights = np.where(leaves if leaves.any() else True, np.float32(0), weights)
     return weights
 
-  def cost_of_announced(
-    self, announced: np.ndarray, anybody_came: bool, clipping_norm: float, round_num: int
-  ) -> mechanism.RoundRecord:
-    """The cost of a round, whoever of the announced clients came (theorem 5).
+  def cost_of_announced(self, announced: np.ndarray, anybody_came: bool, round_num: int) -> mechanism.RoundRecord:
+    """The cost of a round, no matter which of the announced clients came (theorem 5).
 
     With a threshold, the server chooses who drops out, and may have seen a sum that it says it has not. So all who were
     announced are charged, by the noise of the threshold's share of them. Without one, a sum opens for all or nobody.
@@ -310,12 +308,11 @@ class Held(guarantee.Guarantee):
     Args:
       announced: int64[M], distinct ids.
       anybody_came: Whether a sum was opened.
-      clipping_norm: Of the round.
       round_num: t, from 1.
     """
-    weights = self.planned_weights[announced].astype(np.float64)
     is_charged = anybody_came or self.config.threshold is not None
-    return self.cost(announced, weights * is_charged, clipping_norm, round_num)
+    clip = float(np.float32(self.clip.initial_norm))  # As rounds measure it.
+    return self.cost(announced, self.planned_weights[announced].astype(np.float64) * is_charged, clip, round_num)
 
   def _grid(self, num_weights: int) -> integers.Grid:
     smallest = min(stddev for stddev in self.share_stddevs if stddev)

@@ -124,7 +124,7 @@ class PublicPlan:
   def charged(self, cohort: np.ndarray, came: np.ndarray) -> np.ndarray:
     """Who is charged for a round: those who came. With a threshold, all who were announced, if anybody came.
 
-    Then the noise of the threshold's share of the cohort is counted, and whoever came has at least as much.
+    Then the noise of the threshold's share of the cohort is counted, and a sum that opens has at least as much.
     """
     return came if self.threshold is None or not len(came) else cohort
 
@@ -314,7 +314,7 @@ class ClientGuard:
     if answers:
       standing, answer = self._answered(standing)
     if self._memory is not None:
-      self._memory.write(lines)
+      self._memory.store(lines)
     self._standing, self._lines = standing, lines
     return answer
 

@@ -89,7 +89,7 @@ class Memory:
     self._digest = digest
     return lines
 
-  def write(self, lines: Sequence[str]) -> None:
+  def store(self, lines: Sequence[str]) -> None:
     """Takes the place of the lines. Only inside `locked`."""
     body = ''.join(f'{line}\n' for line in lines)
     content = f'{self._owner} {len(lines)} {hashlib.sha256(body.encode()).hexdigest()}\n{body}'.encode()

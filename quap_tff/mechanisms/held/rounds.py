@@ -33,7 +33,7 @@ from quap_tff.mechanisms.parts import participation as participations
 _FRESH, _TAKEN_BACK, _SUBSTITUTE = range(3)
 
 
-class ServerState(NamedTuple):
+class HeldState(NamedTuple):
   """The server's state between rounds. It is public: it holds no noise and no key.
 
   Attributes:
@@ -71,7 +71,7 @@ class HeldRounds(certified.RoundsInIntegers):
 
   def initial_state(self) -> mechanism.State:
     config = self.config
-    return ServerState(
+    return HeldState(
       round=tf.constant(0, tf.int32),
       participation=mechanism.initial_participation(config),
       clip=tf.constant(self._clip),
@@ -106,7 +106,9 @@ class HeldRounds(certified.RoundsInIntegers):
       noise_key=answer['noise_key'],
     )
 
-  def admit(self, state: mechanism.State, announced: mechanism.Struct, reports: mechanism.Struct) -> mechanism.Round:
+  def admit(
+    self, state: mechanism.State, announced: mechanism.Struct, reports: mechanism.Struct
+  ) -> mechanism.AdmittedRound:
     """The metrics are those of `CertifiedRounds.admit`. `sigma` is that of one share.
 
     Raises:
@@ -173,7 +175,7 @@ class HeldRounds(certified.RoundsInIntegers):
     return noise
 
   def release(
-    self, state: mechanism.State, admitted: mechanism.Round, total: list[tf.Tensor]
+    self, state: mechanism.State, admitted: mechanism.AdmittedRound, total: list[tf.Tensor]
   ) -> tuple[mechanism.State, list[tf.Tensor], mechanism.Struct]:
     step = float(self._clip) / self.grid.steps / self.mechanism.divisor
     result = [tf.cast(tf.cast(one, tf.float64) * step, spec.dtype) for one, spec in zip(total, self.specs)]

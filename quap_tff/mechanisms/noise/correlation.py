@@ -197,9 +197,9 @@ class Banded(Correlation):
     return f'c_1, c_2, … = {", ".join(f"{gain:.6g}" for gain in self.gain)}, and 0 after that'
 
   def coefficients(self, count: int) -> np.ndarray:
-    found = np.zeros(count)
-    found[: self.bands] = np.append(1.0, self.gains)[:count]
-    return found
+    coefficients = np.zeros(count)
+    coefficients[: self.bands] = np.append(1.0, self.gains)[:count]
+    return coefficients
 
   def after(
     self,
@@ -275,7 +275,7 @@ def _along(values: array_types.Array, start: int, gap: array_types.Numbers) -> a
 
 
 @dataclasses.dataclass(frozen=True)
-class Held(_OfOneDecay):
+class HeldNoise(_OfOneDecay):
   """Noise that clients hold: each takes back a part of the noise of its own last round (`held_noise`).
 
   There are no coefficients that hold for all clients. A client's account follows from who came.
@@ -306,7 +306,7 @@ def _checked_decay(name: str, value: float) -> float:
   return checks.number(name, value, at_least=SMALLEST_DECAY, at_most=LARGEST_DECAY)
 
 
-FAMILIES = {'independent': Independent, 'ar1': Ar1, 'banded': Banded, 'blt': Blt, 'held': Held}
+FAMILIES = {'independent': Independent, 'ar1': Ar1, 'banded': Banded, 'blt': Blt, 'held': HeldNoise}
 
 
 def spec_of(correlation: Correlation) -> str:

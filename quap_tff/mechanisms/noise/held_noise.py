@@ -97,8 +97,8 @@ class Account(NamedTuple):
     before = self.latest[cohort]
     links = self.decay * np.bincount(before[before >= 0], minlength=self.num_releases)
     # Each member adds (1-λ)² + λ to Σ_tt, and λ more if it was in a release before.
-    own = len(cohort) * ((1 - self.decay) ** 2 + self.decay) + int((before >= 0).sum()) * self.decay
-    row = _appended_row(self.whitening, own, links)
+    variance = len(cohort) * ((1 - self.decay) ** 2 + self.decay) + int((before >= 0).sum()) * self.decay
+    row = _appended_row(self.whitening, variance, links)
     whitening = np.zeros([len(row), len(row)])
     whitening[:-1, :-1] = self.whitening
     whitening[-1] = row
@@ -147,7 +147,7 @@ def _rounded_up(terms: int) -> float:
   return 1 + (4 * terms + 64) * 2.0**-53
 
 
-def _appended_row(whitening: np.ndarray, own: float, links: np.ndarray) -> np.ndarray:
+def _appended_row(whitening: np.ndarray, variance: float, links: np.ndarray) -> np.ndarray:
   """The next row of L⁻¹, float64[T+1], for Σ with the row (-links, own) appended.
 
   With l = C·links and d² = own - ‖l‖², the row is (lᵀC, 1)/d. All numbers but d² are sums of non-negative terms, so
@@ -155,7 +155,7 @@ def _appended_row(whitening: np.ndarray, own: float, links: np.ndarray) -> np.nd
   """
   up = _rounded_up(len(links))
   projected = whitening @ links * up
-  pivot = (own * (1 - 2.0**-49) - float(projected @ projected) * up) * (1 - 2.0**-52)
+  pivot = (variance * (1 - 2.0**-49) - float(projected @ projected) * up) * (1 - 2.0**-52)
   if not pivot > 0:
     raise ValueError('The noise of this release is almost a function of the noise before it: choose a smaller decay.')
   return np.append(projected @ whitening, 1.0) * (up / math.sqrt(pivot))
@@ -208,16 +208,18 @@ def covariance(cohorts: Sequence[array_types.Ids], decay: float, dropout: float 
     decay: λ.
     dropout: p in [0, 1). Each client that is drawn stays away with this probability, independently of everything.
   """
-  found, size, came = histories(cohorts), len(cohorts), 1 - dropout
-  left = np.repeat(np.append(found.starts[1:], len(found.clients)), found.counts) - 1 - np.arange(len(found.clients))
-  own = came * ((1 - decay) ** 2 + decay * dropout**left)  # V, and W if the client does not return.
-  diagonal, result = np.bincount(found.rounds, own, minlength=size), np.zeros(size * size)
-  for gap in range(1, int(found.counts.max())):
+  records, size, came = histories(cohorts), len(cohorts), 1 - dropout
+  left = (
+    np.repeat(np.append(records.starts[1:], len(records.clients)), records.counts) - 1 - np.arange(len(records.clients))
+  )
+  variances = came * ((1 - decay) ** 2 + decay * dropout**left)  # V, and W if the client does not return.
+  diagonal, result = np.bincount(records.rounds, variances, minlength=size), np.zeros(size * size)
+  for gap in range(1, int(records.counts.max())):
     probability = came**2 * dropout ** (gap - 1)  # It comes in both rounds, and in none between them.
     if probability < 1e-16:
       break
-    pairs = found.clients[gap:] == found.clients[:-gap]
-    first, second = found.rounds[:-gap][pairs], found.rounds[gap:][pairs]
+    pairs = records.clients[gap:] == records.clients[:-gap]
+    first, second = records.rounds[:-gap][pairs], records.rounds[gap:][pairs]
     diagonal = diagonal + decay * probability * np.bincount(np.append(first, second), minlength=size)
     result -= decay * probability * np.bincount(first * size + second, minlength=size * size)
   result = result.reshape(size, size)
@@ -261,39 +263,39 @@ def mu_against_any(account: Account, num_colluders: int) -> np.ndarray:
   checks.integer('num_colluders', num_colluders, at_least=0)
   if not num_colluders or not account.num_releases:
     return account.mu
-  own = _of_own_noise(account, num_colluders)
-  joint = np.where(own > 0, _of_joint_noise(account, num_colluders), 0.0)
-  return np.sqrt(np.minimum(own, joint)) / account.noise_multiplier * _MARGIN
+  by_own_noise = _mu_squared_by_own_noise(account, num_colluders)
+  joint = np.where(by_own_noise > 0, _mu_squared_by_joint_noise(account, num_colluders), 0.0)
+  return np.sqrt(np.minimum(by_own_noise, joint)) / account.noise_multiplier * _MARGIN
 
 
-def _of_own_noise(account: Account, num_colluders: int) -> np.ndarray:
+def _mu_squared_by_own_noise(account: Account, num_colluders: int) -> np.ndarray:
   """float64[N]: w_iᵀ·(B_i·B_iᵀ + (1-λ)²·diag(m_t))⁻¹·w_i, if at least m_t clients of round t but i do not collude."""
-  found = histories(account.cohorts())
+  by_client = histories(account.cohorts())
   weights = account.weights[np.argsort(account.ids, kind='stable')]
   others = np.maximum(np.bincount(account.releases) - num_colluders, 1) - 1
   result = np.zeros(len(account.spent))
-  for start, count in zip(found.starts, found.counts):
-    rounds, own = found.rounds[start : start + count], weights[start : start + count]
+  for start, count in zip(by_client.starts, by_client.counts):
+    rounds, client_weights = by_client.rounds[start : start + count], weights[start : start + count]
     part = _part(int(count), account.decay) + np.diag((1 - account.decay) ** 2 * others[rounds])
-    result[found.clients[start]] = own @ np.linalg.solve(part, own)
+    result[by_client.clients[start]] = client_weights @ np.linalg.solve(part, client_weights)
   return result
 
 
-def _of_joint_noise(account: Account, num_colluders: int) -> np.ndarray:
+def _mu_squared_by_joint_noise(account: Account, num_colluders: int) -> np.ndarray:
   """float64[N], the first bound of `mu_against_any`."""
   num_clients, decay = len(account.spent), account.decay
-  found, precision = histories(account.cohorts()), account.whitening.T @ account.whitening
-  members, weights = found.clients[found.starts], np.zeros([account.num_releases, num_clients])
+  by_client, precision = histories(account.cohorts()), account.whitening.T @ account.whitening
+  members, weights = by_client.clients[by_client.starts], np.zeros([account.num_releases, num_clients])
   weights[account.releases, account.ids] = account.weights
   shares = np.zeros(len(members))
-  for index, (start, count) in enumerate(zip(found.starts, found.counts)):
-    rounds, factor = found.rounds[start : start + count], np.linalg.cholesky(_part(int(count), decay))
+  for index, (start, count) in enumerate(zip(by_client.starts, by_client.counts)):
+    rounds, factor = by_client.rounds[start : start + count], np.linalg.cholesky(_part(int(count), decay))
     shares[index] = np.linalg.eigvalsh(factor.T @ precision[np.ix_(rounds, rounds)] @ factor)[-1]
   result = np.full(num_clients, np.inf)
   for begin in range(0, num_clients, _BLOCK):
     block = np.arange(begin, min(begin + _BLOCK, num_clients))
-    x = (precision @ weights[:, block])[found.rounds]
-    parts = np.add.reduceat((1 - decay) ** 2 * x**2 + decay * found.differences(x) ** 2, found.starts)
+    x = (precision @ weights[:, block])[by_client.rounds]
+    parts = np.add.reduceat((1 - decay) ** 2 * x**2 + decay * by_client.differences(x) ** 2, by_client.starts)
     is_other = members[:, np.newaxis] != block
     known = _largest(shares[:, np.newaxis] * is_other, num_colluders) * _MARGIN
     bound = account.spent[block] * account.noise_multiplier**2 + _largest(parts * is_other, num_colluders) / (

@@ -175,8 +175,8 @@ class Sampler:
 
       def attempt(begin: tf.Tensor, left: tf.Tensor, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         size = tf.size(left)
-        own = pairs[begin : begin + size]
-        drawn, keeps = self.decide(own[:, 0], own[:, 1], tf.gather(shifts, left))
+        pair_block = pairs[begin : begin + size]
+        drawn, keeps = self.decide(pair_block[:, 0], pair_block[:, 1], tf.gather(shifts, left))
         values = tf.tensor_scatter_nd_update(values, left[:, tf.newaxis], drawn)
         return begin + size, tf.boolean_mask(left, tf.logical_not(keeps)), values
 

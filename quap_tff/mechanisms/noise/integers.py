@@ -174,7 +174,7 @@ class Grid:
     draws: Sequence[tuple[float, int]],
     more: slacks.Slack = slacks.Slack(),
   ) -> slacks.Slack:
-    """What rounding costs: twice ε' of `slack.of_draws`, and the buffers' cost at the largest μ.
+    """What rounding costs: twice ε' of `slack.slack_of_draws`, and the buffers' cost at the largest μ.
 
     Args:
       smallest: The smallest ε that a client has.
@@ -192,23 +192,23 @@ class Grid:
     likelier = math.exp(min(largest + 1, 700.0))
     chance = max(reserve / (4 * likelier), float(np.finfo(np.float64).tiny))
     missing = max(integer_noise.BEYOND_REACH, integer_noise.added(max(stddev for stddev, _ in draws)))
-    moved = slacks.of_draws(num_draws, integer_noise.RELATIVE_ERROR, missing, chance)
+    moved = slacks.slack_of_draws(num_draws, integer_noise.RELATIVE_ERROR, missing, chance)
     of_buffers = self._cost_of_buffers(largest, delta)
-    found = 2 * moved + of_buffers + more.epsilon
+    epsilon = 2 * moved + of_buffers + more.epsilon
     tails = sum(count * integer_noise.added(stddev) for stddev, count in draws)
     tails += likelier * num_draws * integer_noise.BEYOND_REACH
     lost = math.expm1(moved) * (delta + more.delta) + more.delta + chance * (1 + likelier) + tails
     # More than 1 would not be covered by `likelier`.
-    if not (found <= min(RESERVE * smallest, 1.0) and lost <= reserve):
-      remedy = 'smaller decays' if of_buffers > found / 2 else 'a smaller model'
+    if not (epsilon <= min(RESERVE * smallest, 1.0) and lost <= reserve):
+      remedy = 'smaller decays' if of_buffers > epsilon / 2 else 'a smaller model'
       if tails > reserve / 4:
         remedy = 'a smaller epsilon' if largest > slacks.LARGEST_EPSILON else 'a larger delta'
       raise ValueError(
-        f'Rounding of {num_draws:,} draws of noise costs ε = {found:.2g} and δ = {lost:.2g}, and of epsilon='
+        f'Rounding of {num_draws:,} draws of noise costs ε = {epsilon:.2g} and δ = {lost:.2g}, and of epsilon='
         f'{smallest:g} and delta={delta:g}, {RESERVE * smallest:.2g} and {reserve:.2g} are kept for it. Use fewer '
         f'rounds or {remedy}.'
       )
-    return slacks.Slack(found, reserve)
+    return slacks.Slack(epsilon, reserve)
 
   def _cost_of_buffers(self, largest: float, delta: float) -> float:
     """What `buffer_cost` adds to any ε up to `largest`.

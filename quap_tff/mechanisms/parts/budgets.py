@@ -113,7 +113,7 @@ class ClientBudgetRule(checks.Checked, abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class Participation(ClientBudgetRule):
+class ParticipationBudgets(ClientBudgetRule):
   """ε_i(t) = ε_base·(1 + α·exp(-β·p_i(t))): clients that take part often get less."""
 
   def largest(self, config: BudgetConfig) -> float:
@@ -126,7 +126,7 @@ class Participation(ClientBudgetRule):
 
 
 @dataclasses.dataclass(frozen=True)
-class Uniform(ClientBudgetRule):
+class UniformBudgets(ClientBudgetRule):
   """ε_i(t) = ε_base for everyone, the baselines' choice."""
 
   def largest(self, config: BudgetConfig) -> float:
@@ -148,7 +148,8 @@ class BudgetConfig(checks.Checked):
     alpha: α >= 0, how much larger the budget of a client is that never takes part.
     beta: β > 0, how fast the extra budget fades as the participation rate grows.
     round_rule: How the round's budget follows from the cohort's, a key of `ROUND_RULES`.
-    client_rule: The clients' budgets. None: `Uniform` if the round's rule is 'uniform', else `Participation`.
+    client_rule: The clients' budgets. None: `UniformBudgets` if the round's rule is 'uniform', else
+      `ParticipationBudgets`.
     schedule: How the budgets grow or decay over the rounds: all of them are multiplied by its factor.
   """
 
@@ -166,7 +167,7 @@ class BudgetConfig(checks.Checked):
     if self.client_rule is not None and not isinstance(self.client_rule, ClientBudgetRule):
       raise TypeError(f'client_rule must be a rule of quap_tff.mechanisms.parts.budgets, found {self.client_rule!r}.')
     name = type(self.rule).__name__
-    if self.round_rule == 'uniform' and not isinstance(self.rule, Uniform):
+    if self.round_rule == 'uniform' and not isinstance(self.rule, UniformBudgets):
       raise ValueError(
         f'Round budget rule \'uniform\' gives everyone ε_base, but client_rule is {name}. Leave client_rule out, or '
         f'choose another round budget rule: {", ".join(ROUND_RULES)}.'
@@ -196,7 +197,7 @@ class BudgetConfig(checks.Checked):
     """The clients' rule, with None resolved."""
     if self.client_rule is not None:
       return self.client_rule
-    return Uniform() if self.round_rule == 'uniform' else Participation()
+    return UniformBudgets() if self.round_rule == 'uniform' else ParticipationBudgets()
 
   @property
   def largest_budget(self) -> float:
@@ -232,7 +233,7 @@ def client_budgets(
   Returns:
     Floats with the shape of `rates`.
   """
-  base = Uniform().budgets(config, None, None, rates)
+  base = UniformBudgets().budgets(config, None, None, rates)
   return arrays.namespace(rates).where(in_warmup, base, config.rule.budgets(config, state, client_ids, rates))
 
 

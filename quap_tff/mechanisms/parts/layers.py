@@ -191,7 +191,7 @@ class ModelShape(NamedTuple):
     return tuple(map(math.prod, self.shapes))
 
 
-def of_model(model_fn: Callable[[], Any]) -> ModelShape:
+def model_shape(model_fn: Callable[[], Any]) -> ModelShape:
   """The shape of the model that `model_fn` makes."""
   with tf.Graph().as_default():
     variables = model_fn().trainable_variables

@@ -84,7 +84,7 @@ def rates(
   return _cumulative(config, state['counts'], round_num)
 
 
-def of_clients(state: array_types.Structure, client_ids: array_types.Array) -> array_types.Structure:
+def for_clients(state: array_types.Structure, client_ids: array_types.Array) -> array_types.Structure:
   """The participation state of some clients, int[M] ids: that of `rates` and `rates_if_taking_part`, too."""
   return collections.OrderedDict((name, arrays.take(values, client_ids)) for name, values in state.items())
 

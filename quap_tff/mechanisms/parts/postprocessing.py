@@ -122,7 +122,7 @@ class Tail(Averaging):
 
 
 @dataclasses.dataclass(frozen=True)
-class Planned(Averaging):
+class PlannedAverage(Averaging):
   """The mean of the iterates of the last half or the last quarter of the planned rounds, or the latest iterate.
 
   A certified plan chooses, together with its noise: see `quap_tff.mechanisms.certified.planning`.
@@ -139,7 +139,7 @@ AVERAGINGS: Mapping[str, type[Averaging]] = {
   'none': LastIterate,
   'exponential': Exponential,
   'tail': Tail,
-  'planned': Planned,
+  'planned': PlannedAverage,
 }
 
 
@@ -154,9 +154,11 @@ def restored(expected: State, kept: Mapping[str, Any]) -> State:
     ValueError: If names or shapes differ, because it is the average of another model.
   """
   shapes = {name: np.shape(value) for name, value in kept.items()}
-  own = {name: value.shape for name, value in expected.items()}
-  if shapes != own:
-    raise ValueError(f'The saved average belongs to another model: it holds {shapes}, this run needs {own}.')
+  expected_shapes = {name: value.shape for name, value in expected.items()}
+  if shapes != expected_shapes:
+    raise ValueError(
+      f'The saved average belongs to another model: it holds {shapes}, this run needs {expected_shapes}.'
+    )
   return {name: np.asarray(kept[name], value.dtype) for name, value in expected.items()}
 
 

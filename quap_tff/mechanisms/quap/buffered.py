@@ -62,7 +62,7 @@ class BufferedState(NamedTuple):
   """The server's state between rounds. It holds clipped updates without noise.
 
   Attributes:
-    mechanism: A `quap_tff.mechanisms.quap.rounds.ServerState`.
+    mechanism: A `quap_tff.mechanisms.quap.rounds.CertifiedState`.
     buffer: The updates that wait for the next release.
     released: float32[N], Σ s(τ_i) of each client in the release of the latest round; all 0 if it released nothing.
   """
@@ -117,14 +117,14 @@ class Buffered(mechanism.Configured):
 
   @property
   def facts(self) -> mechanism.Facts:
-    found = self.config.facts
-    return found._replace(
+    facts = self.config.facts
+    return facts._replace(
       unsparse='a buffer sums updates of several rounds, which would keep different weights',
       game='',
       unaudited='clients train on versions of the model that are of different ages',
       staleness=self.staleness,
       unamplified='who arrives follows from how slow clients are',
-      public_metrics=found.public_metrics | {'buffered_updates', 'released_updates', 'staleness_mean'},
+      public_metrics=facts.public_metrics | {'buffered_updates', 'released_updates', 'staleness_mean'},
     )
 
   def for_model(
@@ -146,26 +146,26 @@ class Buffered(mechanism.Configured):
     return self._cost(release, epsilons, float(metrics['noise_multiplier']), float(metrics['clipping_norm']))
 
   def planned(self, cohorts: Sequence[np.ndarray]) -> list[mechanism.RoundRecord]:
-    config, found = self.config, []
+    config, records = self.config, []
     for state, release in zip(config.planned_states(cohorts), self.planned_releases(cohorts)):
       clients = release.clients
       multiplier = config.planned_multiplier(state, clients) if len(clients) else 0.0
-      found.append(self._cost(release, config.client_budgets(state, clients), multiplier, 1.0))
-    return found
+      records.append(self._cost(release, config.client_budgets(state, clients), multiplier, 1.0))
+    return records
 
   def planned_releases(self, cohorts: Sequence[array_types.Ids]) -> list[Release]:
     """The release of each round if these clients arrive, int[M_t] for each round."""
-    shares, count, versions, found = np.zeros(self.num_clients), 0, 1, []
+    shares, count, versions, releases = np.zeros(self.num_clients), 0, 1, []
     for round_num, cohort in enumerate(cohorts, 1):
       ids = np.asarray(cohort, np.int64)
       shares[ids] += np.asarray(_shares(self.staleness, round_num, ids, versions), np.float64)
       count += len(cohort)
       if count >= self.size:
-        found.append(_release_of(shares))
+        releases.append(_release_of(shares))
         shares, count, versions = np.zeros(self.num_clients), 0, versions + 1
       else:
-        found.append(_release_of(np.zeros(0)))
-    return found
+        releases.append(_release_of(np.zeros(0)))
+    return releases
 
   def _cost(
     self, release: Release, epsilons: np.ndarray, noise_multiplier: float, clipping_norm: float
@@ -207,7 +207,9 @@ class BufferedRounds(mechanism.Rounds):
     report = self._inner.report(update, own, {**announced, 'scale': 1.0})
     return collections.OrderedDict(report, staleness=tf.cast(own['staleness'], tf.int32))
 
-  def admit(self, state: mechanism.State, announced: mechanism.Struct, reports: mechanism.Struct) -> mechanism.Round:
+  def admit(
+    self, state: mechanism.State, announced: mechanism.Struct, reports: mechanism.Struct
+  ) -> mechanism.AdmittedRound:
     """The buffer is released if it is full.
 
     The budget of a release is that of all clients in the buffer, at their rates in the round of the release.
@@ -270,7 +272,7 @@ class BufferedRounds(mechanism.Rounds):
     return [u * tf.cast(share, u.dtype) for u in self._inner.contribution(update, report, announced, clip)]
 
   def release(
-    self, state: mechanism.State, admitted: mechanism.Round, total: list[tf.Tensor]
+    self, state: mechanism.State, admitted: mechanism.AdmittedRound, total: list[tf.Tensor]
   ) -> tuple[mechanism.State, list[tf.Tensor], mechanism.Struct]:
     """The mean of the buffer if it is released; else the result is exactly zero, which leaves the model as it is."""
     after, count = admitted.after, admitted.metrics['released_updates']

@@ -228,9 +228,9 @@ class QuapConfig(mechanism.Mechanism):
     if client_epsilons is None:
       client_epsilons = budgets.client_budgets(self.budget, rates, in_warmup)
     if self.noise.placement == 'client' or self.budget.round_rule == 'each_own':
-      own = budget_factor * client_epsilons
-      epsilon = tf.math.divide_no_nan(tf.reduce_sum(own), tf.cast(tf.size(rates), tf.float32))
-      return epsilon, tf.norm(self.shares(own) * self.multiplier(own))
+      scaled_epsilons = budget_factor * client_epsilons
+      epsilon = tf.math.divide_no_nan(tf.reduce_sum(scaled_epsilons), tf.cast(tf.size(rates), tf.float32))
+      return epsilon, tf.norm(self.shares(scaled_epsilons) * self.multiplier(scaled_epsilons))
     epsilon = budget_factor * budgets.round_budget(self.budget, rates, in_warmup, client_epsilons)
     return epsilon, self.multiplier(epsilon)
 
@@ -250,11 +250,11 @@ class QuapConfig(mechanism.Mechanism):
 
   def planned(self, cohorts: Sequence[np.ndarray]) -> list[mechanism.RoundRecord]:
     # Budgets and noise follow from who takes part. C = 1 in all planned rounds.
-    found = []
+    records = []
     for state, cohort in zip(self.planned_states(cohorts), cohorts):
       multiplier = self.planned_multiplier(state, cohort) if len(cohort) else 0.0
-      found.append(self.cost(cohort, self.client_budgets(state, cohort), multiplier, 1.0))
-    return found
+      records.append(self.cost(cohort, self.client_budgets(state, cohort), multiplier, 1.0))
+    return records
 
   def cost(
     self,
@@ -280,11 +280,11 @@ class QuapConfig(mechanism.Mechanism):
 
   def planned_states(self, cohorts: Sequence[np.ndarray]) -> list[PlannedState]:
     """The part of the state after each round that follows from the cohorts alone."""
-    state, found = participations.initial_state(self.participation, self.num_clients), []
+    state, states = participations.initial_state(self.participation, self.num_clients), []
     for round_num, cohort in enumerate(cohorts, 1):
       state = participations.next_state(self.participation, state, cohort, round_num)
-      found.append(PlannedState(round_num, state, None))
-    return found
+      states.append(PlannedState(round_num, state, None))
+    return states
 
   def client_budgets(self, state: mechanism.State, cohort: np.ndarray) -> np.ndarray:
     """ε_i(t) of the cohort, float64[M], from the state after the round."""
@@ -292,8 +292,8 @@ class QuapConfig(mechanism.Mechanism):
     if given is not None:
       return np.asarray(given, np.float64)[cohort]
     rates, in_warmup = self._rates(state, cohort)
-    own = budgets.client_budgets(self.budget, rates, in_warmup) * self.budget.factor(int(state.round))
-    return np.asarray(own, np.float64)
+    epsilons = budgets.client_budgets(self.budget, rates, in_warmup) * self.budget.factor(int(state.round))
+    return np.asarray(epsilons, np.float64)
 
   def planned_multiplier(self, state: PlannedState, cohort: np.ndarray) -> float:
     """σ of the noise on the sum of a round's updates over C_t, as `round_noise` has it."""

@@ -42,7 +42,7 @@ from quap_tff.mechanisms.quap import config as configs
 
 quap = lazy.module('quap_tff.mechanisms.quap.rounds')
 
-# Room for the rounding of the clipped entries, as in `quap_tff.mechanisms.certified.rounds`.
+# Room for the rounding of the clipped entries.
 CLIP_MARGIN = 2.0**-20
 # How far one client's message moves if its data are replaced, in units of the clipping norm.
 SENSITIVITY = 2.0
@@ -54,7 +54,7 @@ _TRUST_NOTE = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Local(mechanism.Configured):
+class LocalPrivacy(mechanism.Configured):
   """Local privacy.
 
   Attributes:
@@ -89,8 +89,8 @@ class Local(mechanism.Configured):
   ) -> mechanism.Rounds:
     return LocalRounds(self.config, specs)
 
-  def scaled(self, factor: float) -> Local:
-    return Local(self.config.scaled(factor))
+  def scaled(self, factor: float) -> LocalPrivacy:
+    return LocalPrivacy(self.config.scaled(factor))
 
   def seen(self, state: mechanism.State) -> dict[str, Any]:
     return self.config.seen(state)
@@ -130,7 +130,9 @@ class LocalRounds(mechanism.Rounds):
   def report(self, update: list[tf.Tensor], own: mechanism.Struct, announced: mechanism.Struct) -> mechanism.Struct:
     return collections.OrderedDict(client_id=own['client_id'])
 
-  def admit(self, state: mechanism.State, announced: mechanism.Struct, reports: mechanism.Struct) -> mechanism.Round:
+  def admit(
+    self, state: mechanism.State, announced: mechanism.Struct, reports: mechanism.Struct
+  ) -> mechanism.AdmittedRound:
     """The metrics follow from who takes part. `noise_multiplier` is the smallest one of a message of the cohort."""
     config = self.config
     ids = mechanism.checked_ids(config.num_clients, reports['client_id'])
@@ -143,7 +145,7 @@ class LocalRounds(mechanism.Rounds):
     divisor = tf.maximum(tf.cast(size, tf.float64), 1.0)
     sigma = tf.cast(SENSITIVITY * tf.cast(state.clip, tf.float64) * tf.norm(multipliers) / divisor, tf.float32)
     smallest = tf.cast(tf.where(size > 0, tf.reduce_min(multipliers), 0.0), tf.float32)
-    return mechanism.Round(
+    return mechanism.AdmittedRound(
       client_ids=ids,
       weights=tf.ones_like(rates),
       clip=state.clip,
@@ -191,7 +193,7 @@ class LocalRounds(mechanism.Rounds):
     return [tf.cast(c + n, u.dtype) for c, n, u in zip(clipped, noise, update.values())]
 
   def release(
-    self, state: mechanism.State, admitted: mechanism.Round, total: list[tf.Tensor]
+    self, state: mechanism.State, admitted: mechanism.AdmittedRound, total: list[tf.Tensor]
   ) -> tuple[mechanism.State, list[tf.Tensor], mechanism.Struct]:
     divisor = tf.maximum(tf.cast(admitted.metrics['cohort_size'], tf.float64), 1.0)
     return admitted.after, [t / tf.cast(divisor, t.dtype) for t in total], admitted.metrics

@@ -37,7 +37,7 @@ _CLIP_RULE, _SERVER_NOISE, _CLIENT_NOISE = range(3)
 _NORM_QUANTILES = {'norm_p10': 0.1, 'norm_p50': 0.5, 'norm_p90': 0.9, 'norm_max': 1.0}
 
 
-class ServerState(NamedTuple):
+class QuapState(NamedTuple):
   """The server's state between rounds.
 
   Attributes:
@@ -93,7 +93,7 @@ class QuapRounds(mechanism.Rounds):
 
   def initial_state(self) -> mechanism.State:
     config, shapes = self.config, [self.specs[i].shape for i in self.critical]
-    return ServerState(
+    return QuapState(
       round=tf.constant(0, tf.int32),
       participation=mechanism.initial_participation(config),
       clip=tf.constant(config.clip.initial_norm, tf.float32),
@@ -101,7 +101,7 @@ class QuapRounds(mechanism.Rounds):
       budget=config.budget.rule.initial_state(config.budget, config.num_clients, shapes),
     )
 
-  def _scale(self, state: ServerState) -> tf.Tensor:
+  def _scale(self, state: QuapState) -> tf.Tensor:
     """The unit of norms: updates are divided by it before clipping and multiplied by it after noise."""
     return tf.cast(self._scale_fn(state.round + 1), tf.float32)
 
@@ -137,7 +137,9 @@ class QuapRounds(mechanism.Rounds):
       report['observation'] = tf.where(tf.math.is_finite(observed) & tf.math.is_finite(norm), observed, 0.0)
     return report
 
-  def admit(self, state: mechanism.State, announced: mechanism.Struct, reports: mechanism.Struct) -> mechanism.Round:
+  def admit(
+    self, state: mechanism.State, announced: mechanism.Struct, reports: mechanism.Struct
+  ) -> mechanism.AdmittedRound:
     config, budget, norms = self.config, self.config.budget, reports['norm']
     client_ids = mechanism.checked_ids(config.num_clients, reports['client_id'])
     round_num = state.round + 1
@@ -163,13 +165,13 @@ class QuapRounds(mechanism.Rounds):
     is_finite = tf.math.is_finite(norms)
     finite = tf.reduce_sum(tf.cast(is_finite, tf.float32))
     clipped = tf.reduce_sum(tf.cast(tf.logical_and(is_finite, norms > clip), tf.float32))
-    return mechanism.Round(
+    return mechanism.AdmittedRound(
       client_ids=client_ids,
       weights=config.shares(factor * epsilons),
       clip=clip,
       noise_multiplier=multiplier,
       sigma=sigma,
-      after=ServerState(
+      after=QuapState(
         round=round_num,
         participation=participation,
         clip=next_clip,
@@ -228,13 +230,13 @@ class QuapRounds(mechanism.Rounds):
     return [one * tf.cast(size, one.dtype) for one in self.config.aggregator.centre(present)]
 
   def release(
-    self, state: mechanism.State, admitted: mechanism.Round, total: list[tf.Tensor]
+    self, state: mechanism.State, admitted: mechanism.AdmittedRound, total: list[tf.Tensor]
   ) -> tuple[mechanism.State, list[tf.Tensor], mechanism.Struct]:
     return self.finished(state, admitted, total, admitted.metrics['cohort_size'])
 
   def finished(
-    self, state: ServerState, admitted: mechanism.Round, total: list[tf.Tensor], size: tf.Tensor
-  ) -> tuple[ServerState, list[tf.Tensor], mechanism.Struct]:
+    self, state: QuapState, admitted: mechanism.AdmittedRound, total: list[tf.Tensor], size: tf.Tensor
+  ) -> tuple[QuapState, list[tf.Tensor], mechanism.Struct]:
     """`release` of a sum of `size` updates (int32 scalar).
 
     The norms of signal and noise, like the quantiles of the norms, are exact functions of the clients' data. The papers
@@ -295,5 +297,5 @@ def _finite(tensors: Sequence[tf.Tensor], norm: tf.Tensor) -> list[tf.Tensor]:
   return tf.cond(tf.math.is_finite(norm), lambda: tensors, lambda: [tf.zeros_like(u) for u in tensors])
 
 
-def _round_seed(state: ServerState, use: int) -> tf.Tensor:
+def _round_seed(state: QuapState, use: int) -> tf.Tensor:
   return seeds.fold_in(state.noise.seed, state.noise.counter, tf.constant(use, tf.int64))

@@ -46,9 +46,9 @@ class Staleness(checks.Checked):
       client_id: An integer scalar.
       num_versions: V_t, an integer scalar of at least 1.
     """
-    own = seeds.fold_in(seeds.initial_seed(self.seed, 'staleness'), tf.cast(client_id, tf.int64))
-    speed = tf.exp(self.spread * tf.random.stateless_normal([], own))
-    now = seeds.fold_in(own, tf.cast(round_num, tf.int64))
+    client_seed = seeds.fold_in(seeds.initial_seed(self.seed, 'staleness'), tf.cast(client_id, tf.int64))
+    speed = tf.exp(self.spread * tf.random.stateless_normal([], client_seed))
+    now = seeds.fold_in(client_seed, tf.cast(round_num, tf.int64))
     delay = self.scale * speed * tf.abs(tf.random.stateless_normal([], now))
     # Before the cast, which has no meaning for floats above int32.
     delay = tf.minimum(delay, float(self.max_staleness))

@@ -117,7 +117,7 @@ def choices(cohorts: Sequence[np.ndarray], num_clients: int, epsilon: float, del
   yield _planned(held_config.HeldConfig(num_clients, epsilon, delta).settled(releases), releases)
 
 
-def _planned(planned: guarantee.Planned, releases: Sequence[np.ndarray]) -> Choice:
+def _planned(planned: guarantee.SettledMechanism, releases: Sequence[np.ndarray]) -> Choice:
   mechanism, config = planned.mechanism, planned.mechanism.config
   ended = np.zeros(config.num_clients, bool)
   for ids, one in zip(releases, mechanism.simulated(releases)):
@@ -140,7 +140,7 @@ def ends(
       correlation=correlation,
       divisor=1.0,
       num_rounds=len(cohorts),
-      weights=weight_rules.Uniform(),
+      weights=weight_rules.UniformWeights(),
       clip=clip_rules.Fixed(1.0),
     )
     first = np.zeros(num_clients, np.int64)

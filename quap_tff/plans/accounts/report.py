@@ -105,7 +105,7 @@ def formal(
   ledger: accounting.RunLedger,
   delta: float,
   protection: accounting.Protection,
-  sampler: samplers.Sampler,
+  sampler: samplers.CohortSampler,
   note: str,
   neighbours: str,
   slack: slacks.Slack,

@@ -17,8 +17,9 @@ from quap_tff.common.numbers import samplers
 from quap_tff.common.numbers import slack as slacks
 from quap_tff.mechanisms import mechanism as mechanisms
 from quap_tff.mechanisms import sparsity as sparsities
-from quap_tff.mechanisms.certified import guarantee
+from quap_tff.mechanisms.certified import guarantee as guarantees
 from quap_tff.mechanisms.certified import planning
+from quap_tff.mechanisms.held import config as held_config
 from quap_tff.mechanisms.noise import correlation as correlations
 from quap_tff.mechanisms.parts import layers as layers_lib
 from quap_tff.mechanisms.parts import postprocessing
@@ -43,7 +44,7 @@ Leaving = tuple[tuple[str, str, str], ...]
 _Account = TypeVar('_Account', bound='RunAccount')
 
 
-class Extension(Protocol):
+class AccountedExtension(Protocol):
   """What an account asks of a method around the mechanism, a `quap_tff.training.extension.Extension`.
 
   Attributes:
@@ -85,7 +86,7 @@ class RunAccount:
   """
 
   mechanism: mechanisms.Mechanism
-  draw: samplers.Sampler = samplers.Sampler()
+  draw: samplers.CohortSampler = samplers.CohortSampler()
   schedule: Sequence[np.ndarray] = ()
   attendance: Optional[Sequence[np.ndarray]] = None
   averaging: Optional[postprocessing.Averaging] = None
@@ -93,13 +94,13 @@ class RunAccount:
   client_metrics: Optional[bool] = None
   test_is_of_clients: bool = False
   model: Optional[layers_lib.ModelShape] = None
-  extension: Optional[Extension] = None
+  extension: Optional[AccountedExtension] = None
   sparsity: sparsities.Sparsity = sparsities.NotSparse()
   sparsity_seed: int = 0
   leaving: Optional[Leaving] = None
 
   def __post_init__(self) -> None:
-    if not isinstance(self.draw, samplers.Sampler):
+    if not isinstance(self.draw, samplers.CohortSampler):
       raise TypeError(
         f'draw must be a Sampler, found {type(self.draw).__name__}. A schedule is for quap_tff.certified_plan.'
       )
@@ -144,7 +145,7 @@ class RunAccount:
       object.__setattr__(self, name, value)
 
   @property
-  def config(self) -> Any:
+  def config(self) -> mechanisms.Mechanism:
     """The configuration of the mechanism, without what is around it."""
     return self.core.configuration
 
@@ -152,6 +153,19 @@ class RunAccount:
   def core(self) -> Any:
     """The mechanism, without what chooses a part of each update."""
     return self.mechanism.core
+
+  @property
+  def guarantee(self) -> guarantees.Guarantee:
+    """`config`, of a certified plan. Raises `ValueError` for another one."""
+    config = self.config
+    if not isinstance(config, guarantees.Guarantee):
+      raise ValueError(f'Only a certified plan has a guarantee, and this one is of {type(config).__name__}.')
+    return config
+
+  @property
+  def held(self) -> Optional[held_config.Held]:
+    """`config`, if clients hold the noise; None otherwise."""
+    return self.config if isinstance(self.config, held_config.Held) else None
 
   @property
   def num_clients(self) -> int:
@@ -207,9 +221,9 @@ class RunAccount:
     return list(self.schedule if self.attendance is None else self.attendance)
 
   @functools.cached_property
-  def planned(self) -> list[guarantee.PlannedRound]:
+  def planned(self) -> list[guarantees.PlannedRound]:
     """Of a certified run the weights of each planned round, if those who are `expected` come."""
-    return self.core.simulated(self.expected)
+    return self.guarantee.simulated(self.expected)
 
   @functools.cached_property
   def share_of_ceiling(self) -> Optional[float]:
@@ -217,18 +231,18 @@ class RunAccount:
     if not self.schedule:
       return None
     assert self.averaging is not None
-    return planning.share_of_ceiling(guarantee.Planned(self.core, self.averaging), self.schedule)
+    return planning.share_of_ceiling(guarantees.SettledMechanism(self.guarantee, self.averaging), self.schedule)
 
   @property
-  def sampler(self) -> samplers.Sampler:
+  def sampler(self) -> samplers.CohortSampler:
     """How the cohorts are drawn and how this method uses them, which decides on amplification by sampling."""
     if self.extension is not None:
-      return samplers.Sampler(reason=f'{type(self.extension).__name__} uses who came outside the noised sums')
+      return samplers.CohortSampler(reason=f'{type(self.extension).__name__} uses who came outside the noised sums')
     facts = self.mechanism.facts
     if facts.is_certified and not self.schedule:
-      return samplers.Sampler(reason='cohorts are not planned, and nothing is assumed of how they come')
+      return samplers.CohortSampler(reason='cohorts are not planned, and nothing is assumed of how they come')
     if facts.unamplified:
-      return samplers.Sampler(reason=facts.unamplified)
+      return samplers.CohortSampler(reason=facts.unamplified)
     return dataclasses.replace(
       self.draw,
       constant_divisor=facts.divisor is not None or self.draw.kind == 'fixed_size',
@@ -294,10 +308,10 @@ class RunAccount:
         'knows who will come, plan without a schedule: certified_plan(config, expected=…).'
       )
     history = list(ledger.history)
-    return self.core.allowed([one.cohort for one in history], [one.weights for one in history], ids)
+    return self.guarantee.allowed([one.cohort for one in history], [one.weights for one in history], ids)
 
   def _check_round(self, round_num: int) -> None:
-    most = self.config.num_rounds if self.mechanism.facts.is_certified else None
+    most = self.guarantee.num_rounds if self.mechanism.facts.is_certified else None
     if most is not None and round_num > most:
       raise ValueError(
         f'Round {round_num} is not in the plan, whose account is for num_rounds={most}. Nothing may be released in it. '
@@ -433,7 +447,7 @@ class RunAccount:
       # What the rounds happened to cost is itself a release. The filter's limit held beforehand.
       spent = rounding.up(float(accounting.total_mu(ledger).whole.max()) ** 2 / 2)
       whom = f' that took part, and not what rounds happened to cost (at most ρ = {spent})'
-      return self._of_filter(ledger.rounds > 0, whom)
+      return self._filter_report(ledger.rounds > 0, whom)
     return self._figures(ledger, ' '.join(filter(None, [facts.trust_note, facts.noise_note])))
 
   def _bound(self, ledger: accounting.RunLedger, cohorts: Any) -> accounting.FormalReport:
@@ -443,11 +457,11 @@ class RunAccount:
       return self._formal(accounting.completed(ledger, self.planned_ledger(cohorts)))
     if self.mechanism.facts.unplannable:
       clients = np.isin(np.arange(self.num_clients), np.concatenate(cohorts))
-      return self._of_filter(clients, ' that was planned to take part')
+      return self._filter_report(clients, ' that was planned to take part')
     limits = np.broadcast_to(np.sqrt(limit), [self.num_clients])
-    return self._formal(accounting.of_limits(limits, self.delta, self.core.spent_before))
+    return self._formal(accounting.ledger_of_limits(limits, self.delta, self.core.spent_before))
 
-  def _of_filter(self, clients: np.ndarray, whom: str) -> accounting.FormalReport:
+  def _filter_report(self, clients: np.ndarray, whom: str) -> accounting.FormalReport:
     """The figures of a filter for noise that follows releases, for each of the clients bool[N]."""
     limit = self.core.limit
     # Noise that follows releases has one filter, whose limit is one number.
@@ -456,7 +470,7 @@ class RunAccount:
       'The noise was chosen from noised releases. So the figures are those of the filter, '
       f'ρ = {rounding.up(limit / 2)} for each client{whom}.'
     )
-    return self._figures(accounting.of_limits(np.where(clients, np.sqrt(limit), 0.0), self.delta), note)
+    return self._figures(accounting.ledger_of_limits(np.where(clients, np.sqrt(limit), 0.0), self.delta), note)
 
   def _with_reading(self, ledger: accounting.RunLedger, cohorts: Any) -> accounting.FormalReport:
     """The bound that holds wherever the run ends, and what the ledger gives."""
@@ -469,7 +483,7 @@ class RunAccount:
     # By who came, or by public rates if that is secret.
     own = self._formal(ledger).epsilon if self.draw.secret else None
     mu = accounting.total_mu(ledger)
-    epsilon = own if own is not None else self.slack.of_those_who(mu.came, mu.whole, self.delta)
+    epsilon = own if own is not None else self.slack.epsilon_of(mu.came, mu.whole, self.delta)
     said = dict(why=_WHY, bound=_BOUND) if self._came else {}
     return dataclasses.replace(bound, reading=accounting.Reading(ledger.num_rounds, epsilon, **said))
 

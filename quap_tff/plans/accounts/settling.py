@@ -49,7 +49,7 @@ def settled(
     )
   if not isinstance(averaging, postprocessing.Averaging):
     raise TypeError(
-      f'averaging must be a value such as quap_tff.postprocessing.Planned(), found {averaging!r}. The names in '
+      f'averaging must be a value such as quap_tff.postprocessing.PlannedAverage(), found {averaging!r}. The names in '
       'postprocessing.AVERAGINGS are those of the flag --averaging.'
     )
   if spent is not None:
@@ -100,7 +100,7 @@ def check_needs_no_schedule(
 
 def _settled_on(
   config: guarantee.GuaranteeConfig, expected: Optional[Any], averaging: postprocessing.Averaging
-) -> guarantee.Planned:
+) -> guarantee.SettledMechanism:
   """The mechanism without a schedule."""
   if expected is not None:
     return _for_any_cohorts(config.settled(_expected_cohorts(config, expected), averaging))
@@ -160,7 +160,7 @@ def _expected_cohorts(config: guarantee.GuaranteeConfig, expected: Any) -> list[
   return cohorts
 
 
-def _for_any_cohorts(planned: guarantee.Planned) -> guarantee.Planned:
+def _for_any_cohorts(planned: guarantee.SettledMechanism) -> guarantee.SettledMechanism:
   """A mechanism that was settled on expected cohorts, for cohorts of any clients and of any size."""
   mechanism = planned.mechanism
   if not isinstance(mechanism, held_config.Held):

@@ -96,7 +96,7 @@ class InProcessContext(tff.program.FederatedContext):
     self._programs = IdentityCache(self._compile)
     self._lock = threading.RLock()
     self._pool: Optional[concurrent.futures.ThreadPoolExecutor] = None
-    self._measurement: Optional[traffic.Measurement] = None
+    self._measurement: Optional[traffic.TrafficMeasurement] = None
     self.statistics = Statistics()
 
   def invoke(self, comp: tff.Computation, arg: Optional[Any]) -> Any:
@@ -133,9 +133,9 @@ class InProcessContext(tff.program.FederatedContext):
     return values.to_python(result, comp.type_signature.result, num_clients)
 
   @contextlib.contextmanager
-  def measure_traffic(self) -> Iterator[traffic.Measurement]:
+  def measure_traffic(self) -> Iterator[traffic.TrafficMeasurement]:
     """See `runtime.measure_traffic`."""
-    outer, self._measurement = self._measurement, traffic.Measurement()
+    outer, self._measurement = self._measurement, traffic.TrafficMeasurement()
     try:
       yield self._measurement
     finally:
@@ -149,13 +149,13 @@ class InProcessContext(tff.program.FederatedContext):
     if pool is not None:
       pool.shutdown(wait=True)
 
-  def _compile(self, comp: tff.Computation) -> interpreter.Program:
+  def _compile(self, comp: tff.Computation) -> interpreter.InterpretedProgram:
     # `tff.backends.native` compiles for TFF's worker: it goes through protos, which takes as long as the transformation
     # itself, and it optimizes every section. Here a section is optimized when it is first needed, and only if it calls
     # functions.
     block = secure_intrinsics.with_plain_bodies(comp.to_building_block())
     block, _ = tff.tensorflow.replace_intrinsics_with_bodies(block)
-    program = interpreter.Program(tff.framework.to_call_dominant(block), self._count_trace)
+    program = interpreter.InterpretedProgram(tff.framework.to_call_dominant(block), self._count_trace)
     self.statistics.compiled += 1
     return program
 
@@ -171,7 +171,7 @@ class InProcessContext(tff.program.FederatedContext):
 
 
 class _Runner:
-  """One invocation's threads and devices, as `interpreter.Program` sees them.
+  """One invocation's threads and devices, as `interpreter.InterpretedProgram` sees them.
 
   Attributes:
     num_clients: The cohort's size.

@@ -21,7 +21,7 @@ from quap_tff.runtime.values import values
 _RUNNER = streaming.RUNNER
 
 
-class Program:
+class InterpretedProgram:
   """A computation ready to run.
 
   Args:

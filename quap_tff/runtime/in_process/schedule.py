@@ -22,7 +22,7 @@ SERVER, CLIENT, AGGREGATE = 'server', 'client', 'aggregate'
 
 
 @dataclasses.dataclass(frozen=True)
-class Local:
+class NamedValue:
   """A value that a computation names.
 
   Attributes:
@@ -53,17 +53,17 @@ class Pass:
 
 def closure(names: Iterable[str], needs_of: Callable[[str], Iterable[str]]) -> set[str]:
   """`names` and everything that they need, directly or not. `needs_of` gives the direct needs of a name."""
-  found: set[str] = set()
+  reached: set[str] = set()
   pending = list(names)
   while pending:
     name = pending.pop()
-    if name not in found:
-      found.add(name)
+    if name not in reached:
+      reached.add(name)
       pending.extend(needs_of(name))
-  return found
+  return reached
 
 
-def plan(local_values: Sequence[Local], result: Iterable[str]) -> list[Union[str, Pass]]:
+def plan(local_values: Sequence[NamedValue], result: Iterable[str]) -> list[Union[str, Pass]]:
   """The order in which to make values.
 
   Args:
@@ -107,9 +107,9 @@ def plan(local_values: Sequence[Local], result: Iterable[str]) -> list[Union[str
   return order
 
 
-def _possible(left: Sequence[Local], made: set[str]) -> list[Local]:
+def _possible(left: Sequence[NamedValue], made: set[str]) -> list[NamedValue]:
   """What one pass could make: all that needs no server value and no aggregation that is still to come."""
-  possible: list[Local] = []
+  possible: list[NamedValue] = []
   reachable = set(made)
   for local in left:
     if local.kind != SERVER and local.uses <= reachable:

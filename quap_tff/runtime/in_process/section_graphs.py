@@ -96,7 +96,7 @@ class SectionGraph:
     )
 
 
-def of_section(proto: Any, arguments: Sequence[str], results: Sequence[str]) -> SectionGraph:
+def section_graph(proto: Any, arguments: Sequence[str], results: Sequence[str]) -> SectionGraph:
   """The graph of a section.
 
   Args:
@@ -135,7 +135,7 @@ def of_section(proto: Any, arguments: Sequence[str], results: Sequence[str]) -> 
   return SectionGraph(prepared, inputs, used, variables, fetches)
 
 
-def of_graph(
+def from_graph(
   graph: tf.Graph,
   arguments: Sequence[tf.Tensor],
   handles: Sequence[tf.Tensor],
@@ -155,10 +155,10 @@ def of_graph(
   nodes = {node.name: node for node in graph_def.node}
   kept = _needed(nodes, [_node_name(name) for name in fetches])
   used = [i for i, argument in enumerate(arguments) if argument.op.name in kept]
-  found = [arguments[i] for i in used] + [handle for handle in handles if handle.op.name in kept]
-  inputs = {tensor.name: tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in found}
+  tensors = [arguments[i] for i in used] + [handle for handle in handles if handle.op.name in kept]
+  inputs = {tensor.name: tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors}
   prepared = tf.compat.v1.GraphDef(versions=graph_def.versions, library=graph_def.library)
-  placeholders = {tensor.op.name for tensor in found}
+  placeholders = {tensor.op.name for tensor in tensors}
   prepared.node.extend(node for name, node in nodes.items() if name in kept and name not in placeholders)
   variables = [variable for variable, handle in zip(variables, handles) if handle.op.name in kept]
   return SectionGraph(prepared, inputs, used, variables, fetches)

@@ -59,7 +59,7 @@ class Body:
 
   Args:
     function: The computation, in TFF's call-dominant form: all that has clients is a local of the outermost block.
-    program: Compiles building blocks (`interpreter.Program`).
+    program: Compiles building blocks (`interpreter.InterpretedProgram`).
 
   Raises:
     errors.UnsupportedComputationError: If clients' values come from anything but an intrinsic.
@@ -73,16 +73,16 @@ class Body:
       body = tff.framework.Block([], body)
     self.program = program
     self.argument_name = function.parameter_name
-    self.argument_of_client = _of_client(function.parameter_type)
+    self.argument_of_client = _selector(function.parameter_type)
     self.types = {name: block.type_signature for name, block in body.locals}
     self.types[self.argument_name] = function.parameter_type
     self.blocks = _without_detours(dict(body.locals))
-    self.local_values: dict[str, schedule.Local] = {}
+    self.local_values: dict[str, schedule.NamedValue] = {}
     known = {name for name, _ in body.locals}
     for name, block in body.locals:
       mentioned = references(self.blocks[name])
       uses, reads_argument = frozenset(mentioned & known), self.argument_name in mentioned
-      self.local_values[name] = schedule.Local(name, _kind(name, block), uses, reads_argument)
+      self.local_values[name] = schedule.NamedValue(name, _kind(name, block), uses, reads_argument)
     in_result = references(body.result) & known
     order = schedule.plan(list(self.local_values.values()), in_result)
     needs = [self.needs([entry] if isinstance(entry, str) else entry.steps + entry.aggregates) for entry in order]
@@ -217,9 +217,9 @@ class _Pass:
 
   def _each(self, shared: Bindings, clients: Sequence[Bindings]) -> tuple[tuple[tuple[Any, ...], tuple[Any, ...]], ...]:
     """Of each client of a block the inputs of the aggregations, and the values to keep."""
-    return tuple([self._of_client({**shared, **own}) for own in clients])
+    return tuple([self._run_client({**shared, **own}) for own in clients])
 
-  def _of_client(self, own: Bindings) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+  def _run_client(self, own: Bindings) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     for name, run in self._steps:
       own[name] = run(own)
     return tuple([one.value(own) for one in self._aggregations]), tuple([own[name] for name in self._kept])
@@ -250,21 +250,21 @@ class _Pass:
       yield own
 
 
-def _of_client(type_spec: Optional[tff.Type]) -> Callable[[Any, int, Any], Any]:
+def _selector(type_spec: Optional[tff.Type]) -> Callable[[Any, int, Any], Any]:
   """A function (argument, client's place, wanted parts) -> the argument as this client has it."""
   if values.differs_by_client(type_spec):
     return lambda value, index, wanted: (
-      value.part(index, wanted) if isinstance(value, values.OnDemand) else value[index]
+      value.part(index, wanted) if isinstance(value, values.ValuesOnDemand) else value[index]
     )
   if type_spec is None or not tff.types.contains(type_spec, values.differs_by_client):
     return lambda value, index, wanted: value
-  parts = [_of_client(part) for _, part in tff.structure.iter_elements(type_spec)]
+  parts = [_selector(part) for _, part in tff.structure.iter_elements(type_spec)]
 
-  def of_client(value: Any, index: int, wanted: Any) -> Any:
+  def select_client(value: Any, index: int, wanted: Any) -> Any:
     each = len(parts) * [True] if wanted is True else wanted
     return tuple([of(part, index, own) for of, part, own in zip(parts, value, each)])
 
-  return of_client
+  return select_client
 
 
 def _kind(name: str, block: tff.framework.ComputationBuildingBlock) -> str:
@@ -316,12 +316,12 @@ def references(block: tff.framework.ComputationBuildingBlock) -> set[str]:
 
 def parts_of(block: tff.framework.ComputationBuildingBlock, kind: type[T]) -> list[T]:
   """All building blocks of a kind in `block`."""
-  found: list[T] = []
+  parts: list[T] = []
 
   def visit(inner: tff.framework.ComputationBuildingBlock) -> tuple[tff.framework.ComputationBuildingBlock, bool]:
     if isinstance(inner, kind):
-      found.append(inner)
+      parts.append(inner)
     return inner, False
 
   tff.framework.transform_postorder(block, visit)
-  return found
+  return parts

@@ -206,7 +206,7 @@ class TensorFlowBlock:
     results = _names(proto.result)
     self._pack = _packer(_positions(results, arguments))
     self.function = GraphFunction(
-      lambda: section_graphs.of_section(proto, arguments, tf.nest.flatten(results)), on_trace
+      lambda: section_graphs.section_graph(proto, arguments, tf.nest.flatten(results)), on_trace
     )
 
   def __call__(self, argument: Any, device: str) -> Any:
@@ -238,8 +238,8 @@ class TensorFlowBlock:
 
 def _positions(names: Any, arguments: Sequence[str]) -> Any:
   """Where to find the tensors `names` (nested) among the fetches and the arguments, which follow these."""
-  found = {name: i for i, name in enumerate([*_fetches(names, arguments), *arguments])}
-  return tf.nest.map_structure(found.__getitem__, names)
+  positions = {name: i for i, name in enumerate([*_fetches(names, arguments), *arguments])}
+  return tf.nest.map_structure(positions.__getitem__, names)
 
 
 def _fetches(names: Any, arguments: Sequence[str]) -> list[str]:
@@ -309,7 +309,7 @@ class Joined:
     self._packs[num_clients] = _packer(_positions(results, names))
     if num_clients == 1:
       self._returned = {names.index(name) for name in tf.nest.flatten(results) if name in names}
-    return section_graphs.of_graph(graph, arguments, tracer.handles, tracer.variables, _fetches(results, names))
+    return section_graphs.from_graph(graph, arguments, tracer.handles, tracer.variables, _fetches(results, names))
 
 
 def _placeholders(specs: dict[str, Any]) -> dict[str, Any]:
@@ -320,7 +320,7 @@ def _placeholders(specs: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Tracer:
-  """Represents the runner (`interpreter.Program`) where sections are added to a graph, and not run.
+  """Represents the runner (`interpreter.InterpretedProgram`) where sections are added to a graph, and not run.
 
   Attributes:
     handles: Placeholders for the handles of the sections' variables.

@@ -149,13 +149,13 @@ def _sum(
 
 
 def _added(summed: _Sum, value: Sequence[tf.Tensor], wraps: Sequence[tf.Tensor]) -> _Sum:
-  before, after, found = summed[0], [], []
+  before, after, totals = summed[0], [], []
   for total, one, count in zip(before, value, wraps):
     after.append(total + one)
     # A sum is below its first term if and only if the second term is negative.
     wrapped = tf.not_equal(after[-1] < total, one < 0)
-    found.append(count + tf.math.count_nonzero(wrapped, dtype=tf.int32))
-  return after, found
+    totals.append(count + tf.math.count_nonzero(wrapped, dtype=tf.int32))
+  return after, totals
 
 
 def _no_wraps(wraps: Sequence[tf.Tensor], member: tff.Type, advice: str) -> list[tf.Operation]:

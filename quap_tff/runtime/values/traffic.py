@@ -30,7 +30,7 @@ class Traffic(NamedTuple):
   clients: int
 
 
-class Measurement:
+class TrafficMeasurement:
   """What `runtime.measure_traffic` yields: `traffic` of the last invocation in the block, None if there was none."""
 
   def __init__(self) -> None:

@@ -2,10 +2,11 @@
 
 Inside the runtime a tensor is an eager tensor. A sequence is a dataset's variant tensor (nothing is serialized or
 read). A struct is a tuple in the type's order. A value at the server, or one that is the same at all clients, is the
-bare value. A value that differs by client is a `PerClient`, or an `OnDemand` if the caller's argument is neither a list
-nor a tuple but another sequence.
+bare value. A value that differs by client is a `PerClient`, or a `ValuesOnDemand` if the caller's argument is another
+sequence than a list or a tuple.
 """
 
+import cmath
 import collections
 import collections.abc
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,16 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from quap_tff.runtime.values import errors
-from quap_tff.runtime.values import fitting
+
+# By kind of dtypes, the Python types whose values fit one. No value of Python fits a dtype of another kind.
+_PYTHON_TYPES: dict[str, Any] = {
+  'integer': int,
+  'float': float,
+  'complex': complex,
+  'string': (str, bytes),
+  'bool': bool,
+}
+_NUMBERS = frozenset(['integer', 'float', 'complex'])
 
 
 def without_attributes(tensor: tf.Tensor) -> tf.Tensor:
@@ -49,7 +59,7 @@ class MadeOnDemand(collections.abc.Sequence):
     return self._make(self._clients[index])
 
 
-class OnDemand(MadeOnDemand):
+class ValuesOnDemand(MadeOnDemand):
   """One value per client, in the cohort's order, made from the caller's sequence each time that it is asked for."""
 
   def part(self, index: int, wanted: Any) -> Any:
@@ -106,10 +116,10 @@ def num_clients(argument: Any, type_spec: Optional[tff.Type]) -> Optional[int]:
       return set().union(*(sizes(child, child_type) for _, child, child_type in children(part, part_type)))
     return set()
 
-  found = sizes(argument, type_spec)
-  if len(found) > 1:
-    raise ValueError(f'The client-placed arguments differ in their number of clients: {sorted(found)}.')
-  return found.pop() if found else None
+  client_counts = sizes(argument, type_spec)
+  if len(client_counts) > 1:
+    raise ValueError(f'The client-placed arguments differ in their number of clients: {sorted(client_counts)}.')
+  return client_counts.pop() if client_counts else None
 
 
 def to_value(argument: Any, type_spec: tff.Type, path: Path = (), wanted: Any = True) -> Any:
@@ -152,7 +162,7 @@ def to_value(argument: Any, type_spec: tff.Type, path: Path = (), wanted: Any = 
       def make(client: int, wanted: Any = True) -> Any:
         return to_value(argument[client], type_spec.member, (path, client), wanted)
 
-      return OnDemand(make, range(len(argument)))
+      return ValuesOnDemand(make, range(len(argument)))
     raise TypeError(
       f'Expected a list with one value per client for {_place(path)} of type {type_spec}, found a '
       f'{type(argument).__name__}.'
@@ -180,7 +190,7 @@ def _tensor(argument: Any, type_spec: tff.TensorType, path: Path) -> tf.Tensor:
     except (ValueError, TypeError) as e:  # Lists that differ in length.
       raise TypeError(f'Expected a tensor of type {type_spec} for {_place(path)}, found {argument!r:.200}.') from e
   is_of_dtype = argument.dtype == dtype
-  if not is_of_dtype and fitting.widens(argument.dtype, dtype):
+  if not is_of_dtype and _widens(argument.dtype, dtype):
     argument, is_of_dtype = tf.cast(argument, dtype), True
   if not is_of_dtype or not argument.shape.is_compatible_with(type_spec.shape):
     raise TypeError(
@@ -190,11 +200,53 @@ def _tensor(argument: Any, type_spec: tff.TensorType, path: Path) -> tf.Tensor:
   return argument
 
 
+@functools.cache
+def _kind(dtype: tf.DType) -> str:
+  if dtype.is_floating:
+    return 'float'
+  return 'integer' if dtype.is_integer else 'complex' if dtype.is_complex else dtype.name
+
+
+@functools.cache
+def _widens(dtype: tf.DType, expected: tf.DType) -> bool:
+  """Whether every value of the one dtype is a value of the other one, and of the same kind."""
+  if dtype == expected or _kind(expected) not in _NUMBERS:
+    return dtype == expected
+  return _kind(dtype) == _kind(expected) and np.can_cast(dtype.as_numpy_dtype, expected.as_numpy_dtype)
+
+
+def _misfit(value: Any, dtype: tf.DType) -> str:
+  """Says why a number, a string or an array cannot become a tensor of `dtype` without a change; '' if it can.
+
+  The rule is that of TFF's own contexts. The kind must be the same: a float does not become an integer, an integer does
+  not become a float, and a boolean becomes neither. The value must be in range, because TensorFlow wraps integers that
+  are not; of an array the dtype decides.
+  """
+  if hasattr(value, '__array__'):  # A NumPy value, or one of a library like it.
+    return '' if _widens(tf.as_dtype(value.dtype), dtype) else f'{_shortened(value)} of dtype {value.dtype}'
+  kind = _kind(dtype)
+  if not isinstance(value, _PYTHON_TYPES.get(kind, ())) or isinstance(value, bool) and kind != 'bool':
+    return f'{_shortened(value)} ({type(value).__name__})'
+  if kind not in _NUMBERS or kind != 'integer' and not cmath.isfinite(value):
+    return ''
+  high = dtype.max if kind == 'integer' else float(dtype.real_dtype.max)
+  low = dtype.min if kind == 'integer' else -high
+  if all(low <= part <= high for part in (value.real, value.imag)):
+    return ''
+  shown = '{} to {}' if kind == 'integer' else '{:.9g} to {:.9g}'
+  return f'{_shortened(value)}, which is out of range ({shown.format(low, high)})'
+
+
+def _shortened(value: Any) -> str:
+  shown = repr(value)
+  return shown if len(shown) <= 80 else f'{shown[:77]}...'
+
+
 def _fitting(argument: Any, dtype: tf.DType, path: Path) -> Any:
   """`argument`, if TensorFlow can make a tensor of `dtype` of it without a change."""
   if isinstance(argument, (list, tuple)):
     return [_fitting(part, dtype, (path, i)) for i, part in enumerate(argument)]
-  misfit = fitting.misfit(argument, dtype)
+  misfit = _misfit(argument, dtype)
   if misfit:
     raise TypeError(f'Expected a value of dtype {dtype.name} for {_place(path)}, found {misfit}.')
   return np.asarray(argument, dtype.as_numpy_dtype) if hasattr(argument, '__array__') else argument
@@ -214,35 +266,35 @@ def children(argument: Any, type_spec: tff.StructType, path: Path = ()) -> Seque
   if isinstance(argument, Mapping) and argument.keys() == {name for name, _ in elements}:
     return [(name, argument[name], t) for name, t in elements]
   try:
-    found = tff.structure.to_elements(tff.structure.from_container(argument))
+    members = tff.structure.to_elements(tff.structure.from_container(argument))
   except TypeError:
     raise TypeError(
       f'Expected a structure of type {type_spec} for {_place(path)}, found a {type(argument).__name__}.'
     ) from None
-  if len(found) != len(elements):
+  if len(members) != len(elements):
     raise TypeError(
       f'Expected a structure of {len(elements)} elements of type {type_spec} for {_place(path)}, found '
-      f'{len(found)} elements.'
+      f'{len(members)} elements.'
     )
-  for (found_name, _), (name, _) in zip(found, elements):
+  for (found_name, _), (name, _) in zip(members, elements):
     if found_name is not None and name is not None and found_name != name:
       raise TypeError(
         f'Expected a structure of type {type_spec} for {_place(path)}, found an element {found_name!r} in place of '
         f'{name!r}.'
       )
-  return [(name, part, t) for (_, part), (name, t) in zip(found, elements)]
+  return [(name, part, t) for (_, part), (name, t) in zip(members, elements)]
 
 
 def _sequence(argument: Any, type_spec: tff.SequenceType, path: Path) -> tf.Tensor:
   if isinstance(argument, tf.data.Dataset):
     structure = element_structure(type_spec.element)
-    found, expected = tf.nest.flatten(argument.element_spec), tf.nest.flatten(structure)
+    specs, expected = tf.nest.flatten(argument.element_spec), tf.nest.flatten(structure)
     if (
       not _has_its_names(argument.element_spec, structure)
-      or len(found) != len(expected)
+      or len(specs) != len(expected)
       or not all(
         isinstance(f, tf.TensorSpec) and f.dtype == e.dtype and f.shape.is_compatible_with(e.shape)
-        for f, e in zip(found, expected)
+        for f, e in zip(specs, expected)
       )
     ):
       raise TypeError(
@@ -332,7 +384,7 @@ def to_python(value: Any, type_spec: tff.Type, num_clients: int) -> Any:
   if isinstance(type_spec, tff.FederatedType):
     if type_spec.placement is tff.SERVER or type_spec.all_equal:
       return to_python(value, type_spec.member, num_clients)
-    parts = value if isinstance(value, (PerClient, OnDemand)) else [value] * num_clients
+    parts = value if isinstance(value, (PerClient, ValuesOnDemand)) else [value] * num_clients
     return [to_python(part, type_spec.member, num_clients) for part in parts]
   raise errors.UnsupportedComputationError(
     f'The in-process runtime returns no functions, and a result is of type {type_spec}. Call the function inside the '

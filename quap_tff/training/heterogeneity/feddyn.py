@@ -50,7 +50,7 @@ class FedDyn(extension.Extension):
   def correction(self, message: Any, own: extension.Tensors, steps: Any) -> extension.Tensors:
     return [-mine for mine in own]
 
-  def kept(self, message: Any, own: extension.Tensors, local: extension.Local) -> Any:
+  def kept(self, message: Any, own: extension.Tensors, local: extension.LocalKnowledge) -> Any:
     moved = [mine + self.alpha * g for mine, g in zip(own, local.update)]
     return extension.flat(extension.choose(extension.are_finite(local.update), moved, own))
 

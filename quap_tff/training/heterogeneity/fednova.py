@@ -64,12 +64,12 @@ class FedNova(extension.Extension):
       return 'FedNova uses the mean number of local steps of each cohort, an exact function of the sizes of their data.'
     return 'FedNova releases nothing more: clients normalize their updates before they are clipped.'
 
-  def sent(self, local: extension.Local) -> extension.Tensors:
+  def sent(self, local: extension.LocalKnowledge) -> extension.Tensors:
     taken = local.steps if self.mean_epochs is None else local.epochs
     factor = (self.effective_steps or self.mean_epochs or 1.0) / tf.cast(tf.maximum(taken, 1), tf.float32)
     return [g * tf.cast(factor, g.dtype) for g in local.update]
 
-  def report(self, message: Any, own: Any, local: extension.Local) -> collections.OrderedDict[str, Any]:
+  def report(self, message: Any, own: Any, local: extension.LocalKnowledge) -> collections.OrderedDict[str, Any]:
     if not self._counts_steps:
       return collections.OrderedDict()
     return collections.OrderedDict(steps=tf.cast(local.steps, tf.float32))

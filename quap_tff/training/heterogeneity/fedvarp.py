@@ -50,7 +50,7 @@ class FedVarp(extension.WithVectors):
       return "FedVARP stores each client's update at the server and uses it again in rounds without that client."
     return 'FedVARP releases nothing more: the server remembers released means, and who was in which round.'
 
-  def report(self, message: Any, own: Any, local: extension.Local) -> collections.OrderedDict[str, Any]:
+  def report(self, message: Any, own: Any, local: extension.LocalKnowledge) -> collections.OrderedDict[str, Any]:
     if self.memory == 'released':
       return collections.OrderedDict()
     return collections.OrderedDict(kept=extension.finite_update(local))

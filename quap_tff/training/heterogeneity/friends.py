@@ -48,7 +48,7 @@ class FriendSubstitution(extension.Extension):
       similarity=tf.zeros([num_clients, num_clients]), together=tf.zeros([num_clients, num_clients])
     )
 
-  def report(self, message: Any, own: Any, local: extension.Local) -> collections.OrderedDict[str, Any]:
+  def report(self, message: Any, own: Any, local: extension.LocalKnowledge) -> collections.OrderedDict[str, Any]:
     return collections.OrderedDict(kept=extension.finite_update(local))
 
   def scales(self, memory: Any, cohort: extension.Cohort) -> tf.Tensor:

@@ -83,16 +83,18 @@ class Scaffold(extension.Extension):
     """A control over this number is a gradient: K_i where controls are sums over a round."""
     return tf.cast(tf.maximum(steps, 1), tf.float32) if self.server_control == 'released' else tf.constant(1.0)
 
-  def kept(self, message: Any, own: extension.Tensors, local: extension.Local) -> Any:
+  def kept(self, message: Any, own: extension.Tensors, local: extension.LocalKnowledge) -> Any:
     return extension.flat(self._next_control(message, own, local))
 
-  def report(self, message: Any, own: extension.Tensors, local: extension.Local) -> collections.OrderedDict[str, Any]:
+  def report(
+    self, message: Any, own: extension.Tensors, local: extension.LocalKnowledge
+  ) -> collections.OrderedDict[str, Any]:
     if self.server_control == 'released':
       return collections.OrderedDict()
     return collections.OrderedDict(change=self.kept(message, own, local) - extension.flat(own))
 
   def _next_control(
-    self, message: array_types.Structure, own: extension.Tensors, local: extension.Local
+    self, message: array_types.Structure, own: extension.Tensors, local: extension.LocalKnowledge
   ) -> extension.Tensors:
     """c_i+."""
     unit = self._unit(local.steps)

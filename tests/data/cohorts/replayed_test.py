@@ -1,7 +1,5 @@
-"""Tests of `cohorts.replayed` and `cohorts.example_log`: which clients a log stands for, and what is refused."""
+"""Tests of `cohorts.replayed`: which clients a log stands for, and what is refused."""
 
-import collections
-import datetime
 import gzip
 import hashlib
 
@@ -11,7 +9,6 @@ import pytest
 from data import cohorts
 from data import federation
 from data import reading
-from data.cohorts import example_log
 from data.cohorts import replayed
 from quap_tff.accounting import logs
 from quap_tff.common import registry
@@ -26,7 +23,7 @@ def _written(tmp_path):
   def write(rows=_ROWS, name='log.csv', header='round,client'):
     content = '\n'.join([header, *rows, '']).encode()
     (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith('.gz') else content)
-    return replayed.Log(str(tmp_path / name))
+    return replayed.ReplayedLog(str(tmp_path / name))
 
   return write
 
@@ -93,7 +90,7 @@ class TestRefusals:
       choice.over(cohorts.Population(6, 1, 0)).cohort(4)
 
   def test_another_file_than_is_stated(self, written):
-    choice = replayed.Log(written().path, '0' * 64)
+    choice = replayed.ReplayedLog(written().path, '0' * 64)
     with pytest.raises(reading.DataFileError, match='expected the log with the SHA-256 0000'):
       choice.check_rounds(1)
 
@@ -114,7 +111,7 @@ class TestRefusals:
     for content in (b'round,client\n1,ann\n', whole[:-9], b''):
       (tmp_path / 'log.csv.gz').write_bytes(content)
       with pytest.raises(logs.LogError):
-        replayed.Log(str(tmp_path / 'log.csv.gz')).check_rounds(1)
+        replayed.ReplayedLog(str(tmp_path / 'log.csv.gz')).check_rounds(1)
 
   def test_no_file(self, tmp_path):
     with pytest.raises(ValueError, match='needs its file: log:path=FILE'):
@@ -125,26 +122,3 @@ class TestRefusals:
   def test_cohorts_that_should_be_secret(self, written):
     with pytest.raises(ValueError, match='known to everyone who has the log'):
       written().over(cohorts.Population(6, None, 0, cohort_seed=1))
-
-
-class TestExampleLog:
-  def test_devices_come_at_night_and_on_weekends(self):
-    header, *rows = example_log.rows(1000, 300, 30.0, 0)
-    assert header == ('round', 'client', 'began')
-    sizes = collections.Counter(began for _, _, began in rows)
-    means = collections.defaultdict(list)
-    for began, size in sizes.items():
-      time = datetime.datetime.fromisoformat(began)
-      means[time.weekday() >= 5, time.hour >= 20 or time.hour < 6].append(size)
-    night, day = (np.mean(means[False, is_night]) for is_night in (True, False))
-    assert night > 2 * day and np.mean(means[True, False]) > 1.3 * day
-    assert 25 < np.mean(list(sizes.values())) < 35 and 900 < len({name for _, name, _ in rows}) <= 1000
-
-  def test_it_follows_from_the_seed_and_is_a_log(self, tmp_path):
-    found = [list(example_log.rows(20, 12, 0.5, seed)) for seed in (0, 0, 1)]
-    assert found[0] == found[1] != found[2]
-    # A round to which nobody came has a row.
-    assert [int(row[0]) for row in found[0][1:]] == sorted(int(row[0]) for row in found[0][1:])
-    assert {row[0] for row in found[0][1:]} == set(map(str, range(1, 13)))
-    (tmp_path / 'log.csv').write_text('\n'.join(','.join(row) for row in example_log.rows(50, 20, 20.0, 3)))
-    assert len(_cohorts(replayed.Log(str(tmp_path / 'log.csv')), 50, 20)) == 20

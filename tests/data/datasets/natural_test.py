@@ -57,7 +57,7 @@ class TestFiles:
     tff_file.emnist(tmp_path / _EMNIST, feature='snippets')
     with pytest.raises(data.DataFileError, match='expected examples with pixels'):
       load('femnist')
-    tff_files.write(str(tmp_path / _EMNIST), {'train': {}})
+    tff_files.write_splits(str(tmp_path / _EMNIST), {'train': {}})
     with pytest.raises(data.DataFileError, match='splits all_train and all_test, found the splits'):
       load('femnist')
     connection = sqlite3.connect(tmp_path / _EMNIST)
@@ -182,10 +182,10 @@ class TestShakespeare:
     fed = load(self.SPEC)
     assert (fed.client_ids, fed.num_classes, fed.input_shape) == (('HAMLET', 'OPHELIA', 'YORICK'), 90, (4,))
     assert fed.is_sequences and fed.is_on_demand and fed.num_examples is None and fed.test_is_of_clients
-    expected = natural.of_speeches([b'To be', b'or not'], 4)
+    expected = natural.examples_of_speeches([b'To be', b'or not'], 4)
     np.testing.assert_array_equal(fed.clients[0].x, expected.x)
     np.testing.assert_array_equal(fed.clients[0].y, expected.y)
-    np.testing.assert_array_equal(fed.test.x, natural.of_speeches([b'that is', b'No', b'a fellow'], 4).x)
+    np.testing.assert_array_equal(fed.test.x, natural.examples_of_speeches([b'that is', b'No', b'a fellow'], 4).x)
 
   def test_other_roles_are_the_test(self, load):
     fed = load('shakespeare:length=4,test_roles=0.3', seed=1)
@@ -195,7 +195,7 @@ class TestShakespeare:
       'OPHELIA': [b'My lord!', b'No'],
       'YORICK': [b'Alas', b'poor', b'me', b'a fellow'],
     }[other]
-    np.testing.assert_array_equal(fed.test.x, natural.of_speeches(spoken, 4).x)
+    np.testing.assert_array_equal(fed.test.x, natural.examples_of_speeches(spoken, 4).x)
     assert not fed.test_is_of_clients and '1 other roles' in fed.test_set
 
   def test_the_seed_chooses_and_another_choice_has_another_digest(self, load):
@@ -236,20 +236,20 @@ class TestShakespeare:
 class TestStandIn:
   def test_is_read_through_tff_s_loader(self, load, tmp_path):
     speeches = {'HAMLET': [f'line {i}' for i in range(20)], 'YORICK': ['alas', 'poor'], 'GHOST': ['mark me']}
-    shakespeare_file.write(str(tmp_path / 'shakespeare.sqlite'), speeches)
+    shakespeare_file.write_roles(str(tmp_path / 'shakespeare.sqlite'), speeches)
     fed = load('shakespeare:length=80')
     # A role needs a speech in each split.
     assert fed.client_ids == ('HAMLET', 'YORICK')
     assert [len(client) for client in fed.clients] == [17, 1] and len(fed.test) == 4
     spoken = np.concatenate([fed.clients[0].x, fed.test.x[:3]])
     np.testing.assert_array_equal(
-      np.sort(spoken, 0), np.sort(natural.of_speeches([line.encode() for line in speeches['HAMLET']], 80).x, 0)
+      np.sort(spoken, 0), np.sort(natural.examples_of_speeches([line.encode() for line in speeches['HAMLET']], 80).x, 0)
     )
 
   def test_replaces_what_was_there(self, tmp_path):
     path = str(tmp_path / 'shakespeare.sqlite')
     for name in ('A', 'B'):
-      shakespeare_file.write(path, {name: ['one', 'two']})
+      shakespeare_file.write_roles(path, {name: ['one', 'two']})
     connection = sqlite3.connect(path)
     assert connection.execute('SELECT DISTINCT client_id FROM examples').fetchall() == [('B',)]
     connection.close()
@@ -268,7 +268,7 @@ class TestCifar100:
 
   def test_pixels_out_of_range(self, load, tmp_path):
     wrong = {'0': [{'image': np.full((32, 32, 3), 256), 'label': 1}]}
-    tff_files.write(str(tmp_path / 'cifar100.sqlite'), {'train': wrong, 'test': wrong})
+    tff_files.write_splits(str(tmp_path / 'cifar100.sqlite'), {'train': wrong, 'test': wrong})
     with pytest.raises(data.DataFileError, match='expected pixels from 0 to 255, found 256'):
       load('cifar100')
 
@@ -321,7 +321,7 @@ def _spec():
 def test_speeches_are_cut_as_by_tff(length):
   preprocess = char_prediction_preprocessing.create_preprocess_fn(_spec(), length)
   x, y = _of_tff(preprocess, {'snippets': _SPEECHES}, length)
-  found = natural.of_speeches(_SPEECHES, length)
+  found = natural.examples_of_speeches(_SPEECHES, length)
   assert (found.x.dtype, found.y.dtype) == (np.int32, np.int32)
   np.testing.assert_array_equal(found.y == -1, y == natural.PADDING)
   assert (found.y == -1).any()
@@ -338,7 +338,7 @@ def test_the_vocabulary_is_that_of_tff_s_baseline():
 
 
 def test_a_label_is_the_next_character():
-  found = natural.of_speeches([b'abcde'], 3)
+  found = natural.examples_of_speeches([b'abcde'], 3)
   a, b, c, d, e = (natural.CHARACTERS.index(letter) + 1 for letter in 'abcde')
   start, end = 88, 89
   # Start a b c | d e end, padding: the last of four is a label only.
@@ -347,11 +347,11 @@ def test_a_label_is_the_next_character():
 
 
 def test_an_unknown_character_has_a_token_of_its_own():
-  assert natural.of_speeches([b'\xe2'], 3).x[0, 1] == 87
+  assert natural.examples_of_speeches([b'\xe2'], 3).x[0, 1] == 87
 
 
 def test_no_speech():
-  assert natural.of_speeches([], 5).x.shape == (0, 5)
+  assert natural.examples_of_speeches([], 5).x.shape == (0, 5)
 
 
 @pytest.mark.parametrize('length', [1, 6])
@@ -360,7 +360,7 @@ def test_sentences_are_cut_as_by_tff(length):
   preprocess = word_prediction_preprocessing.create_preprocess_fn(_spec(), ['the', 'is', 'code'], length)
   x, y = _of_tff(preprocess, {'tokens': sentences}, length)
   vocabulary = natural.Vocabulary(['the', 'is', 'code'])
-  found = natural.of_sentences(sentences, vocabulary, length)
+  found = natural.examples_of_sentences(sentences, vocabulary, length)
   np.testing.assert_array_equal(found.x, x)
   np.testing.assert_array_equal(found.y, np.where(y == 0, -1, y))
   assert vocabulary.num_tokens == 7

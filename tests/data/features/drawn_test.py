@@ -131,9 +131,9 @@ def images(n, shape, seed=0):
   return np.random.default_rng(seed).random((n, *shape), np.float32)
 
 
-def of_federation(spec, shape):
+def map_federation(spec, shape):
   examples = federation_lib.Examples(images(3, shape), np.zeros(3, np.int32))
-  return features.of_federation(spec, federation_lib.Federation('f', 2, ('a',), (examples,), examples))
+  return features.map_federation(spec, federation_lib.Federation('f', 2, ('a',), (examples,), examples))
 
 
 class TestDrawn:
@@ -144,14 +144,14 @@ class TestDrawn:
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
     for module, name, number in ((drawn, 'SCENES', 20), (drawn, '_PATCHES', 500), (drawings, 'COUNT', 30)):
       monkeypatch.setattr(module, name, number)
-    for cached in (drawn.kept, drawings.of_shape):
+    for cached in (drawn.kept, drawings.drawings_for):
       cached.cache_clear()
     yield
-    for cached in (drawn.kept, drawings.of_shape):
+    for cached in (drawn.kept, drawings.drawings_for):
       cached.cache_clear()
 
   def test_a_federation_gets_features_of_unit_norm_and_what_they_were_learned_from(self):
-    fed = of_federation(self.SPEC, (16, 16, 3))
+    fed = map_federation(self.SPEC, (16, 16, 3))
     assert fed.input_shape == (5,) and fed.features == f'{self.SPEC},seed=0,centred=False'
     np.testing.assert_allclose(np.linalg.norm(fed.clients[0].x, axis=1), 1, rtol=1e-5)
     assert store.digest(drawn.kept(drawn.Drawn(5, 4, 8, 4, 0))) in fed.public_data
@@ -182,7 +182,7 @@ class TestDrawn:
   )
   def test_errors(self, spec, shape, message):
     with pytest.raises(ValueError, match=message):
-      of_federation(spec, shape)
+      map_federation(spec, shape)
 
   def test_centred_takes_off_the_mean_of_drawn_things_at_any_size_of_images(self):
     plain, centred = features.parse(self.SPEC), features.parse(f'{self.SPEC},centred=true')

@@ -68,7 +68,7 @@ class TestCommand:
     assert (card['layer'], card['num_features'], card['model_sha256']) == ('hidden', 5, digest)
     assert card['image_shape'] == card['model_input'] == [12, 10, 3]
     x = images(12, 10, 3)
-    fed = features.of_federation(f'pretrained:path={folder}', federation(x))
+    fed = features.map_federation(f'pretrained:path={folder}', federation(x))
     whole = tf.keras.models.load_model(model, compile=False)
     expected = tf.keras.Model(whole.input, whole.get_layer('hidden').output)(x).numpy()
     np.testing.assert_allclose(fed.clients[0].x, unit(expected), atol=1e-5)

@@ -81,7 +81,7 @@ class TestThings:
     values = np.repeat(one_leaf(_RADIUS=3).values, 2, axis=1)
     values[0, :, leaves._PLACE] = [[-6, 0], [6, 0]]
     values[0, :, leaves._COLOUR] = [[1, 0, 0], [0, 0, 1]]
-    of = leaves.Things(leaves.Leaves(values, np.ones((1, 2), bool)), np.zeros((1, 3), np.float32))
+    of = leaves.LeafyThings(leaves.Leaves(values, np.ones((1, 2), bool)), np.zeros((1, 3), np.float32))
     x = leaves.views(of, np.zeros(200, int), (32, 32), np.random.default_rng(0)) / 255.0
     left, right = x[:, 8:24, 4:14].mean(axis=(1, 2)), x[:, 8:24, 18:28].mean(axis=(1, 2))
     red_left = left[:, 0] - left[:, 2] > right[:, 0] - right[:, 2]

@@ -47,12 +47,12 @@ def fixture_network(tmp_path, monkeypatch):
   """A folder with a small random network of positive outputs, as those of ReLUs are, and few drawings."""
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
   monkeypatch.setattr(drawings, 'COUNT', 200)
-  drawings.of_shape.cache_clear()
+  drawings.drawings_for.cache_clear()
   tf.keras.utils.set_random_seed(0)
   layers = [tf.keras.layers.InputLayer(SHAPE), tf.keras.layers.Flatten(), tf.keras.layers.Dense(6, 'softplus')]
-  pretrain.write(str(tmp_path / 'network'), tf.keras.Sequential(layers), {'public_data': 'Learned on nothing.'})
+  pretrain.write_network(str(tmp_path / 'network'), tf.keras.Sequential(layers), {'public_data': 'Learned on nothing.'})
   yield tmp_path / 'network'
-  drawings.of_shape.cache_clear()
+  drawings.drawings_for.cache_clear()
 
 
 @pytest.fixture(name='chosen', params=['scattering', 'centred', 'pretrained'])
@@ -143,7 +143,7 @@ class TestMaps:
   )
   def test_errors(self, spec, shape, message):
     with pytest.raises(ValueError, match=message):
-      features.of_federation(spec, small_federation(shape))
+      features.map_federation(spec, small_federation(shape))
 
 
 class TestPretrained:
@@ -151,7 +151,7 @@ class TestPretrained:
     path = network / maps.EXTRACTOR
     path.write_bytes(path.read_bytes() + b' ')
     with pytest.raises(data.DataFileError, match='expected SHA-256 .* as card.json has it, found'):
-      features.of_federation(f'pretrained:path={network}', small_federation())
+      features.map_federation(f'pretrained:path={network}', small_federation())
 
   @pytest.mark.parametrize('content', ['', '[]', '{"sha256": "0"}', '{"public_data": ""}'])
   def test_a_damaged_card(self, network, content):
@@ -161,7 +161,7 @@ class TestPretrained:
 
   def test_examples_of_another_shape(self, network):
     with pytest.raises(ValueError, match=r'takes examples of shape \(8, 8, 1\), found \(9, 9, 1\)'):
-      features.of_federation(f'pretrained:path={network}', small_federation((9, 9, 1)))
+      features.map_federation(f'pretrained:path={network}', small_federation((9, 9, 1)))
 
   def test_the_fingerprint_is_of_the_network_not_of_its_place(self, network):
     before = maps.Pretrained(str(network)).fingerprint()
@@ -206,7 +206,7 @@ class TestReducedByDrawings:
     sha256 = chosen.card()['sha256']
     assert chosen.fingerprint() == f'pretrained {sha256} tensorflow={tf.__version__}'
     assert chosen.public_data() == f'Learned on nothing. Extractor of SHA-256 {sha256}.'
-    fed = features.of_federation(f'pretrained:path={network}', federation(x))
+    fed = features.map_federation(f'pretrained:path={network}', federation(x))
     assert fed.features == f'pretrained:path={network},size=None,centred=False'
 
   @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ class TestReducedByDrawings:
     ],
   )
   def test_the_certificate_names_drawings_and_statistics(self, network, parameters, done):
-    fed = features.of_federation(f'pretrained:path={network},{parameters}', federation(images(4)))
+    fed = features.map_federation(f'pretrained:path={network},{parameters}', federation(images(4)))
     found = features.parse(f'pretrained:path={network},{parameters}').statistics()
     assert fed.public_data.endswith(
       f" {done} by the features of 200 drawings of random glyphs (seed 7): a program's output, no data. Statistics of "
@@ -233,9 +233,9 @@ class TestReducedByDrawings:
 
   def test_another_clients_data_do_not_change_a_clients_features(self, network):
     spec, ours = f'pretrained:path={network},size=3,centred=true', images(7)
-    alone = features.of_federation(spec, federation(ours)).clients[0].x
+    alone = features.map_federation(spec, federation(ours)).clients[0].x
     for seed in (1, 2):
-      together = features.of_federation(spec, federation(ours, 100 * images(9, seed=seed)))
+      together = features.map_federation(spec, federation(ours, 100 * images(9, seed=seed)))
       np.testing.assert_allclose(together.clients[0].x, alone, atol=1e-6)
 
   def test_statistics_are_kept(self, network, monkeypatch):
@@ -247,7 +247,7 @@ class TestReducedByDrawings:
   def test_other_drawings_give_other_statistics(self, network, monkeypatch):
     before = maps.Pretrained(str(network), size=3).fingerprint()
     monkeypatch.setattr(drawings, 'SEED', 8)
-    drawings.of_shape.cache_clear()
+    drawings.drawings_for.cache_clear()
     assert maps.Pretrained(str(network), size=3).fingerprint() != before
 
   @pytest.mark.parametrize(
@@ -261,7 +261,7 @@ class TestReducedByDrawings:
   )
   def test_errors(self, network, parameters, message):
     with pytest.raises(ValueError, match=message):
-      features.of_federation(f'pretrained:path={network},{parameters}', federation(images(4)))
+      features.map_federation(f'pretrained:path={network},{parameters}', federation(images(4)))
 
   def test_more_directions_than_drawings_tell(self, network, monkeypatch):
     monkeypatch.setattr(drawings, 'COUNT', 4)

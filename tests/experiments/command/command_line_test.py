@@ -14,7 +14,7 @@ import pytest
 
 from experiments.command import command_line
 from experiments.command import flags as experiment_flags
-from experiments.command import parts as run_parts
+from experiments.command import run_choices as run_parts
 from quap_tff.common import console
 from quap_tff.common import registry
 from tests.experiments import harness

@@ -9,8 +9,8 @@ import pytest
 
 from experiments.command import command_line
 from experiments.command import flags as experiment_flags
-from experiments.command import parts
 from experiments.command import run as run_lib
+from experiments.command import run_choices
 from quap_tff.mechanisms.certified import weight_rules
 from tests.experiments import harness
 
@@ -58,7 +58,7 @@ class TestIdentity:
 class TestRun:
   def test_every_flag_has_one_group_and_a_help(self):
     grouped = [name for names in experiment_flags.GROUPS.values() for name in names]
-    assert sorted(grouped) == sorted(experiment_flags.all_values()) == sorted(parts.FLAGS)
+    assert sorted(grouped) == sorted(experiment_flags.all_values()) == sorted(run_choices.FLAGS)
     assert all(experiment_flags.VALUES[name].help for name in grouped)
 
   @pytest.mark.parametrize(
@@ -90,7 +90,10 @@ class TestRun:
 
   def test_a_spec_is_a_value_after_it_is_read(self):
     method = harness.run('--algorithm=fednova:base=certified:weights=uniform,clip=0.5', '--epsilon=2').method
-    assert method.base.weights == weight_rules.Uniform() and (method.base.clip, method.base.epsilon) == (0.5, 2.0)
+    assert method.base.weights == weight_rules.UniformWeights() and (method.base.clip, method.base.epsilon) == (
+      0.5,
+      2.0,
+    )
 
 
 class TestFields:

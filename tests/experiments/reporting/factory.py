@@ -227,7 +227,7 @@ def write_csv(path: pathlib.Path, columns: Mapping[str, Any]):
     writer.writerows(zip(*columns.values()))
 
 
-def collected(folder: pathlib.Path, *runs: Mapping[str, Any]) -> tuple[list[study.Group], list[runs_lib.LeftOut]]:
+def collected(folder: pathlib.Path, *runs: Mapping[str, Any]) -> tuple[list[study.StudyGroup], list[runs_lib.LeftOut]]:
   """The groups of the runs in a folder and what they leave out; first, each of `runs` is written, see `write_run`."""
   for number, arguments in enumerate(runs):
     write_run(folder / f'run_{number:03d}', **arguments)
@@ -235,7 +235,7 @@ def collected(folder: pathlib.Path, *runs: Mapping[str, Any]) -> tuple[list[stud
   return study.collect(run for run, _ in loaded if run is not None)
 
 
-def groups_of(folder: pathlib.Path, *runs: Mapping[str, Any]) -> list[study.Group]:
+def groups_of(folder: pathlib.Path, *runs: Mapping[str, Any]) -> list[study.StudyGroup]:
   """The groups alone, see `collected`."""
   return collected(folder, *runs)[0]
 
@@ -260,9 +260,9 @@ def row(rows: Sequence[Mapping[str, Any]], **cells: str) -> Mapping[str, Any]:
   return found
 
 
-def drawings(blocks: Sequence[pages.Block]) -> list[pages.Figure]:
+def drawings(blocks: Sequence[pages.Block]) -> list[pages.Plot]:
   """The figures among the blocks."""
-  return [block for block in blocks if isinstance(block, pages.Figure)]
+  return [block for block in blocks if isinstance(block, pages.Plot)]
 
 
 def text(blocks: Sequence[pages.Block]) -> str:

@@ -26,7 +26,7 @@ def _draw(figure):
 
 SECTIONS = [
   pages.Section('A report', ['Some `code` and **weight** & <more>.']),
-  pages.Section('Results', [TABLE, pages.Figure('f', 'A "line"', 'How to read it.', _draw), WIDE]),
+  pages.Section('Results', [TABLE, pages.Plot('f', 'A "line"', 'How to read it.', _draw), WIDE]),
 ]
 
 
@@ -53,7 +53,7 @@ class _Page(html.parser.HTMLParser):
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
   path = tmp_path_factory.mktemp('report')
-  pages.write(str(path), SECTIONS)
+  pages.write_page(str(path), SECTIONS)
   return path
 
 
@@ -128,7 +128,7 @@ def test_flags_and_paths_may_break_within_a_cell_and_short_names_not():
 def test_a_figure_is_a_png_under_its_title_and_always_the_same(folder, tmp_path):
   image = (folder / 'figures' / 'f.png').read_bytes()
   assert image[:8] == b'\x89PNG\r\n\x1a\n'
-  pages.write(str(tmp_path), SECTIONS)
+  pages.write_page(str(tmp_path), SECTIONS)
   assert (tmp_path / 'figures' / 'f.png').read_bytes() == image
   figure = pages.plots.drawn(*SECTIONS[1].blocks[1].titled)
   assert figure.get_suptitle() == 'A "line"'
@@ -154,9 +154,9 @@ def test_quantities_in_print(quantity, text):
 
 
 def test_a_second_report_leaves_nothing_of_the_first(tmp_path):
-  pages.write(str(tmp_path), SECTIONS)
+  pages.write_page(str(tmp_path), SECTIONS)
   pages.check(str(tmp_path))
-  pages.write(str(tmp_path), SECTIONS[:1])
+  pages.write_page(str(tmp_path), SECTIONS[:1])
   assert not os.listdir(tmp_path / 'tables') and not os.listdir(tmp_path / 'figures')
 
 

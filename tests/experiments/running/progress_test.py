@@ -182,7 +182,7 @@ class TestEpsilon:
     assert progress.epsilon_of(self._plan()).of({'spent_max': 0.0}) == 0
 
   def test_where_clients_have_bounds_of_their_own_it_is_a_bound_for_all(self):
-    plan = self._plan(own_epsilon=(1.0,) * 4 + (3.0,) * 5, weights=weight_rules.Scale())
+    plan = self._plan(own_epsilon=(1.0,) * 4 + (3.0,) * 5, weights=weight_rules.ScaledWeights())
     assert progress.epsilon_of(plan).of({'spent_max': 1.0}) == pytest.approx(3, rel=1e-3)
 
   @pytest.mark.slow

@@ -47,12 +47,12 @@ def _ledger(cohorts, noise=8.0, weights=None, count_noise=INF, num_clients=N):
 
 def _bernoulli(rates, **fields):
   constant = dict(constant_divisor=True, noise_follows='nothing', noises_empty_rounds=True, secret=True)
-  return samplers.Sampler('bernoulli', rates=np.asarray(rates, float), **{**constant, **fields})
+  return samplers.CohortSampler('bernoulli', rates=np.asarray(rates, float), **{**constant, **fields})
 
 
 def _fixed_size(size, **fields):
   constant = dict(constant_divisor=True, noise_follows='nothing', secret=True)
-  return samplers.Sampler('fixed_size', cohort_size=size, **{**constant, **fields})
+  return samplers.CohortSampler('fixed_size', cohort_size=size, **{**constant, **fields})
 
 
 def _exact(z, rounds=1, delta=DELTA):
@@ -263,15 +263,15 @@ _NOT_EARNED = [
 ]
 # The reason is the one that would remain, whatever is covered.
 _NEVER_EARNED = [
-  (samplers.Sampler(), 'nothing is known of how the cohorts are drawn'),
+  (samplers.CohortSampler(), 'nothing is known of how the cohorts are drawn'),
   # With the seed at hand, whatever else is wrong does not matter.
   (_bernoulli(_HALF, secret=False), _SEED),
   (_fixed_size(2, secret=False, constant_divisor=False), _SEED),
   # No seed could help here.
   (_fixed_size(2, secret=False, noise_follows='plan'), _PLANNED),
-  (samplers.Sampler(noise_follows='plan'), _PLANNED),
-  (samplers.Sampler(reason='everyone comes'), 'everyone comes'),
-  (samplers.Sampler(reason='everyone comes', secret=True), 'everyone comes'),
+  (samplers.CohortSampler(noise_follows='plan'), _PLANNED),
+  (samplers.CohortSampler(reason='everyone comes'), 'everyone comes'),
+  (samplers.CohortSampler(reason='everyone comes', secret=True), 'everyone comes'),
 ]
 
 
@@ -310,7 +310,7 @@ class TestSampler:
   )
   def test_bad(self, fields, words):
     with pytest.raises(ValueError, match=words):
-      samplers.Sampler(**fields)
+      samplers.CohortSampler(**fields)
 
   @pytest.mark.parametrize(
     'rule, scale, secret, reason',
@@ -329,11 +329,11 @@ class TestSampler:
       clip=clip_rules.Fixed(1.0),
       noise=configs.NoiseConfig(scale=scale),
     )
-    plan = plans.Plan(config, samplers.Sampler('fixed_size', cohort_size=2, secret=secret))
+    plan = plans.Plan(config, samplers.CohortSampler('fixed_size', cohort_size=2, secret=secret))
     assert accounting.no_amplification(_ledger([[0, 1]] * 2), WHOLE, plan.sampler) == reason
 
   def test_amplifies_nothing_unless_said(self):
-    assert _reason(samplers.Sampler('bernoulli', rates=np.full(N, 0.5)))
+    assert _reason(samplers.CohortSampler('bernoulli', rates=np.full(N, 0.5)))
     assert not _reason(_bernoulli(_HALF))
 
   def test_a_cohort_that_cannot_be_empty_needs_no_noise_for_that(self):

@@ -24,7 +24,7 @@ from quap_tff.certificates.folders import about as abouts
 from quap_tff.common.lazy import tf
 from quap_tff.common.numbers import samplers
 from quap_tff.common.numbers import tradeoff
-from quap_tff.federated.line_search.mechanism import LineSearchConfig
+from quap_tff.federated.line_search.line_search import LineSearchConfig
 from quap_tff.mechanisms.certified import privacy_filter
 from quap_tff.mechanisms.noise import correlation as correlations
 from quap_tff.mechanisms.noise import recursions
@@ -150,7 +150,7 @@ class TestHistories:
     assert theorems.Rdp()._epsilon(history, _DELTA) == math.inf  # pylint: disable=protected-access
     ledger = accounting.RunLedger(3, _DELTA, 'a run')
     ledger.append(accounting.RoundRecord([0], [1.0], [1.0], 2.0, math.inf, 1.0))
-    found = formal.fixed_size_epsilon(ledger, samplers.Sampler('fixed_size', cohort_size=1), _DELTA)
+    found = formal.fixed_size_epsilon(ledger, samplers.CohortSampler('fixed_size', cohort_size=1), _DELTA)
     assert found == pytest.approx(float(tradeoff.epsilon_of(1.0, _DELTA)))
     theorems._rdp_of.cache_clear()  # pylint: disable=protected-access
 
@@ -160,7 +160,7 @@ class TestHistories:
   @pytest.mark.parametrize('rate', [math.nan, -0.1, 1.1])
   def test_rates_are_numbers(self, rate):
     with pytest.raises(ValueError, match='rates'):
-      samplers.Sampler('bernoulli', rates=np.array([0.5, rate]))
+      samplers.CohortSampler('bernoulli', rates=np.array([0.5, rate]))
 
 
 class TestLedger:

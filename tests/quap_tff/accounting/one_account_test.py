@@ -124,7 +124,7 @@ def test_all_paths_have_the_same_bits_and_none_is_below_the_truth(run, tmp_path)
   files.write(str(tmp_path / 'ledger.npz'), files.npz(ledger.state_dict()))
   for one in (ledger, accounting.RunLedger.load(tmp_path / 'ledger.npz')):
     assert accounting.total_mu(one, _ROUNDS).whole.tobytes() == np.sqrt(squares).tobytes()
-  gate_logs.write(str(tmp_path / 'folder'), run.gate, log, gate_logs_test.STATEMENTS)
+  gate_logs.write_log(str(tmp_path / 'folder'), run.gate, log, gate_logs_test.STATEMENTS)
   content = gate_logs.read(str(tmp_path / 'folder'))
   assert _squares(content.account).tobytes() == squares.tobytes()
 

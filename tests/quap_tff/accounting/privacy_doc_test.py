@@ -123,7 +123,7 @@ def test_what_a_threshold_costs():
   assert f'{times[0]} the noise at two thirds, and {times[1]} at one half' in _TRUST
   assert f'A threshold of two thirds costs {times[0]} the noise.' in _DOC
   plain, half = (
-    held_config.HeldConfig(4, 3.0, _DELTA, correlation=correlation.Held(0.0), threshold=one) for one in (None, 0.5)
+    held_config.HeldConfig(4, 3.0, _DELTA, correlation=correlation.HeldNoise(0.0), threshold=one) for one in (None, 0.5)
   )
   scales = [one.settled([range(4)] * 5).mechanism.share_scale for one in (plain, half)]
   assert scales[1] / scales[0] == pytest.approx(math.sqrt(2), rel=1e-9)

@@ -9,7 +9,7 @@ import pytest
 import quap_tff
 from quap_tff import accounting
 from quap_tff import plans
-from quap_tff.federated.line_search import mechanism as line_search
+from quap_tff.federated.line_search import line_search as line_search
 from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms.parts import budgets
 from quap_tff.mechanisms.parts import clip_rules
@@ -156,7 +156,7 @@ class TestPlans:
   def test_certified_is_bounded_by_what_the_filter_lets_each_client_spend(self, own):
     config = examples.guarantee(num_clients=5, delta=_DELTA, own_epsilon=own)
     if own:
-      config = dataclasses.replace(config, weights=quap_tff.mechanisms.certified.weight_rules.Scale())
+      config = dataclasses.replace(config, weights=quap_tff.mechanisms.certified.weight_rules.ScaledWeights())
     plan = quap_tff.certified_plan(config, _COHORTS)
     found = plan.report(plan.new_ledger(), plan.schedule).formal
     bounds = np.array(own or [3.0] * 5)

@@ -129,11 +129,11 @@ class TestAggregation:
     np.testing.assert_array_equal(others['client_ids'], [0, 1, 2])
     norms = [np.linalg.norm(_flat(update)) for update in updates]
     np.testing.assert_allclose(others['norms'], [norms[0], 0, norms[2]], rtol=1e-6)
-    found = canary_lib.Round(None, np.asarray(output.measurements['projections']), **others)
-    whole = found.of_others(np.full(3, np.inf))
+    found = canary_lib.CanaryRound(None, np.asarray(output.measurements['projections']), **others)
+    whole = found.sum_of_others(np.full(3, np.inf))
     np.testing.assert_allclose(found.projections - whole, [5, 0, 0, 0, 0], atol=1e-5)
     # Clipped to half of their norms, the others add half as much.
-    np.testing.assert_allclose(found.of_others(np.array(norms) / 2), whole / 2, atol=1e-6)
+    np.testing.assert_allclose(found.sum_of_others(np.array(norms) / 2), whole / 2, atol=1e-6)
 
   def test_refuses_more_directions_than_coordinates(self):
     with pytest.raises(ValueError, match=r'3 canaries and 8 unseen .*have only 10.*at most 7 unseen'):

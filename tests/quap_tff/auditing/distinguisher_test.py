@@ -12,7 +12,7 @@ from quap_tff import plans
 from quap_tff.auditing import distinguisher
 from quap_tff.auditing.bounds import lower_bounds
 from quap_tff.common.numbers import tradeoff
-from quap_tff.federated.stock import mechanism as stocks
+from quap_tff.federated.stock import stock as stocks
 from quap_tff.mechanisms.certified import config as certified_configs
 from quap_tff.mechanisms.certified import rounds as certified
 from quap_tff.mechanisms.certified import weight_rules
@@ -161,7 +161,7 @@ class TestStock:
       budget=budgets.BudgetConfig(epsilon_total=_EPSILON, num_rounds=len(_SCHEDULE)),
       noise=configs.NoiseConfig(seed=1 if stock.takes_noise_seed else None),
     )
-    plan = plans.StockPlan(stock, config, _SCHEDULE, 3.0, calibration='exact')
+    plan = plans.stock_plan(stock, config, _SCHEDULE, 3.0, calibration='exact')
     epsilon = accounting.epsilon_by_client(plan.planned_ledger(_SCHEDULE), plan.delta)
     target, draws = int(epsilon.argmax()), 40_000
     claim = tradeoff.mu_at_most(float(epsilon.max()), plan.delta)

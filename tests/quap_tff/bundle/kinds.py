@@ -16,9 +16,9 @@ import tensorflow_federated as tff
 import quap_tff
 from quap_tff import plans
 from quap_tff import runtime
-from quap_tff.bundle import values
+from quap_tff.bundle import structures
 from quap_tff.common import files
-from quap_tff.federated.stock import mechanism as stocks
+from quap_tff.federated.stock import stock as stocks
 from quap_tff.mechanisms import sparsity
 from quap_tff.mechanisms.certified import weight_rules
 from quap_tff.mechanisms.held import guarded_clients
@@ -83,7 +83,7 @@ def _stock():
     critical_layers=layers.ALL,
     noise=NoiseConfig(calibration='analytic'),
   )
-  return plans.StockPlan(stocks.DpFedAvg(1.0), config, SCHEDULE, 3.0)
+  return plans.stock_plan(stocks.DpFedAvg(1.0), config, SCHEDULE, 3.0)
 
 
 def _tff(model_fn):
@@ -102,13 +102,13 @@ def _tff_dp(model_fn):
 _OWN = dict(own_epsilon=(3.0, 1.0, 2.0, 3.0, 1.0, 2.0))
 # Every correlation of the noise and every weight rule once, and the other ways in which a certified round may differ.
 KINDS = {
-  'independent': _certified(weights=weight_rules.Participation()),
+  'independent': _certified(weights=weight_rules.ParticipationWeights()),
   'ar1': _certified(correlation=correlation.Ar1(0.9), weights=weight_rules.Online()),
   'banded': _certified(correlation=correlation.Banded(3, (0.5, 0.25)), weights=weight_rules.SpendEvenly()),
   'blt': _certified(correlation=correlation.Blt((0.3, 0.2), (0.9, 0.5)), weights=weight_rules.WorstCase()),
-  'held': _certified(correlation=correlation.Held(0.5)),
-  'counted norms': _certified(clip=clip_rules.PrivateQuantile(initial_clip=0.5), weights=weight_rules.Uniform()),
-  'sparse': _certified(dict(sparsity=sparsity.RandomMask(0.5)), weights=weight_rules.Scale(), **_OWN),
+  'held': _certified(correlation=correlation.HeldNoise(0.5)),
+  'counted norms': _certified(clip=clip_rules.PrivateQuantile(initial_clip=0.5), weights=weight_rules.UniformWeights()),
+  'sparse': _certified(dict(sparsity=sparsity.RandomMask(0.5)), weights=weight_rules.ScaledWeights(), **_OWN),
   'fedvarp': _certified(
     dict(extension=heterogeneity.FedVarp(memory='released')), weights=weight_rules.Sample(), **_OWN
   ),
@@ -166,7 +166,7 @@ def export(name, folder):
     kept[f'cohort{t}'] = cohort
     for client in cohort.tolist() if answers is not None else ():
       kept.update({f'answer{t}_{client}_{field}': np.asarray(v) for field, v in answers[client].items()})
-    packed = values.pack(bundle.state_type, iter(_leaves(state)))
+    packed = structures.pack(bundle.state_type, iter(_leaves(state)))
     message, total = bundle.prepare(packed), bundle.zero()
     for client in cohort.tolist():
       total = bundle.add(total, bundle.work(playing.client_data(kept, t, client), message))

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import quap_tff
 from quap_tff.bundle import bundle_files
-from quap_tff.bundle import values
+from quap_tff.bundle import structures
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.quap.config import NoiseConfig
 from tests.quap_tff import examples
@@ -207,14 +207,14 @@ def test_shards_add_up(bundle):
 
 def test_a_type_is_a_line_for_people(bundle):
   expected = '{client_id: sequence of int64[], examples: sequence of {x: float32[?,1], y: float32[?,1]}}'
-  assert values.described(bundle.data_type) == expected
+  assert structures.described(bundle.data_type) == expected
 
 
 def test_packs_what_it_flattens():
   leaf = {'dtype': 'float32', 'shape': [None]}
   kind = {'fields': [['b', leaf], ['a', {'fields': [[None, leaf]]}]]}
   one, other = np.zeros(1, np.float32), np.ones(2, np.float32)
-  packed = values.pack(kind, iter([one, other]))
+  packed = structures.pack(kind, iter([one, other]))
   assert (packed.b is one, packed.a[0] is other) == (True, True)
-  assert [leaf.size for leaf in values.flatten(kind, packed, 'value')] == [1, 2]
-  assert values.flatten(kind, collections.OrderedDict(a=(other,), b=one), 'value')[0] is one
+  assert [leaf.size for leaf in structures.flatten(kind, packed, 'value')] == [1, 2]
+  assert structures.flatten(kind, collections.OrderedDict(a=(other,), b=one), 'value')[0] is one

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 import quap_tff
-from quap_tff.bundle import values
+from quap_tff.bundle import structures
 
 ROUNDS = 5
 
@@ -70,10 +70,10 @@ def play(folder):
 
   of_round = lambda what, t: [expected[f'{what}{t}_{i}'] for i in range(int(expected[f'{what}_leaves']))]
   ledger = bundle.plan.new_ledger() if bundle.plan is not None else None
-  state = values.pack(bundle.state_type, iter(of_round('state', 0)))
+  state = structures.pack(bundle.state_type, iter(of_round('state', 0)))
   for t in range(1, ROUNDS + 1):
     if draws:
-      state = values.pack(bundle.state_type, iter(of_round('state', t - 1)))
+      state = structures.pack(bundle.state_type, iter(of_round('state', t - 1)))
     message, total = bundle.prepare(state), bundle.zero()
     for client in expected[f'cohort{t}'].tolist():
       total = bundle.add(total, bundle.work(client_data(expected, t, client), message))
@@ -86,7 +86,7 @@ def play(folder):
       for what, value in (('state', state), ('metrics', metrics)):
         for i, leaf in enumerate(leaves(value)):
           compare('states', f'{what}{t}_{i}', leaf)
-  last = values.pack(bundle.state_type, iter(of_round('state', ROUNDS)))
+  last = structures.pack(bundle.state_type, iter(of_round('state', ROUNDS)))
   for name, value in bundle.evaluate(bundle.weights(last), expected['x0'], expected['y0']).items():
     compare('states', f'tested_{name}', value)
   if ledger is not None:

@@ -94,7 +94,7 @@ def test_an_interrupted_run_keeps_whole_rounds(bundle, clients, monkeypatch):
 
 def test_clients_that_hold_noise_get_a_certificate(context, clients, tmp_path):
   # Nobody comes in the last round: its sum is zero in each of its places.
-  path = _written(_certified([*examples.SCHEDULE, []], correlation=correlation.Held(0.5)), tmp_path / 'held')
+  path = _written(_certified([*examples.SCHEDULE, []], correlation=correlation.HeldNoise(0.5)), tmp_path / 'held')
   assert _run(path, clients, tmp_path / 'run') == 0
   assert not quap_tff.certificates.verify(str(tmp_path / 'run')).problems
 
@@ -109,7 +109,7 @@ def test_no_certificate_for_noise_with_a_known_seed(context, clients, tmp_path, 
 def test_a_run_without_certificate_keeps_model_and_ledger(context, clients, tmp_path):
   plan = quap_tff.Plan(examples.whole(noise=NoiseConfig(calibration='analytic')))
   plan.build_process(_MODEL_FN)
-  rounds = bundle_files.Rounds(examples.SCHEDULE, averaging=postprocessing.Tail(1), shrinkage=0.5)
+  rounds = bundle_files.PlannedRounds(examples.SCHEDULE, averaging=postprocessing.Tail(1), shrinkage=0.5)
   path = _written(plan, tmp_path / 'bundle', rounds=rounds)
   assert _run(path, clients, tmp_path / 'run') == 0
   ledger = RunLedger.load(tmp_path / 'run' / 'ledger.npz')
@@ -120,7 +120,7 @@ def test_a_run_without_certificate_keeps_model_and_ledger(context, clients, tmp_
 
 def test_the_average_of_the_rounds_is_published(bundle, clients):
   found = quap_tff.Bundle(bundle)
-  found.rounds = bundle_files.Rounds(examples.SCHEDULE, averaging=postprocessing.Tail(1), shrinkage=0.5)
+  found.rounds = bundle_files.PlannedRounds(examples.SCHEDULE, averaging=postprocessing.Tail(1), shrinkage=0.5)
   seen, update = [], found.update
   found.update = lambda *arguments: seen.append(update(*arguments)) or seen[-1]
   weights = simulation.simulate(found, simulation.read_clients(clients)[0]).weights.trainable
@@ -164,7 +164,7 @@ def test_refuses_what_is_no_data_no_bundle_and_no_new_folder(bundle, clients, tm
 
 def test_a_bundle_without_rounds_cannot_be_simulated(bundle, clients):
   found = quap_tff.Bundle(bundle)
-  found.rounds = bundle_files.Rounds()
+  found.rounds = bundle_files.PlannedRounds()
   with pytest.raises(ValueError, match='does not say who takes part'):
     simulation.simulate(found, simulation.read_clients(clients)[0])
 
@@ -176,4 +176,4 @@ def test_signs_the_certificate(bundle, clients, tmp_path):
   pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
   (tmp_path / 'key.pem').write_bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
   assert _run(bundle, clients, tmp_path / 'run', f'--signing_key={tmp_path / "key.pem"}') == 0
-  assert not signatures.problems(str(tmp_path / 'run'), 'certificate.json', key.public_key(), 'key')
+  assert not signatures.signature_problems(str(tmp_path / 'run'), 'certificate.json', key.public_key(), 'key')

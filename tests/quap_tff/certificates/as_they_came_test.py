@@ -39,7 +39,7 @@ def _originals(tmp_path_factory):
   path = tmp_path_factory.mktemp('came')
   for name, more in (('server', {}), ('held', made.HELD)):
     plan = _plan(**more)
-    certificates.write(str(path / name), plan, _ledger(plan), made.WEIGHTS, ABOUT)
+    certificates.write_run(str(path / name), plan, _ledger(plan), made.WEIGHTS, ABOUT)
   return path
 
 
@@ -131,8 +131,8 @@ class TestRefusals:
     with pytest.raises(
       ValueError, match=r'Round 1 of ledger.npz has other .* So have 2 other rounds.* certified_plan\(plan'
     ):
-      certificates.write(str(tmp_path / 'planned'), planned, ledger, made.WEIGHTS, ABOUT)
-    certificates.write(str(tmp_path / 'came'), unplanned, ledger, made.WEIGHTS, ABOUT)
+      certificates.write_run(str(tmp_path / 'planned'), planned, ledger, made.WEIGHTS, ABOUT)
+    certificates.write_run(str(tmp_path / 'came'), unplanned, ledger, made.WEIGHTS, ABOUT)
     assert not certificates.verify(str(tmp_path / 'came')).problems
 
   def test_more_rounds_than_the_account_is_for(self, tmp_path):
@@ -140,4 +140,4 @@ class TestRefusals:
     ledger = _ledger(plan, [*CAME, [1]])
     ledger.append(plan.core.cost(np.array([2]), np.array([0.5]), 1.0, ledger.num_rounds + 1))
     with pytest.raises(ValueError, match='ledger.npz has 5 rounds, and 4 are planned'):
-      certificates.write(str(tmp_path / 'came'), plan, ledger, made.WEIGHTS, ABOUT)
+      certificates.write_run(str(tmp_path / 'came'), plan, ledger, made.WEIGHTS, ABOUT)

@@ -59,7 +59,7 @@ def _measured(certificate, canaries=_CANARIES, game=_GAME):
 def _audit(path, **guesses):
   """Writes an audit, and the page with it."""
   certificate = made.read(path, folders.CERTIFICATE)
-  audits.write(str(path), _measured(certificate, **guesses), certificate)
+  audits.write_audit(str(path), _measured(certificate, **guesses), certificate)
   verifying.write_page(str(path), certificate, audits.read(str(path), certificate))
   return made.read(path, folders.AUDIT)
 
@@ -197,7 +197,7 @@ class TestForgeries:
   @pytest.mark.parametrize('value', [2.3, True, 'x', [2.3], {'a': 2.3}, None])
   def test_any_other_value_in_any_place(self, value, audited):
     record = made.read(audited, folders.AUDIT)
-    honest = audits.problems(record, made.read(audited, folders.CERTIFICATE))
+    honest = audits.audit_problems(record, made.read(audited, folders.CERTIFICATE))
     assert not honest
     for holder in (record, record['game']):
       for name, kept in list(holder.items()):
@@ -209,7 +209,7 @@ class TestForgeries:
         if name == 'game' and value is None:
           continue  # Its tests are counted, and so are its bounds.
         holder[name] = value
-        assert audits.problems(certificate_lib.sealed(record), made.read(audited, folders.CERTIFICATE)), name
+        assert audits.audit_problems(certificate_lib.sealed(record), made.read(audited, folders.CERTIFICATE)), name
         holder[name] = kept
 
   @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ class TestFigures:
 
   def test_each_client_has_its_own_bound(self, make):
     own = (3.0, 2.9, 0.5, 1.0, 1.0)
-    plan = _plan(own_epsilon=own, weights=weight_rules.Scale())
+    plan = _plan(own_epsilon=own, weights=weight_rules.ScaledWeights())
     found = make(plan)
     assert found['guarantee']['own_bounds'] == [
       {'epsilon': 0.5, 'clients': 1},
@@ -102,7 +102,7 @@ class TestFigures:
     assert any('has chosen for itself is public' in text for text in found['assumptions'])
     # The largest bound alone says nothing about the others.
     spent = found['achieved']['epsilon_max']
-    lower = _plan(own_epsilon=(2.0, 3.0, 3.0, 3.0, 3.0), weights=weight_rules.Scale())
+    lower = _plan(own_epsilon=(2.0, 3.0, 3.0, 3.0, 3.0), weights=weight_rules.ScaledWeights())
     with pytest.raises(ValueError, match=f'1 of 5 clients.*Client 0 has spent ε = {spent}, and its bound is 2'):
       make(lower)
 
@@ -229,7 +229,7 @@ class TestWords:
       assert words in said and words not in ' '.join(server['assumptions'])
 
   def test_with_a_threshold_the_server_may_say_anything(self, tmp_path):
-    of = made.plan(correlation=correlation.Held(0.0), threshold=0.75)
+    of = made.plan(correlation=correlation.HeldNoise(0.0), threshold=0.75)
     found = made.read(made.folder(tmp_path / 'run', of), folders.CERTIFICATE)
     assert found['statement'].startswith(
       'If each secure sum opens for at least a share of 0.75 of the clients with a weight that were announced for it, '

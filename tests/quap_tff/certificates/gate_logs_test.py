@@ -37,7 +37,7 @@ def _committed(tmp_path, **more):
 
 def _folder(tmp_path, signing_key=None, **more):
   gate, log = _committed(tmp_path, **more)
-  gate_logs.write(str(tmp_path / 'folder'), gate, log, STATEMENTS, signing_key)
+  gate_logs.write_log(str(tmp_path / 'folder'), gate, log, STATEMENTS, signing_key)
   return gate, tmp_path / 'folder'
 
 
@@ -80,29 +80,29 @@ class TestWrite:
     """Another gate may have other bounds, have been asked for nothing, or have committed more rounds or fewer."""
     gate, log = _committed(tmp_path)
     with pytest.raises(ValueError, match='is not the log of this gate: its round 1 is not the one .* 0 rounds'):
-      gate_logs.write(str(tmp_path / 'folder'), quap_tff.Gate(7, 4.0, 3.0, 1e-5), log, STATEMENTS)
+      gate_logs.write_log(str(tmp_path / 'folder'), quap_tff.Gate(7, 4.0, 3.0, 1e-5), log, STATEMENTS)
     (tmp_path / 'other').mkdir()
     other, _ = _committed(tmp_path / 'other', epsilon=2.9)
     with pytest.raises(ValueError, match='its round 8 is not the one that the gate committed'):
-      gate_logs.write(str(tmp_path / 'folder'), other, log, STATEMENTS)
+      gate_logs.write_log(str(tmp_path / 'folder'), other, log, STATEMENTS)
     lines = (tmp_path / 'kept.csv').read_text().splitlines(keepends=True)
     (tmp_path / 'short.csv').write_text(''.join(line for line in lines if line.partition(',')[0] not in ('10', '11')))
     with pytest.raises(ValueError, match='it has 10 rounds, and the gate committed 12'):
-      gate_logs.write(str(tmp_path / 'folder'), gate, str(tmp_path / 'short.csv'), STATEMENTS)
+      gate_logs.write_log(str(tmp_path / 'folder'), gate, str(tmp_path / 'short.csv'), STATEMENTS)
     gate.commit([])
     with pytest.raises(ValueError, match='it has 12 rounds, and the gate committed 13'):
-      gate_logs.write(str(tmp_path / 'folder'), gate, log, STATEMENTS)
+      gate_logs.write_log(str(tmp_path / 'folder'), gate, log, STATEMENTS)
     assert not (tmp_path / 'folder').exists()
 
   def test_the_log_is_written_in_one_form(self, tmp_path):
     """Other columns, another order and other digits are the program's own affair."""
     gate, log = _committed(tmp_path)
-    gate_logs.write(str(tmp_path / 'one'), gate, log, STATEMENTS)
+    gate_logs.write_log(str(tmp_path / 'one'), gate, log, STATEMENTS)
     header, *rows = (tmp_path / 'kept.csv').read_text().splitlines()
     rows.sort(key=lambda row: (int(row.split(',')[0]), -int(row.split(',')[1])))
     short = [','.join([*row.split(',')[:2], str(np.float32(row.split(',')[2])), 'seen']) for row in rows]
     (tmp_path / 'other.csv').write_text('\n'.join([f'{header},remark', *short]) + '\n')
-    gate_logs.write(str(tmp_path / 'two'), gate, str(tmp_path / 'other.csv'), STATEMENTS)
+    gate_logs.write_log(str(tmp_path / 'two'), gate, str(tmp_path / 'other.csv'), STATEMENTS)
     assert (tmp_path / 'one' / 'log.csv').read_bytes() == (tmp_path / 'two' / 'log.csv').read_bytes()
     assert b'seen' not in (tmp_path / 'two' / 'log.csv').read_bytes()
 
@@ -110,12 +110,14 @@ class TestWrite:
   def test_clients_must_be_ids_of_the_gate(self, name, tmp_path):
     (tmp_path / 'log.csv').write_text(f'round,client\n1,{name}\n', encoding='utf-8')
     with pytest.raises(ValueError, match=r'Clients must be ids in \[0, 7\)'):
-      gate_logs.write(str(tmp_path / 'folder'), quap_tff.Gate(7, 4.0, 3.0, 1e-5), str(tmp_path / 'log.csv'), STATEMENTS)
+      gate_logs.write_log(
+        str(tmp_path / 'folder'), quap_tff.Gate(7, 4.0, 3.0, 1e-5), str(tmp_path / 'log.csv'), STATEMENTS
+      )
 
   def test_a_folder_that_exists_is_refused(self, tmp_path):
     gate, path = _folder(tmp_path)
     with pytest.raises(ValueError, match='already exists'):
-      gate_logs.write(str(path), gate, str(tmp_path / 'kept.csv'), STATEMENTS)
+      gate_logs.write_log(str(path), gate, str(tmp_path / 'kept.csv'), STATEMENTS)
 
   @pytest.mark.parametrize('more', [{'program': ''}, {'noise': 'a\nb'}, {'releases': '“'}, {'date': 'today'}])
   def test_statements_are_plain_sentences(self, more):

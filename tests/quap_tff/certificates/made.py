@@ -40,7 +40,7 @@ WEIGHTS = (np.zeros((3, 2), np.float32), np.ones(2, np.float32))
 ABOUT = certificates.About(
   'my data', 'I drew them with a <public> seed.', 'By theory.', 'Forty pictures.', tests=4, test_accuracy=0.5
 )
-HELD = {'correlation': correlation.Held(0.5)}
+HELD = {'correlation': correlation.HeldNoise(0.5)}
 
 
 def plan(options=(), schedule=SCHEDULE, num_clients=NUM_CLIENTS, epsilon=3.0, delta=1e-5, **config):
@@ -73,7 +73,7 @@ def ledger(of, rounds=None):
 def folder(path, of=None, rounds=None, about=ABOUT, model=WEIGHTS, signing_key=None):
   """Writes the folder of a run."""
   of = plan() if of is None else of
-  certificates.write(str(path), of, ledger(of, rounds), model, about, signing_key)
+  certificates.write_run(str(path), of, ledger(of, rounds), model, about, signing_key)
   return pathlib.Path(path)
 
 

@@ -88,7 +88,7 @@ def test_an_accuracy_that_is_not_stated(tmp_path):
 
 
 def test_own_bounds_and_a_reading(tmp_path):
-  plan = made.plan(weights=weight_rules.Scale(), own_epsilon=(2.0,) * 2 + (3.0,) * 4)
+  plan = made.plan(weights=weight_rules.ScaledWeights(), own_epsilon=(2.0,) * 2 + (3.0,) * 4)
   path = made.folder(tmp_path / 'run', plan, rounds=2, about=dataclasses.replace(made.ABOUT, tests=0))
   text = _Tags(_page(path)).text
   assert 'ε = 2 for 2 clients' in text and 'ε = 3 for 4 clients' in text and 'They are not a guarantee' in text

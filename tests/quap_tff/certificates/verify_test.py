@@ -121,7 +121,7 @@ class TestAnswers:
     assert made.answer(certified, capsys)[0] == 0
 
   def test_a_fault_of_the_program(self, certified, monkeypatch, capsys):
-    monkeypatch.setattr(evidence, 'problems', lambda _: 1 / 0)
+    monkeypatch.setattr(evidence, 'run_problems', lambda _: 1 / 0)
     assert made.answer(certified, capsys) == (
       2,
       ['CANNOT BE VERIFIED', '  This folder shows a fault of this program: ZeroDivisionError: division by zero'],

@@ -28,7 +28,7 @@ def _classes():
   for package in (quap_tff, data, experiments):
     for one in pkgutil.walk_packages(package.__path__, f'{package.__name__}.'):
       # These need packages of other environments.
-      if not one.name.startswith(('experiments.peers', 'quap_tff.flower')):
+      if not one.name.startswith('quap_tff.flower'):
         found.update({v: None for v in vars(importlib.import_module(one.name)).values() if isinstance(v, type)})
   return [one for one in found if dataclasses.is_dataclass(one) and _checked(one)]
 

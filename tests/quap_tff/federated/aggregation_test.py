@@ -99,11 +99,11 @@ def _participation(ema):
 
 def _quap_state(ema):
   noise = mechanisms.NoiseState(seed=(np.int64, [2]), counter=np.int64)
-  return quap.ServerState(np.int32, _participation(ema), np.float32, noise, budget=collections.OrderedDict())
+  return quap.QuapState(np.int32, _participation(ema), np.float32, noise, budget=collections.OrderedDict())
 
 
 def _certified_state(ema, terms):
-  return certified.ServerState(
+  return certified.CertifiedState(
     round=np.int32,
     participation=_participation(ema),
     clip=np.float32,

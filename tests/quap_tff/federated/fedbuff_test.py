@@ -244,5 +244,5 @@ class TestPlan:
     assert accounting.epsilon_by_client(plan.planned_ledger(cohorts), 1e-5).max() == pytest.approx(2.0, rel=1e-4)
 
   def test_sampling_amplifies_nothing(self):
-    draw = samplers.Sampler(kind='fixed_size', cohort_size=2)
+    draw = samplers.CohortSampler(kind='fixed_size', cohort_size=2)
     assert plans.Plan(buffered.Buffered(_noised(), 2, _NEWEST), draw).sampler.kind == 'none'

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 _SCHEDULE = examples.SCHEDULE
 _SECRET = b'of the simulation'
-_HELD = dict(correlation=correlation.Held(0.5))
+_HELD = dict(correlation=correlation.HeldNoise(0.5))
 _PLANS = {
   'independent': ({}, {}),
   'ar1': (dict(correlation=correlation.Ar1(0.9), num_rounds=3), {}),
@@ -29,7 +29,7 @@ _PLANS = {
   'sparse': ({}, dict(sparsity=sparsity.RandomMask(0.5))),
   'fedvarp': ({}, dict(extension=heterogeneity.FedVarp(memory='released'))),
   'held': (_HELD, {}),
-  'held, independent': (dict(correlation=correlation.Held(0.0), threshold=0.5), {}),
+  'held, independent': (dict(correlation=correlation.HeldNoise(0.0), threshold=0.5), {}),
 }
 
 

@@ -13,7 +13,7 @@ import quap_tff
 from quap_tff import plans
 from quap_tff.federated import learning_process
 from quap_tff.federated import leaving_clients
-from quap_tff.federated.line_search import mechanism as line_search
+from quap_tff.federated.line_search import line_search as line_search
 from quap_tff.mechanisms import mechanism as mechanisms
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.quap import rounds as quap
@@ -99,7 +99,7 @@ class TestQuap:
     tff.test.assert_types_identical(
       state.member.aggregator,
       tff.to_type(
-        quap.ServerState(
+        quap.QuapState(
           round=np.int32,
           participation=collections.OrderedDict(counts=(np.int32, [10])),
           clip=np.float32,

@@ -9,6 +9,7 @@ pytest.importorskip('flwr', reason='make test-deploy sets up the newest Python t
 
 from flwr.app import Array
 from flwr.app import ArrayRecord
+from flwr.app import Error
 from flwr.app import Message
 from flwr.app import MessageType
 from flwr.app import RecordDict
@@ -52,16 +53,16 @@ class TestRound:
     ],
   )
   def test_node_refuses_another_side(self, announced, bundle, name, value, said):
-    content = messages.of_round(announced)
+    content = messages.round_content(announced)
     content['announced'][name] = value
-    with pytest.raises(messages.RefusedError, match=said):
+    with pytest.raises(messages.RefusedRoundError, match=said):
       messages.read_round(content, bundle)
 
   @pytest.mark.parametrize('arrays', [[], [np.zeros(3, np.float32)], [np.zeros(2, np.float32)] * 2])
   def test_node_refuses_a_message_of_another_type(self, announced, bundle, arrays):
-    content = messages.of_round(announced)
+    content = messages.round_content(announced)
     content['message'] = ArrayRecord({str(index): Array(one) for index, one in enumerate(arrays)})
-    with pytest.raises(messages.RefusedError, match='sent what is no round of this bundle: .*message'):
+    with pytest.raises(messages.RefusedRoundError, match='sent what is no round of this bundle: .*message'):
       messages.read_round(content, bundle)
 
   @pytest.mark.parametrize(
@@ -74,18 +75,30 @@ class TestRound:
   )
   def test_server_leaves_out_an_answer_to_something_else(self, bundle, came, round_num, said):
     answer = messages.Answer(round_num, _sums(), np.array(came))
-    with pytest.raises(messages.RefusedError, match=said):
-      messages.answer(_reply(messages.of_answer(answer, bundle)), bundle, 1, np.arange(3))
+    with pytest.raises(messages.RefusedRoundError, match=said):
+      messages.answer(_reply(messages.answer_content(answer, bundle)), bundle, 1, np.arange(3))
 
   def test_server_leaves_out_sums_of_another_shape(self, bundle):
-    content = messages.of_answer(messages.Answer(1, _sums(), np.arange(2)), bundle)
+    content = messages.answer_content(messages.Answer(1, _sums(), np.arange(2)), bundle)
     content['secure'] = ArrayRecord({'0': Array(np.zeros([2, 2], np.int64)), '1': Array(np.array(1))})
-    with pytest.raises(messages.RefusedError, match='sent what is no answer: .*Give it the quap_tff of the server'):
+    with pytest.raises(
+      messages.RefusedRoundError, match='sent what is no answer: .*Give it the quap_tff of the server'
+    ):
       messages.answer(_reply(content), bundle, 1, np.arange(3))
 
 
+@pytest.mark.parametrize(
+  'reason, said',
+  [('Traceback\n  …\nKeyError: 7', 'failed: KeyError: 7. Its log'), ('', 'failed: it does not say why.')],
+)
+def test_server_says_in_a_line_how_a_node_failed(bundle, reason, said):
+  reply = Message(Error(1, reason), reply_to=Message(RecordDict(), 1, MessageType.TRAIN))
+  with pytest.raises(messages.RefusedRoundError, match=said):
+    messages.answer(reply, bundle, 1, np.arange(3))
+
+
 def _sums():
-  return player.Sums(parties.values.Struct(ids=np.int64(0)), [np.zeros(parties.SHAPE, np.int64), np.int64(1)])
+  return player.Sums(parties.structures.Struct(ids=np.int64(0)), [np.zeros(parties.SHAPE, np.int64), np.int64(1)])
 
 
 def _reply(content):

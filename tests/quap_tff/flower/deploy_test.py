@@ -14,7 +14,7 @@ pytest.importorskip('flwr', reason='make test-deploy sets up the newest Python t
 import quap_tff
 from quap_tff.bundle import server as servers
 from quap_tff.bundle import simulation
-from quap_tff.bundle import values
+from quap_tff.bundle import structures
 from quap_tff.flower import enrolment
 from quap_tff.flower import server_run
 from quap_tff.mechanisms.held import guard
@@ -228,7 +228,7 @@ def _with_keys_of(state, other):
   """A first state with the keys of another one."""
   aggregator = state['aggregator']
   if 'noise' in aggregator:
-    noise = values.Struct(aggregator['noise'], seed=other['aggregator']['noise']['seed'])
-    aggregator = values.Struct(aggregator, noise=noise)
-  work = values.Struct(state['client_work'], seed=other['client_work']['seed'])
-  return values.Struct(state, aggregator=aggregator, client_work=work)
+    noise = structures.Struct(aggregator['noise'], seed=other['aggregator']['noise']['seed'])
+    aggregator = structures.Struct(aggregator, noise=noise)
+  work = structures.Struct(state['client_work'], seed=other['client_work']['seed'])
+  return structures.Struct(state, aggregator=aggregator, client_work=work)

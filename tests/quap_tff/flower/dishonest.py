@@ -72,7 +72,7 @@ def main(grid, context):
   _LOG.info('HONEST: %s', play())
   for name, lie in lies.items():
     _LOG.info('LIE %s: %s', name, play(**lie()))
-  content = messages.of_round(run.announce(everybody, 1, 60.0))
+  content = messages.round_content(run.announce(everybody, 1, 60.0))
   (reply,) = grid.send_and_receive([Message(content, victim, MessageType.TRAIN)], timeout=60)
   _LOG.info('LIE a sum that the server sees: %s', reply.content['answered'].get('refused', 'ANSWERED'))
   _LOG.info('LIES are over')
@@ -97,7 +97,7 @@ def _lies(run, nodes, victim):
 
   def two_cohorts(told, content, node):
     if node == victim:
-      content['history'] = messages.of_round(_announced(run, 0))['history']
+      content['history'] = messages.round_content(_announced(run, 0))['history']
 
   def overlap(told, content, node):
     told[Key.DEAD_NODE_ID_LIST] = told[Key.ACTIVE_NODE_ID_LIST][:1]

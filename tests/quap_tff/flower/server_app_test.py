@@ -90,7 +90,7 @@ def test_enrolled_clients_come_as_they_do_and_those_who_came_are_charged(bundle,
     np.testing.assert_array_equal(came, announced[:-1])
     np.testing.assert_array_equal(one.cohort, came)
   np.testing.assert_array_equal(run.rounds[0][0], np.sort(with_all))
-  summary = run.write(None)
+  summary = run.write_run(None)
   assert 'no_certificate' not in summary, summary
   verdict = quap_tff.certificates.verify(str(tmp_path / 'out' / 'run'))
   assert not verdict.problems and 'cohorts as they came' in verdict.statement

@@ -15,7 +15,7 @@ from quap_tff.certificates.folders import evidence
 from quap_tff.federated import aggregation
 from quap_tff.mechanisms import sparsity
 from quap_tff.mechanisms.certified.config import CertifiedConfig
-from quap_tff.mechanisms.certified.weight_rules import Uniform
+from quap_tff.mechanisms.certified.weight_rules import UniformWeights
 from quap_tff.mechanisms.noise import correlation
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts.budgets import BudgetConfig
@@ -148,7 +148,7 @@ class TestAggregation:
 
   def test_under_local_privacy_too(self, context):
     config = _config(NoiseConfig('client', calibration='analytic', seed=1))
-    process = _process(local.Local(config), sparsity.RandomMask(0.1))
+    process = _process(local.LocalPrivacy(config), sparsity.RandomMask(0.1))
     result = process.next(process.initialize(), [_value()], [2]).result
     assert np.count_nonzero(result['b']) == 200
 
@@ -177,7 +177,7 @@ class TestPlans:
     noise_checks.assert_gaussian(noise, moved / accounting.total_mu(ledger).whole[0])
 
   def test_certified_charges_the_same(self, context):
-    independent = dict(correlation=correlation.Independent(), weights=Uniform())
+    independent = dict(correlation=correlation.Independent(), weights=UniformWeights())
     config = CertifiedConfig(num_clients=4, epsilon=3.0, delta=1e-5, noise_seed=3, **independent)
     cohorts = [[0, 1], [1, 2], [1, 3]]
     plan = plans.certified_plan(config, cohorts, certificate=False, sparsity=sparsity.RandomMask(0.1))

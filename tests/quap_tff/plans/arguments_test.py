@@ -25,7 +25,7 @@ _SCHEDULE = examples.SCHEDULE
     ),
     (
       lambda: quap_tff.certified_plan(examples.guarantee(), _SCHEDULE, averaging='planned'),
-      r"averaging must be a value such as quap_tff.postprocessing.Planned\(\), found 'planned'",
+      r"averaging must be a value such as quap_tff.postprocessing.PlannedAverage\(\), found 'planned'",
     ),
     (
       lambda: plans.Plan(examples.whole(), _SCHEDULE),
@@ -47,7 +47,7 @@ def test_what_is_no_schedule(schedule):
 
 
 def test_the_values_that_the_errors_name():
-  averaging = quap_tff.postprocessing.Planned()
+  averaging = quap_tff.postprocessing.PlannedAverage()
   plan = quap_tff.certified_plan(examples.guarantee(), _SCHEDULE, averaging=averaging)
   assert plan.averaging in averaging.candidates(len(_SCHEDULE))
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from quap_tff import plans
-from quap_tff.federated.line_search.mechanism import LineSearchConfig
-from quap_tff.federated.stock import mechanism as stocks
+from quap_tff.federated.line_search.line_search import LineSearchConfig
+from quap_tff.federated.stock import stock as stocks
 from quap_tff.mechanisms import sparsity
 from quap_tff.mechanisms.certified import weight_rules
 from quap_tff.mechanisms.certified.config import Certified
@@ -36,7 +36,7 @@ _SCHEDULE = [[0, 1, 2], [3, 4]]
 
 def _stock(stock, **noise):
   config = QuapConfig(8, budgets.BudgetConfig(3.0, 6), noise=NoiseConfig(**noise))
-  return plans.StockPlan(stock, config, [[0, 1, 2, 3]] * 6, 4.0, calibration='documents')
+  return plans.stock_plan(stock, config, [[0, 1, 2, 3]] * 6, 4.0, calibration='documents')
 
 
 def _changed(**changes):
@@ -55,7 +55,7 @@ _PLANS = [
   lambda: plans.Plan(QuapConfig(8, budgets.BudgetConfig(schedule=schedules.Geometric()))),
   lambda: plans.Plan(QuapConfig(8), sparsity=sparsity.RandomMask(0.5)),
   lambda: plans.Plan(QuapConfig(8), sparsity=sparsity.RandomMask(0.5), sparsity_seed=1),
-  lambda: plans.Plan(local.Local(_LOCAL)),
+  lambda: plans.Plan(local.LocalPrivacy(_LOCAL)),
   lambda: plans.Plan(buffered.Buffered(_BUFFERED, 3, staleness.Staleness())),
   lambda: plans.Plan(buffered.Buffered(_BUFFERED, 4, staleness.Staleness())),
   lambda: plans.Plan(buffered.Buffered(_BUFFERED, 4, staleness.Staleness(3.0))),
@@ -65,7 +65,7 @@ _PLANS = [
   lambda: _stock(stocks.DpFedAvgAdaptive()),
   lambda: _stock(stocks.LayerwiseAdaptive()),
   lambda: _changed(),
-  lambda: _changed(weights=weight_rules.Uniform()),
+  lambda: _changed(weights=weight_rules.UniformWeights()),
   lambda: _changed(correlation=correlation.Ar1(0.5)),
   lambda: _changed(own_epsilon=(3.0,) * 7 + (2.0,)),
 ]
@@ -100,7 +100,7 @@ def test_the_values_are_those_of_the_fields():
 def test_a_class_can_be_renamed():
   fingerprints = lambda: (_changed().fingerprint, plans.Plan(QuapConfig(8)).fingerprint)
   before = fingerprints()
-  classes = (Certified, QuapConfig, clip_rules.Fixed, clip_rules.QuantileEma, weight_rules.Participation)
+  classes = (Certified, QuapConfig, clip_rules.Fixed, clip_rules.QuantileEma, weight_rules.ParticipationWeights)
   names = [one.__name__ for one in classes]
   try:
     for one in classes:

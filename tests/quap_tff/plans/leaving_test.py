@@ -56,7 +56,7 @@ _EXTENSIONS = {
 _ARE_REFUSED = [name for name, (_, asked) in _EXTENSIONS.items() if asked == _VECTORS]
 _QUANTILE = {'clip': clip_rules.PrivateQuantile(count_stddev=5.0)}
 _SERVER = {'fixed clip': ({}, (_ID, _SUM)), 'private quantile': (_QUANTILE, (_ID, *_NORMS, _SUM))}
-_SHARES = {'held': correlation.Held(0.5), 'independent': correlation.Held(0.0)}
+_SHARES = {'held': correlation.HeldNoise(0.5), 'independent': correlation.HeldNoise(0.0)}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -34,7 +34,7 @@ def test_everyone_in_every_round_reaches_the_ceiling():
   assert independent.noise_multiplier == pytest.approx(np.sqrt(8) / tradeoff.mu_at_most(3.0, 1e-5), rel=1e-8)
   assert independent.share == pytest.approx(1.0, rel=1e-6) and planned.share == pytest.approx(1.0, abs=0.01)
   assert all(one.share < 1 + 1e-6 for one in found)
-  assert {type(one.correlation).__name__ for one in found} == {'Independent', 'Ar1', 'Banded', 'Blt', 'Held'}
+  assert {type(one.correlation).__name__ for one in found} == {'Independent', 'Ar1', 'Banded', 'Blt', 'HeldNoise'}
   assert [one.trust for one in found].count('secure_sum') == 1
 
 

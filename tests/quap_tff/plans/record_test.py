@@ -9,8 +9,8 @@ import pytest
 
 from quap_tff import accounting
 from quap_tff import plans
-from quap_tff.federated.line_search.mechanism import LineSearchConfig
-from quap_tff.federated.stock import mechanism as stocks
+from quap_tff.federated.line_search.line_search import LineSearchConfig
+from quap_tff.federated.stock import stock as stocks
 from quap_tff.mechanisms.certified import weight_rules
 from quap_tff.mechanisms.certified.config import CertifiedConfig
 from quap_tff.mechanisms.certified.planning import calibrated
@@ -41,18 +41,18 @@ _CERTIFIED = CertifiedConfig(
   epsilon=3.0,
   delta=1e-5,
   correlation=correlation.Independent(),
-  weights=weight_rules.Uniform(),
+  weights=weight_rules.UniformWeights(),
   participation=ParticipationConfig(warmup_rounds=0),
 )
 
 
 def _stock(stock, cohorts):
-  return scheduled.StockPlan(stock, _quap(), [np.array(c, np.int64) if len(c) else c for c in cohorts], 2.0)
+  return scheduled.stock_plan(stock, _quap(), [np.array(c, np.int64) if len(c) else c for c in cohorts], 2.0)
 
 
 _PLANS = {
   'quap': lambda: plans.Plan(_quap()),
-  'local': lambda: plans.Plan(local.Local(_quap(noise=NoiseConfig('client', calibration='analytic')))),
+  'local': lambda: plans.Plan(local.LocalPrivacy(_quap(noise=NoiseConfig('client', calibration='analytic')))),
   'certified': lambda: plans.certified_plan(_CERTIFIED, _ROUNDS),
   'fedbuff': lambda: plans.Plan(buffered.Buffered(_quap(), 1, stalenesses.Staleness(max_staleness=0))),
   'lee_kifer': lambda: plans.Plan(LineSearchConfig(_CLIENTS, epsilon=2.0, delta=1e-5, planned_rounds=4)),
@@ -159,8 +159,8 @@ class TestSchedule:
     [
       lambda cohorts: plans.certified_plan(_CERTIFIED, cohorts),
       lambda cohorts: calibrated(_CERTIFIED, cohorts),
-      lambda cohorts: scheduled.StockPlan(stocks.DpFedAvg(), _quap(), cohorts, 2.0),
-      lambda cohorts: scheduled.StockPlan(stocks.DpFtrl(), _quap(), cohorts, 2.0),
+      lambda cohorts: scheduled.stock_plan(stocks.DpFedAvg(), _quap(), cohorts, 2.0),
+      lambda cohorts: scheduled.stock_plan(stocks.DpFtrl(), _quap(), cohorts, 2.0),
       lambda cohorts: _PLANS['tff_dp_fedavg']().planned_ledger(cohorts),
       lambda cohorts: _PLANS['quap']().planned_ledger(cohorts),
       lambda cohorts: _PLANS['local']().planned_ledger(cohorts),

@@ -13,7 +13,7 @@ from quap_tff import runtime
 from quap_tff.mechanisms.held import guarded_clients
 from quap_tff.mechanisms.noise import correlation
 from quap_tff.mechanisms.parts import clip_rules
-from quap_tff.runtime import worker
+from quap_tff.runtime import workers
 from tests.quap_tff import examples
 from tests.quap_tff import linear_model
 from tests.quap_tff.runtime import comparison
@@ -37,7 +37,7 @@ def _quap():
 
 def _certified(trust):
   """A certified run, of which clients hold the noise if the server is not trusted."""
-  held = dict(correlation=correlation.Held(0.5)) if trust == 'secure_sum' else {}
+  held = dict(correlation=correlation.HeldNoise(0.5)) if trust == 'secure_sum' else {}
   config = examples.guarantee(num_clients=8, clip=clip_rules.Fixed(0.5), noise_seed=5, **held)
   return quap_tff.certified_plan(config, _COHORTS, certificate=False)
 
@@ -53,7 +53,7 @@ def _client(client_id, answer=None):
 
 
 class _Run:
-  """Rounds, one at a time; a round counts when it has returned, as in `experiments.running.training`."""
+  """Rounds, one at a time; a round counts when it has returned, as in `experiments.running.loop`."""
 
   def __init__(self, plan, in_order=list):
     self._plan, self._in_order = plan, in_order
@@ -120,14 +120,14 @@ def test_a_round_in_which_a_worker_dies_fails_and_can_be_called_again_on_others(
     run = _Run(plan)
     run.round()
     state, ledger = run.state, dict(run.ledger.state_dict())
-    victim, compute = context.workers[1], worker._Stub.compute
+    victim, compute = context.workers[1], workers._Stub.compute
 
     def disturbed(stub, request):  # It has begun its part, and its result is asked for.
       if stub.worker is victim:
         os.kill(victim.pid, signal.SIGKILL)
       return compute(stub, request)
 
-    monkeypatch.setattr(worker._Stub, 'compute', disturbed)
+    monkeypatch.setattr(workers._Stub, 'compute', disturbed)
     with pytest.raises(runtime.WorkerError, match=f'process {victim.pid}'):
       run.round()
     assert run.state is state and len(run.outputs) == 1

@@ -15,8 +15,8 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from quap_tff import runtime
-from quap_tff.runtime import worker
 from quap_tff.runtime import worker_processes
+from quap_tff.runtime import workers
 from tests.quap_tff.runtime import cases
 from tests.quap_tff.runtime import comparison
 
@@ -184,7 +184,7 @@ def test_parts_are_merged_in_the_cohorts_order_and_not_as_they_finish(two_worker
     return tff.federated_aggregate(values, empty(), join, join, same)
 
   second_is_done = threading.Event()
-  invoke = worker.Worker.invoke
+  invoke = workers.Worker.invoke
 
   def in_turn(own, comp, arg):
     if own is two_workers.workers[0]:
@@ -194,19 +194,19 @@ def test_parts_are_merged_in_the_cohorts_order_and_not_as_they_finish(two_worker
       second_is_done.set()
     return result
 
-  monkeypatch.setattr(worker.Worker, 'invoke', in_turn)
+  monkeypatch.setattr(workers.Worker, 'invoke', in_turn)
   with tff.framework.get_context_stack().install(two_workers):
     assert joined(list('abcde')) == b'abcde'
 
 
 def test_workers_compute_at_the_same_time(two_workers, monkeypatch):
   """Each result is asked for only when the other one is asked for, too."""
-  compute, both = worker._Stub.compute, threading.Barrier(2, timeout=_SECONDS)
+  compute, both = workers._Stub.compute, threading.Barrier(2, timeout=_SECONDS)
 
   def together(stub, request):
     both.wait()
     return compute(stub, request)
 
-  monkeypatch.setattr(worker._Stub, 'compute', together)
+  monkeypatch.setattr(workers._Stub, 'compute', together)
   with tff.framework.get_context_stack().install(two_workers):
     assert _add_up([1.0, 2.0]) == 3.0

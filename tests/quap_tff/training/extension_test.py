@@ -18,7 +18,9 @@ _SHAPES = [tf.TensorShape([2])]
 
 def _local(update, steps, epochs=1, gradient=None):
   gradient = lambda given=gradient: [tf.constant(given)]
-  return extensions.Local([tf.constant(update)], tf.constant(steps), tf.constant(epochs), lambda: _RATE, gradient)
+  return extensions.LocalKnowledge(
+    [tf.constant(update)], tf.constant(steps), tf.constant(epochs), lambda: _RATE, gradient
+  )
 
 
 def _cohort(ids, num_clients=4, **reports):

@@ -10,7 +10,7 @@ from experiments.reporting import pages
 from experiments.reporting import runs as runs_lib
 from experiments.reporting.sections import contents as sections
 from experiments.running import plots
-from experiments.sweeps import plan
+from experiments.sweeps import sweep_runs
 from quap_tff import methods
 from tests.experiments.reporting import factory
 
@@ -67,7 +67,7 @@ def everything(tmp_path_factory):
 def folder(everything, tmp_path_factory):
   """The report on `everything`."""
   path = tmp_path_factory.mktemp('report')
-  pages.write(str(path), _built(everything))
+  pages.write_page(str(path), _built(everything))
   return path
 
 
@@ -100,7 +100,7 @@ def test_a_report_begins_with_the_finding_one_figure_and_one_table(groups_of):
   report = _built(groups_of({}, {'algorithm': 'fixed_dp', 'accuracy': 0.8}))
   found, figure, table, *_ = report[0].blocks
   assert found.startswith('**On MNIST with participation Beta(2,5), QuAP-FL is ahead of Fixed-DP, with 90.0% against')
-  assert isinstance(figure, pages.Figure) and isinstance(table, pages.Table) and table.name == 'finding'
+  assert isinstance(figure, pages.Plot) and isinstance(table, pages.Table) and table.name == 'finding'
   # It is not shown twice, and no section is left without anything.
   assert not [section.title for section in report[1:] if any(block is figure for block in section.blocks)]
   assert all(section.blocks for section in report) and 'Accuracy by round' not in _titles(report)
@@ -130,7 +130,7 @@ def test_settings_name_what_all_share_and_what_differs(groups_of):
 def test_a_report_calls_nothing_a_formal_epsilon_that_is_none(tmp_path, groups_of):
   runs = [{'algorithm': a, 'noise_norm': 0 if a == 'fedavg' else 1.0} for a in ('quap', 'layerwise', 'fedavg')]
   groups = groups_of(*runs)
-  pages.write(str(tmp_path / 'report'), _built(groups))
+  pages.write_page(str(tmp_path / 'report'), _built(groups))
   text = (tmp_path / 'report' / 'report.md').read_text()
   assert text.count('no finite ε for the released model') == 6
   assert 'no released model here has a finite ε' in text
@@ -179,7 +179,7 @@ def test_the_command_of_a_section_is_a_grid_over_a_preset(section):
   words = shlex.split(section.command)
   assert words[:3] == ['python', '-m', 'experiments.sweep']
   axes = [word[len('--vary=') :] for word in words if word.startswith('--vary=')]
-  assert axes and plan.combinations(axes)
+  assert axes and sweep_runs.combinations(axes)
   assert words[-2] == '--' and words[-1].startswith('--flagfile=experiments/presets/')
 
 

@@ -36,12 +36,12 @@ class _Half(weight_rules.WeightRule):
 _CHOICES = {
   **{f'weights {name}': (dict(weights=rule()), {}) for name, rule in weight_rules.RULES.items() if name[0] != 's'},
   'weights spend_evenly': (dict(weights=weight_rules.SpendEvenly(), correlation=correlation.Ar1()), {}),
-  'weights scale': (dict(weights=weight_rules.Scale(), own_epsilon=_OWN), {}),
+  'weights scale': (dict(weights=weight_rules.ScaledWeights(), own_epsilon=_OWN), {}),
   'weights sample': (dict(weights=weight_rules.Sample(), own_epsilon=_OWN), {}),
   'parameters of weights': (dict(weights=weight_rules.Online(prior_a=0.1, prior_b=1 / 3)), {}),
   'ar1': (dict(correlation=correlation.Ar1(0.7)), {}),
   'independent ar1': (dict(correlation=correlation.Ar1(0.0)), {}),
-  'blt': (dict(weights=weight_rules.Uniform(), correlation=correlation.Blt()), {}),
+  'blt': (dict(weights=weight_rules.UniformWeights(), correlation=correlation.Blt()), {}),
   'banded': (dict(weights=weight_rules.WorstCase(), correlation=correlation.Banded(2)), {}),
   'own coefficients': (dict(correlation=correlation.Banded(3, (0.5, 0.1))), {}),
   'one band': (dict(correlation=correlation.Banded(1)), {}),
@@ -54,8 +54,8 @@ _CHOICES = {
   'top released': (dict(clip=clip_rules.PrivateQuantile(count_stddev=5.0)), dict(sparsity=sparsity.TopReleased(0.5))),
   'given noise': (dict(noise_multiplier=9.0, divisor=2.5), {}),
   'held': (made.HELD, {}),
-  'held, decay chosen': (dict(made.HELD, correlation=correlation.Held()), {}),
-  'held, independent': (dict(made.HELD, correlation=correlation.Held(0.0)), {}),
+  'held, decay chosen': (dict(made.HELD, correlation=correlation.HeldNoise()), {}),
+  'held, independent': (dict(made.HELD, correlation=correlation.HeldNoise(0.0)), {}),
   'held, dropout': (dict(made.HELD, dropout=0.25), {}),
   'held, own bounds': (dict(made.HELD, own_epsilon=_OWN), {}),
   'held, attendance': (made.HELD, dict(attendance=made.ATTENDANCE)),
@@ -72,7 +72,7 @@ _CHOICES = {
 
 def _check_round_trip(plan, path):
   ledger = made.ledger(plan)
-  certificate = certificates.write(str(path), plan, ledger, made.WEIGHTS, made.ABOUT)
+  certificate = certificates.write_run(str(path), plan, ledger, made.WEIGHTS, made.ABOUT)
   kept = folders.read(str(path))
   assert kept.plan.config == plan.config and kept.plan.fingerprint == plan.fingerprint
   assert kept.plan.model == made.MODEL and kept.about == made.ABOUT and kept.made_by == folders.LIBRARY
@@ -96,7 +96,7 @@ def test_what_was_written_is_read_again_and_valid(name, tmp_path):
 
 def test_every_choice_is_among_them():
   told = [config for config, _ in _CHOICES.values()]
-  assert {type(config.get('weights', weight_rules.Participation())) for config in told} == {
+  assert {type(config.get('weights', weight_rules.ParticipationWeights())) for config in told} == {
     *weight_rules.RULES.values()
   }
   assert {type(config.get('correlation', correlation.Independent())) for config in told} == {
@@ -112,7 +112,7 @@ def test_a_rule_of_a_users_own(tmp_path, monkeypatch):
     made.plan(weights=_Half(0.25))
   plan = made.plan(dict(certificate=False), weights=_Half(0.25))
   with pytest.raises(ValueError, match='_Half has no name. Register it: these are online'):
-    certificates.write(str(tmp_path / 'run'), plan, made.ledger(plan), made.WEIGHTS, made.ABOUT)
+    certificates.write_run(str(tmp_path / 'run'), plan, made.ledger(plan), made.WEIGHTS, made.ABOUT)
   monkeypatch.setitem(weight_rules.RULES, 'half', _Half)
   _check_round_trip(plan, tmp_path / 'run')
   monkeypatch.delitem(weight_rules.RULES, 'half')
@@ -175,7 +175,7 @@ def test_a_ledger_or_a_model_of_another_run_is_refused(tmp_path):
     (made.ledger(plan), made.WEIGHTS[:1], r'holds tensors of the shapes \[\(3, 2\)\], and mechanism.json says \[\(2,'),
   ):
     with pytest.raises(ValueError, match=words):
-      certificates.write(str(tmp_path / 'run'), plan, ledger, weights, made.ABOUT)
+      certificates.write_run(str(tmp_path / 'run'), plan, ledger, weights, made.ABOUT)
   with pytest.raises(ValueError, match='already exists: give a new folder'):
     made.folder(tmp_path)
   assert not list(tmp_path.iterdir())
@@ -211,7 +211,9 @@ def test_specs_are_those_of_the_command_line(certified):
   """So that a person can read them."""
   mechanism = made.read(certified, folders.MECHANISM)['mechanism']
   assert mechanism['weights'] == 'participation:alpha=0.5,beta=2.0' and mechanism['clip'] == 'fixed:norm=1.0'
-  assert registry.parse_spec('weight rule', mechanism['weights'], weight_rules.RULES) == weight_rules.Participation()
+  assert (
+    registry.parse_spec('weight rule', mechanism['weights'], weight_rules.RULES) == weight_rules.ParticipationWeights()
+  )
 
 
 def test_an_archive_holds_the_arrays_and_nothing_else(certified):

@@ -1,4 +1,4 @@
-"""The stretches of run.json, for whoever reads them: a run that goes on, and both verifiers.
+"""The stretches of run.json, as all read them: a run that goes on, and both verifiers.
 
 tests/experiments/verify_test.py has the files of real runs, and what both verifiers refuse of them.
 """

@@ -70,7 +70,7 @@ class TestOfDraws:
   @pytest.mark.parametrize('log_ratio, num_draws, delta', _DRAWS)
   @pytest.mark.parametrize('pair', [_opposites, _stopped, _random])
   def test_bounds_every_event_under_both(self, pair, log_ratio, num_draws, delta):
-    bound = slacks.of_draws(num_draws, log_ratio, 0.0, delta)
+    bound = slacks.slack_of_draws(num_draws, log_ratio, 0.0, delta)
     first, second = _outcomes(pair, num_draws, log_ratio, (0.0, 0.0), bound)
     assert first.sum() == pytest.approx(1) == pytest.approx(second.sum()) and (first != second).any()
     assert _exact_delta(first, second, bound) <= delta
@@ -80,7 +80,7 @@ class TestOfDraws:
   @pytest.mark.parametrize('pair', [_opposites, _stopped, _random])
   def test_what_is_missing_from_either(self, pair, rests):
     num_draws, log_ratio, delta = 6, 0.01, 0.1
-    bound = slacks.of_draws(num_draws, log_ratio, max(rests), delta)
+    bound = slacks.slack_of_draws(num_draws, log_ratio, max(rests), delta)
     first, second = _outcomes(pair, num_draws, log_ratio, rests, bound)
     assert first.sum() == pytest.approx(1) == pytest.approx(second.sum())
     assert _exact_delta(first, second, bound) <= delta + num_draws * rests[0]
@@ -96,7 +96,7 @@ class TestOfDraws:
     for rests in ((0.0, 0.1), (0.1, 0.0)):
       outcomes = _outcomes(_opposites, 6, 0.01, rests, 0.0)
       first, second = outcomes if rests[1] else outcomes[::-1]
-      assert _exact_delta(first, second, slacks.of_draws(6, 0.01, 0.0, 0.1)) > 0.1
+      assert _exact_delta(first, second, slacks.slack_of_draws(6, 0.01, 0.0, 0.1)) > 0.1
 
   def test_is_rounded_up(self):
     for log_ratio, num_draws, delta in [(2.0**-42, 2 * 10**11, 1e-30), *_DRAWS]:
@@ -104,4 +104,4 @@ class TestOfDraws:
         eta, n = mpmath.mpf(log_ratio), mpmath.mpf(num_draws)
         exact = eta * mpmath.sqrt(2 * n * mpmath.log(1 / mpmath.mpf(delta)))
         exact += n * (eta * mpmath.expm1(eta) + 2 * mpmath.mpf(1e-25))
-        assert exact <= slacks.of_draws(num_draws, log_ratio, 1e-25, delta) <= exact * (1 + mpmath.mpf(2) ** -39)
+        assert exact <= slacks.slack_of_draws(num_draws, log_ratio, 1e-25, delta) <= exact * (1 + mpmath.mpf(2) ** -39)

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 from tensorflow_privacy.privacy.dp_query import tree_aggregation
 
-from quap_tff.federated.stock import mechanism as stocks
+from quap_tff.federated.stock import stock as stocks
 
 
 def _nodes(num_leaves):

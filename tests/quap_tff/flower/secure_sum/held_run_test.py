@@ -83,7 +83,7 @@ def _typed(bundle, examples):
 def _play(federation, config, folder):
   run = server_run.ServerRun(federation.bundle, folder)
   server_app.play(run, federation, config, server.SECURE)
-  return run, run.write(None, secure_sum=server.SECURE.name)
+  return run, run.write_run(None, secure_sum=server.SECURE.name)
 
 
 def _lose(federation, losses):

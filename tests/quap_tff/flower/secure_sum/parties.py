@@ -13,7 +13,7 @@ import numpy as np
 
 from quap_tff import plans
 from quap_tff.bundle import player
-from quap_tff.bundle import values
+from quap_tff.bundle import structures
 from quap_tff.flower import enrolment
 from quap_tff.flower import messages
 from quap_tff.flower import node as nodes
@@ -30,7 +30,7 @@ class Bundle(player.Bundle):
   """A run whose clients send the integers that they have, without a graph."""
 
   def __init__(self, num_clients=10, threshold=0.5, rounds=3, modulus=2**32 - 1):
-    config = examples.held(num_clients=num_clients, correlation=correlation.Held(0.0), threshold=threshold)
+    config = examples.held(num_clients=num_clients, correlation=correlation.HeldNoise(0.0), threshold=threshold)
     self.plan = plans.certified_plan(config, [list(range(num_clients))] * rounds)
     self.digest, self._modulus, self.worked = 'ab' * 32, modulus, []
 
@@ -44,13 +44,13 @@ class Bundle(player.Bundle):
 
   def work(self, data, message):
     self.worked.append((int(data['answer']['round']), int(data['client_id'])))
-    return player.Sums(values.Struct(ids=np.int64(data['client_id'])), [data['examples']['x'], np.int64(1)])
+    return player.Sums(structures.Struct(ids=np.int64(data['client_id'])), [data['examples']['x'], np.int64(1)])
 
   def zero(self):
-    return player.Sums(values.Struct(ids=np.int64(0)), [np.int64(0), np.int64(0)])
+    return player.Sums(structures.Struct(ids=np.int64(0)), [np.int64(0), np.int64(0)])
 
   def merge(self, total, other):
-    return player.Sums(values.Struct(ids=total.plain.ids + other.plain.ids), self._secure(total, other))
+    return player.Sums(structures.Struct(ids=total.plain.ids + other.plain.ids), self._secure(total, other))
 
   add = merge
 

@@ -188,7 +188,7 @@ class TestDishonestServer:
   def test_two_cohorts_and_a_lie_about_digests(self, federation):
     # It says to each that all were told the same. In the third stage, the history is another than was compared.
     link = federation.announced(1).history[0]
-    other = messages.of_round(federation.announced(1)._replace(history=[link._replace(cohort=link.cohort[:-1])]))
+    other = messages.round_content(federation.announced(1)._replace(history=[link._replace(cohort=link.cohort[:-1])]))
     victim = sorted(federation.nodes)[4]
     change = lambda _, content: content.update({'history': other['history']})
     _forge(federation, Stage.COLLECT_MASKED_VECTORS, change, {victim})
@@ -291,7 +291,7 @@ class TestDishonestServer:
 
   def test_a_sum_that_the_server_sees(self, federation):
     node = min(federation.nodes)
-    message = Message(messages.of_round(federation.announced(1)), node, MessageType.TRAIN)
+    message = Message(messages.round_content(federation.announced(1)), node, MessageType.TRAIN)
     federation.deliver(message, '')
     assert 'takes part in secure sums alone' in federation.refusals()[node]
     assert not federation.bundle.worked
@@ -317,7 +317,7 @@ class TestDishonestServer:
   def test_two_nodes_by_one_key(self, federation):
     a, b = sorted(federation.nodes)[:2]
     nodes = {**federation.nodes, a: federation.nodes[b]}
-    with pytest.raises(messages.RefusedError, match='at a node of their own'):
+    with pytest.raises(messages.RefusedRoundError, match='at a node of their own'):
       federation.apps[b]._public_keys(records.Session(masks.NAME, 1, 'ab', nodes))
 
   @pytest.mark.parametrize('how', ['strangers', 'few'])
@@ -354,9 +354,9 @@ def _digest_of_another_history(federation):
 def _keys_of_any_history(round_):
   """A server that does not mind what history a node answers for."""
   session = records.Session(masks.NAME, 1, round_._digest, round_._terms.nodes)
-  content = {Key.STAGE: Stage.SETUP, **round_._terms.of_flower}
+  content = {Key.STAGE: Stage.SETUP, **round_._terms.flower_settings}
   make = lambda node: messages.RecordDict(
-    {RECORD_KEY_CONFIGS: ConfigRecord(dict(content)), records.TERMS: session.of_context()}
+    {RECORD_KEY_CONFIGS: ConfigRecord(dict(content)), records.TERMS: session.as_record()}
   )
   told = lambda reply: reply.content[RECORD_KEY_CONFIGS]
   signature = lambda reply: reply.content[records.AGREED]['signature']

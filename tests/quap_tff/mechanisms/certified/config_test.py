@@ -35,7 +35,7 @@ def _config(**overrides):
 
 def _held(decay, **overrides):
   values = dict(num_clients=4, epsilon=3.0, delta=1e-5, noise_multiplier=5.0, divisor=2.0, num_rounds=7, most_clients=4)
-  values.update(correlation=correlations.Held(decay), planned_weights=(1.0,) * 4, clip=clip_rules.Fixed(1.0))
+  values.update(correlation=correlations.HeldNoise(decay), planned_weights=(1.0,) * 4, clip=clip_rules.Fixed(1.0))
   return HeldConfig(**{**values, **overrides}).to_mechanism()
 
 
@@ -93,7 +93,7 @@ class TestCertified:
         number(2.0),
         integer(4),
         correlation=correlations.Blt((number(0.5), number(0.25)), (number(0.875), number(0.5))),
-        weights=weight_rules.Participation(alpha=number(0.5)),
+        weights=weight_rules.ParticipationWeights(alpha=number(0.5)),
         clip=clip_rules.Fixed(number(0.5)),
         own_epsilon=(number(2.0),) * 10,
       ).to_mechanism()
@@ -195,10 +195,10 @@ class TestWeightRules:
   @pytest.mark.parametrize('values', [dict(alpha=-1.0), dict(beta=0.0)])
   def test_participation_checks_its_parameters(self, values):
     with pytest.raises(ValueError, match='must be a finite number'):
-      weight_rules.Participation(**values)
+      weight_rules.ParticipationWeights(**values)
 
   def test_uniform(self):
-    np.testing.assert_array_equal(weight_rules.Uniform().weights(_view(np.float32([0.1, 0.9]), True)), [1, 1])
+    np.testing.assert_array_equal(weight_rules.UniformWeights().weights(_view(np.float32([0.1, 0.9]), True)), [1, 1])
 
   def test_spend_evenly(self):
     # μ_max² = 1 and z = 2: w² = 4/Q.

@@ -24,17 +24,17 @@ _OWN = (0.5, 1.0, 2.0, 2.0, 0.5, 1.0)
 _DELTA = 1e-5
 _MODEL = layers.ModelShape((layers.Layer('w', (0,), False),), ((1,),))
 _RULES = (
-  weight_rules.Scale(),
+  weight_rules.ScaledWeights(),
   weight_rules.Sample(),
-  weight_rules.Uniform(),
-  weight_rules.Participation(),
+  weight_rules.UniformWeights(),
+  weight_rules.ParticipationWeights(),
   weight_rules.Online(),
   weight_rules.SpendEvenly(),
 )
 
 
 def _config(**overrides):
-  values = dict(num_clients=6, epsilon=2.0, delta=_DELTA, weights=weight_rules.Scale(), own_epsilon=_OWN)
+  values = dict(num_clients=6, epsilon=2.0, delta=_DELTA, weights=weight_rules.ScaledWeights(), own_epsilon=_OWN)
   values['correlation'] = correlations.Independent()
   return configs.CertifiedConfig(**{**values, **overrides})
 
@@ -57,7 +57,7 @@ def _excesses(plan, ledger):
 
 class TestWeights:
   def test_scale_by_hand(self):
-    np.testing.assert_allclose(weight_rules.Scale().weights(_view()), [1, math.sqrt(0.5), 0.5, math.sqrt(0.3)])
+    np.testing.assert_allclose(weight_rules.ScaledWeights().weights(_view()), [1, math.sqrt(0.5), 0.5, math.sqrt(0.3)])
 
   def test_sample_by_hand(self):
     # ⌊k·0.4⌋ for k = 0, 1, …: 0 0 0 1 1 2.
@@ -65,12 +65,12 @@ class TestWeights:
     assert weight_rules.Sample().weights(view).tolist() == [0, 0, 1, 0, 1]
     assert weight_rules.Sample().weights(_view(budget_shares=np.ones(4))).tolist() == [1, 1, 1, 1]
 
-  @pytest.mark.parametrize('rule', [weight_rules.Scale(), weight_rules.Sample()])
+  @pytest.mark.parametrize('rule', [weight_rules.ScaledWeights(), weight_rules.Sample()])
   def test_tensors(self, rule):
     view = _view(counts=tf.constant([1, 2, 3, 4]), budget_shares=tf.constant([1.0, 0.5, 0.25, 0.3], tf.float64))
     np.testing.assert_array_equal(rule.weights(view), rule.weights(_view()))
 
-  @pytest.mark.parametrize('rule', [weight_rules.Scale(), weight_rules.Sample()])
+  @pytest.mark.parametrize('rule', [weight_rules.ScaledWeights(), weight_rules.Sample()])
   def test_everyone_who_is_always_there_spends_what_it_chose(self, rule):
     rounds = 200
     schedule = [np.arange(6)] * rounds
@@ -119,12 +119,12 @@ class TestFilter:
     limit = lambda epsilon: privacy_filter.limit_of(epsilon * _KEPT, _DELTA * _KEPT)
     prices = privacy_filter.prices_of(_config().settled([range(6)]).mechanism.prices, np.array([2, 0]))
     assert prices.limit.tolist() == [limit(2.0), limit(0.5)]
-    uniform = _config(own_epsilon=None, weights=weight_rules.Uniform()).settled([range(6)]).mechanism
+    uniform = _config(own_epsilon=None, weights=weight_rules.UniformWeights()).settled([range(6)]).mechanism
     assert privacy_filter.prices_of(uniform.prices, [0]).limit == limit(2.0)
 
   def test_equal_bounds_are_the_run_that_everyone_knows(self):
     cohorts = _cohorts(3)
-    uniform = plans.certified_plan(_config(own_epsilon=None, weights=weight_rules.Uniform()), cohorts)
+    uniform = plans.certified_plan(_config(own_epsilon=None, weights=weight_rules.UniformWeights()), cohorts)
     scaled = plans.certified_plan(_config(own_epsilon=(2.0,) * 6), cohorts)
     assert scaled.config.noise_multiplier == uniform.config.noise_multiplier
     for a, b in zip(*(plan.core.simulated(cohorts) for plan in (uniform, scaled))):

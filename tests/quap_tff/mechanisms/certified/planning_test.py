@@ -75,7 +75,7 @@ class TestCalibrated:
   def test_no_other_noise_is_better(self):
     rng = np.random.default_rng(0)
     cohorts = [np.flatnonzero(rng.uniform(size=10) < np.linspace(0.1, 0.9, 10)) for _ in range(30)]
-    config = _config(weights=weight_rules.Participation())
+    config = _config(weights=weight_rules.ParticipationWeights())
     best = _calibrated(config, cohorts)
 
     multipliers = best.noise_multiplier * np.append(np.geomspace(0.2, 3.0, 25), 1.0)
@@ -86,7 +86,7 @@ class TestCalibrated:
 
   def test_adaptive_weights_need_less_noise(self):
     cohorts = [np.arange(10)] * 20
-    rule = weight_rules.Participation(0.5, 2.0)
+    rule = weight_rules.ParticipationWeights(0.5, 2.0)
     config = _calibrated(_config(weights=rule), cohorts)
     weight = (1 + 0.5 * math.exp(-2)) / 1.5
     assert config.noise_multiplier == pytest.approx(weight * math.sqrt(20) / _MU, rel=1e-6)
@@ -144,7 +144,7 @@ class TestRoundRecord:
   @pytest.mark.slow
   @pytest.mark.usefixtures('undrawn')
   @pytest.mark.parametrize('clip', [clip_rules.Fixed(0.5), clip_rules.PrivateQuantile(count_stddev=3.0)])
-  @pytest.mark.parametrize('rule', [weight_rules.Uniform(), weight_rules.Participation()])
+  @pytest.mark.parametrize('rule', [weight_rules.UniformWeights(), weight_rules.ParticipationWeights()])
   def test_the_ledgers_exact_account_is_what_the_filter_has_spent(self, clip, rule):
     rng = np.random.default_rng(1)
     cohorts = [np.flatnonzero(rng.uniform(size=10) < np.linspace(0.1, 1.0, 10)) for _ in range(25)]
@@ -185,8 +185,8 @@ class TestPopulation:
 
   RULES = [
     (weight_rules.Online(), correlations.Ar1(None)),
-    (weight_rules.Uniform(), correlations.Blt()),
-    (weight_rules.Participation(), correlations.Independent()),
+    (weight_rules.UniformWeights(), correlations.Blt()),
+    (weight_rules.ParticipationWeights(), correlations.Independent()),
   ]
 
   def schedule(self, num_clients, rounds=12, size=8, seed=0):
@@ -261,7 +261,7 @@ class TestOpenClip:
   @pytest.mark.parametrize('trust', ['server', 'secure_sum'])
   @pytest.mark.parametrize('rounds, norm', [(4, 1.0), (10, 1.0), (40, 0.25)])
   def test_follows_from_the_number_of_rounds(self, trust, rounds, norm):
-    fields = dict(correlation=correlations.Held()) if trust == 'secure_sum' else {}
+    fields = dict(correlation=correlations.HeldNoise()) if trust == 'secure_sum' else {}
     config = examples.guarantee(clip=None, **fields)
     assert config.settled([[0, 1], [2, 3]] * (rounds // 2)).mechanism.clip == clip_rules.Fixed(norm)
 
@@ -293,8 +293,8 @@ class TestShareOfCeiling:
     cohorts = [np.sort(rng.choice(20, 8, replace=False)) for _ in range(30)]
     shares = []
     for decay in (0.0, None):
-      noise = correlations.Ar1(decay) if trust == 'server' else correlations.Held(decay)
+      noise = correlations.Ar1(decay) if trust == 'server' else correlations.HeldNoise(decay)
       rule = dict(weights=weight_rules.SpendEvenly()) if trust == 'server' else {}
       config = examples.guarantee(num_clients=20, correlation=noise, **rule)
-      shares.append(planning.share_of_ceiling(config.settled(cohorts, postprocessing.Planned()), cohorts))
+      shares.append(planning.share_of_ceiling(config.settled(cohorts, postprocessing.PlannedAverage()), cohorts))
     assert 1.2 * shares[0] < shares[1] <= 1

@@ -186,7 +186,7 @@ class TestNoise:
       _Halving(**fields).to_mechanism()
 
   def test_does_not_go_by_the_cohort_or_its_weights(self):
-    config = _config(clip=clip_rules.Fixed(0.5), weights=weight_rules.Participation(9.0, 5.0))
+    config = _config(clip=clip_rules.Fixed(0.5), weights=weight_rules.ParticipationWeights(9.0, 5.0))
     _, mean, _ = self._result(config=config, cohort={i: ([0.0] * 2000,) * 2 for i in range(7)})
     noise_checks.assert_gaussian(mean, 1.0)
 
@@ -229,7 +229,7 @@ class TestNoise:
 class TestRound:
   def test_by_hand(self):
     # ε_i/(ε_base(1 + α)) at rates 1/2 and 1.
-    config = _config(weights=weight_rules.Participation(1.0, 2.0))
+    config = _config(weights=weight_rules.ParticipationWeights(1.0, 2.0))
     state, _, _ = _run_round(config, _initial(config), _zeros([3]))
     state, _, measurements = _run_round(config, state, _zeros([3, 5]))
     low, high = (1 + math.exp(-2)) / 2, (1 + math.exp(-1)) / 2
@@ -411,9 +411,9 @@ class TestHistories:
     ),
     rule=st.sampled_from(
       [
-        weight_rules.Uniform(),
-        weight_rules.Participation(),
-        weight_rules.Participation(4.0, 5.0),
+        weight_rules.UniformWeights(),
+        weight_rules.ParticipationWeights(),
+        weight_rules.ParticipationWeights(4.0, 5.0),
         weight_rules.SpendEvenly(),
       ]
     ),

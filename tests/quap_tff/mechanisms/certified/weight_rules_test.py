@@ -25,7 +25,9 @@ class _ForArrays(weight_rules.WeightRule):
 
 
 class TestBeforeTraining:
-  @pytest.mark.parametrize('rule', [weight_rules.Participation(), weight_rules.Uniform(), weight_rules.Online()])
+  @pytest.mark.parametrize(
+    'rule', [weight_rules.ParticipationWeights(), weight_rules.UniformWeights(), weight_rules.Online()]
+  )
   @pytest.mark.parametrize('correlation', [correlations.Independent(), correlations.Ar1(0.9)])
   def test_rules_give_tensors_and_arrays_the_same_weights(self, rule, correlation):
     examples.noised(weights=rule, correlation=correlation, num_rounds=9).check_before_training()

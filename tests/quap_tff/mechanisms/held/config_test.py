@@ -19,9 +19,9 @@ def _schedule(num_clients=40, size=12, num_rounds=30, seed=0):
   return [rng.choice(num_clients, size, replace=False) for _ in range(num_rounds)]
 
 
-def _planned(cohorts, num_clients=40, averaging=postprocessing.Planned(), decay=None, **changes):
+def _planned(cohorts, num_clients=40, averaging=postprocessing.PlannedAverage(), decay=None, **changes):
   """The configuration for a schedule, and the average that was chosen."""
-  config = examples.held(num_clients=num_clients, correlation=correlation.Held(decay), **changes)
+  config = examples.held(num_clients=num_clients, correlation=correlation.HeldNoise(decay), **changes)
   return config.settled(cohorts, averaging)
 
 
@@ -81,7 +81,7 @@ def test_the_best_ratio_of_signal_to_noise_is_chosen():
   assert ratio(best) == max(found.values()) > 1.1 * found[0.0]
   assert 0 < best.mechanism.config.correlation.decay < 0.97
   chosen = _planned(cohorts)
-  assert ratio(chosen) >= ratio(best) and chosen.averaging in postprocessing.Planned().candidates(30)
+  assert ratio(chosen) >= ratio(best) and chosen.averaging in postprocessing.PlannedAverage().candidates(30)
 
 
 @pytest.mark.parametrize('size, dropout', [(30, 0.1), (30, 0.3), (12, 0.1)])

@@ -25,7 +25,7 @@ _KEY = bytes(range(32))
 
 
 def _plan(schedule=_SCHEDULE, decay=0.5, **changes):
-  config = examples.held(num_clients=_CLIENTS, correlation=correlation.Held(decay), **changes)
+  config = examples.held(num_clients=_CLIENTS, correlation=correlation.HeldNoise(decay), **changes)
   return plans.certified_plan(config, schedule)
 
 
@@ -314,8 +314,8 @@ class TestMemory:
     assert {stat.S_IMODE(os.stat(path + ending).st_mode) for ending in ('', '.lock')} == {0o600}
 
   def test_a_crash_after_writing_costs_the_round(self, plan, path, monkeypatch):
-    own, write = _told(_guard(plan, memory=path), 1), guard_memory.Memory.write
-    monkeypatch.setattr(guard_memory.Memory, 'write', lambda self, lines: (write(self, lines), 1 / 0))
+    own, write = _told(_guard(plan, memory=path), 1), guard_memory.Memory.store
+    monkeypatch.setattr(guard_memory.Memory, 'store', lambda self, lines: (write(self, lines), 1 / 0))
     with pytest.raises(ZeroDivisionError):
       own.answer(2, _SCHEDULE[1], _SCHEDULE[0])
     monkeypatch.undo()

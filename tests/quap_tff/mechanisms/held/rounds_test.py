@@ -30,7 +30,7 @@ def _schedule(rounds=8, size=4, population=9, seed=5):
 
 
 def _config(schedule=None, decay=0.7, **changes):
-  config = examples.held(**{'num_clients': 9, 'correlation': correlation.Held(decay), **changes})
+  config = examples.held(**{'num_clients': 9, 'correlation': correlation.HeldNoise(decay), **changes})
   return config.settled(_schedule() if schedule is None else schedule).mechanism
 
 
@@ -368,7 +368,7 @@ class TestRefusals:
     'changes, attendance_is_known, words',
     [
       ({}, False, 'clients are known before the run'),
-      (dict(threshold=0.5, correlation=correlation.Held(0.0)), True, 'not known for a plan with a threshold'),
+      (dict(threshold=0.5, correlation=correlation.HeldNoise(0.0)), True, 'not known for a plan with a threshold'),
     ],
   )
   def test_colluders_without_an_account(self, changes, attendance_is_known, words):

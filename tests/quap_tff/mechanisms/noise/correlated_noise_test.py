@@ -102,8 +102,8 @@ class TestAccount:
     correlation=st.sampled_from([*_FAMILIES, Ar1(0.5), Ar1(0.99)]),
     rule=st.sampled_from(
       [
-        weight_rules.Uniform(),
-        weight_rules.Participation(4.0, 5.0),
+        weight_rules.UniformWeights(),
+        weight_rules.ParticipationWeights(4.0, 5.0),
         weight_rules.Online(),
         weight_rules.Online(0.5, 9.0),
         weight_rules.SpendEvenly(),
@@ -165,7 +165,11 @@ class TestAccount:
     rng = np.random.default_rng(2)
     cohorts = [np.flatnonzero(rng.uniform(size=6) < 0.6) for _ in range(40)]
     config = _config(
-      epsilon=3.0, correlation=Ar1(0.9), weights=weight_rules.Participation(), num_rounds=40, noise_multiplier=24.0
+      epsilon=3.0,
+      correlation=Ar1(0.9),
+      weights=weight_rules.ParticipationWeights(),
+      num_rounds=40,
+      noise_multiplier=24.0,
     )
     plan, kept = plans.certified_plan(config, cohorts, certificate=False), []
     ledger = plan.new_ledger()
@@ -196,9 +200,9 @@ class TestPlanning:
     from quap_tff.mechanisms.parts import postprocessing
 
     config = _open(correlation=Ar1(), weights=weight_rules.Online())
-    chosen, averaging = config.settled(self._COHORTS, postprocessing.Planned())
+    chosen, averaging = config.settled(self._COHORTS, postprocessing.PlannedAverage())
     assert 0.5 < chosen.correlation.decay < 0.999
-    assert averaging in postprocessing.Planned().candidates(40)
+    assert averaging in postprocessing.PlannedAverage().candidates(40)
     # Everyone in every round: each participation overlaps with all the others, and independent noise is as good.
     everyone, _ = config.settled([np.arange(6)] * 10)
     assert everyone.correlation.decay < chosen.correlation.decay
@@ -253,7 +257,13 @@ class TestPlanning:
 
   @pytest.mark.parametrize('noise', [Blt(), Banded(3)])
   @pytest.mark.parametrize(
-    'rule', [weight_rules.WorstCase(), weight_rules.Online(), weight_rules.Uniform(), weight_rules.Participation()]
+    'rule',
+    [
+      weight_rules.WorstCase(),
+      weight_rules.Online(),
+      weight_rules.UniformWeights(),
+      weight_rules.ParticipationWeights(),
+    ],
   )
   def test_published_noise_with_every_account(self, noise, rule):
     """The client that spends most comes close to its budget and not over it, by ‖C·w_i‖ written out in full."""
@@ -309,7 +319,7 @@ class TestDistinguisher:
       noise_multiplier=1.6,
       divisor=1.5,
       correlation=correlation,
-      weights=weight_rules.Uniform(),
+      weights=weight_rules.UniformWeights(),
       epsilon=60.0,
       clip=clip_rules.PrivateQuantile(0.5, 0.5, learning_rate=0.5, count_stddev=5.0),
       num_rounds=5,

@@ -51,7 +51,7 @@ class TestCoefficients:
       np.testing.assert_allclose(Ar1(0.8).coefficients(count), Blt((0.8,), (0.8,)).coefficients(count))
 
   def test_a_file_keeps_the_family_and_its_parameters(self):
-    for choice in (*_ALL, correlation.Held(0.7)):
+    for choice in (*_ALL, correlation.HeldNoise(0.7)):
       assert correlation.from_spec(correlation.spec_of(choice)) == choice
     assert correlation.spec_of(Ar1(0.9)) == 'ar1:decay=0.9'
 

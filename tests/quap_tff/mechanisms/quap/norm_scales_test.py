@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from quap_tff.common.lazy import tf
-from quap_tff.federated.line_search import mechanism as line_search
+from quap_tff.federated.line_search import line_search as line_search
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import layers
 from quap_tff.mechanisms.quap import config as configs
@@ -62,7 +62,7 @@ def _of_local(update, bound):
   announced = dict(
     clip=bound, rates=tf.ones([3]), in_warmup=False, budget_factor=tf.constant(1.0), seed=tf.constant([3, 4], tf.int64)
   )
-  return _sent(local.Local(config), update, dict(client_id=tf.constant(1, tf.int64)), announced)
+  return _sent(local.LocalPrivacy(config), update, dict(client_id=tf.constant(1, tf.int64)), announced)
 
 
 def _of_line_search(update, bound):

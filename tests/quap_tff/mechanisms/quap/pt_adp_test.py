@@ -116,8 +116,8 @@ class TestPtAdp:
 
 class TestConfig:
   def test_uniform_rounds_have_uniform_clients(self):
-    assert BudgetConfig(**_BASE, round_rule='uniform').rule == budget_lib.Uniform()
-    assert BudgetConfig(**_BASE).rule == budget_lib.Participation()
+    assert BudgetConfig(**_BASE, round_rule='uniform').rule == budget_lib.UniformBudgets()
+    assert BudgetConfig(**_BASE).rule == budget_lib.ParticipationBudgets()
     with pytest.raises(ValueError, match='gives everyone ε_base, but client_rule is PtAdp'):
       _config(round_rule='uniform')
 

@@ -75,7 +75,7 @@ def test_a_step_that_calls_functions_is_inlined():
 
   proto = computation.to_compiled_building_block().proto.tensorflow
   names = [proto.parameter.sequence.variant_tensor_name], [proto.result.tensor.tensor_name]
-  found = _ops(section_graphs.of_section(proto, *names).graph_def)
+  found = _ops(section_graphs.section_graph(proto, *names).graph_def)
   assert found['NextIteration'] and not {'ReduceDataset', 'While', 'PartitionedCall', 'StatefulPartitionedCall'} & {
     *found
   }
@@ -83,7 +83,7 @@ def test_a_step_that_calls_functions_is_inlined():
 
 @pytest.mark.slow
 def test_no_activation_is_computed_twice(monkeypatch):
-  nodes, of_section = [], section_graphs.of_section
+  nodes, of_section = [], section_graphs.section_graph
 
   def noted(*arguments):
     section = of_section(*arguments)
@@ -91,7 +91,7 @@ def test_no_activation_is_computed_twice(monkeypatch):
     nodes.extend(node for function in section.graph_def.library.function for node in function.node_def)
     return section
 
-  monkeypatch.setattr(section_graphs, 'of_section', noted)
+  monkeypatch.setattr(section_graphs, 'section_graph', noted)
   process = tff.learning.algorithms.build_unweighted_fed_avg(
     models.build_model_fn('digits_cnn', (8, 8, 1), 10, 'bfloat16'), tff.learning.optimizers.build_sgdm(0.1)
   )

@@ -7,7 +7,7 @@ SERVER, CLIENT, AGGREGATE = schedule.SERVER, schedule.CLIENT, schedule.AGGREGATE
 
 
 def _local(name, kind, *uses, argument=False):
-  return schedule.Local(name, kind, frozenset(uses), argument)
+  return schedule.NamedValue(name, kind, frozenset(uses), argument)
 
 
 def test_one_level_of_aggregation_is_one_pass():

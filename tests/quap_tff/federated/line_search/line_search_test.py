@@ -1,4 +1,4 @@
-"""Tests of `quap_tff.federated.line_search.mechanism`: the account by hand, the releases, and the size of the noise."""
+"""Tests of `quap_tff.federated.line_search.line_search`: the account by hand, releases, and the size of the noise."""
 
 import math
 
@@ -9,7 +9,7 @@ from quap_tff import accounting
 from quap_tff import plans
 from quap_tff.common.lazy import tf
 from quap_tff.common.numbers import tradeoff
-from quap_tff.federated.line_search import mechanism as line_search
+from quap_tff.federated.line_search import line_search as line_search
 from tests.quap_tff import noise_checks
 
 

@@ -5,12 +5,12 @@ import pytest
 
 from data import cohorts
 from experiments.command import flags as experiment_flags
-from experiments.running import training
+from experiments.running import loop
 from quap_tff import plans
 from quap_tff.accounting import protection
 from quap_tff.certificates.folders import evidence
 from quap_tff.mechanisms.parts import layers as layers_lib
-from quap_tff.methods import heterogeneity as own
+from quap_tff.methods import client_drift as own
 from quap_tff.training import heterogeneity
 from tests.data import tff_file
 from tests.experiments import harness
@@ -132,7 +132,7 @@ class TestDropout:
   def test_an_absent_client_of_a_certified_run_has_no_examples(self):
     experiment = harness.experiment(*harness.TINY, '--algorithm=certified', _DROPOUT)
     for absent, rows in (((), len(experiment.federation.clients[2])), ((2,), 0)):
-      (element,) = training.client_data(experiment, 2, absent)['examples']
+      (element,) = loop.client_data(experiment, 2, absent)['examples']
       assert len(element['x']) == rows
 
 

@@ -1,11 +1,11 @@
 """Measures this project and its peers, which take turns, on a quiet machine: about twenty minutes.
 
-    experiments/peers/setup.sh
-    python experiments/peers/compare.py [--data_dir=DIR] [--output=FILE]
+    docs/benchmarks/peers/setup.sh && make build/deploy_venv/.ready
+    python docs/benchmarks/peers/compare.py [--data_dir=DIR] [--output=FILE]
 
-README.md says what is compared. With --data_dir (see data/) the published set-ups of FLUTE and of pfl-research run too.
-Each measurement is a process of its own, and its line is printed and written when it ends. At last come the medians
-over the turns, with half the distance between the quartiles after the sign ±.
+docs/benchmarks.md says what is compared. With --data_dir (see data/) the published set-ups of FLUTE and of pfl-research
+run as well. Each measurement is a process of its own, and its line is printed and written when it ends. At last come
+the medians over the turns, with half the distance between the quartiles after the sign ±.
 """
 
 import argparse
@@ -24,16 +24,23 @@ import time
 from typing import Callable
 
 _HERE = pathlib.Path(__file__).absolute().parent
-_ROOT = _HERE.parents[1]
+_ROOT = _HERE.parents[2]
 _DTYPES = ('float32', 'bfloat16')
 _CIFAR = ['--model=cifar10_cnn', '--clients=50', '--examples=50', '--batch_size=10']
 _CIFAR_ROUNDS = 1500
 _LAYOUTS = ([], ['--channels_last'])
+# QuAP-FL as `experiments.benchmark` has it, except that it clips at the last norm: clients that wait in mid-round
+# cannot be exported. The drawings give the shapes, and no data.
+_EXPORTED = ['--dataset=glyphs', '--model=mnist_cnn', '--participation=full', '--batch_size=32', '--local_epochs=1']
+_EXPORTED += ['--clip=quantile_ema:timing=previous,initial_clip=1', '--client_optimizer=sgd:learning_rate=0.005']
 
 
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument('--environments', default=str(_ROOT / 'build' / 'peers'), help='Where setup.sh made them.')
+  parser.add_argument(
+    '--bundle_python', default=str(_ROOT / 'build' / 'deploy_venv' / 'bin' / 'python'), help='Of a newer TensorFlow.'
+  )
   parser.add_argument('--data_dir', help='Folder with mnist.npz and cifar10.npz, for the published set-ups.')
   parser.add_argument('--published_only', action='store_true', help='Run nothing but the published set-ups.')
   parser.add_argument('--output', help='Also write the lines to this file.')
@@ -47,7 +54,9 @@ def main() -> None:
     parser.error('--published_only needs --data_dir, the folder with the data of the published set-ups.')
   for peer in ('pfl', 'flower'):
     if not _python(args, peer).exists():
-      parser.error(f'{_python(args, peer)} is missing: run experiments/peers/setup.sh first, or give --environments.')
+      parser.error(f'{_python(args, peer)} is missing: run {_HERE / "setup.sh"} first, or give --environments.')
+  if not args.published_only and not os.path.exists(args.bundle_python):
+    parser.error(f'{args.bundle_python} is missing: run `make build/deploy_venv/.ready`, or give --bundle_python.')
   rows = []
 
   def keep(row: dict) -> None:
@@ -58,18 +67,29 @@ def main() -> None:
 
   keep({'machine': platform.platform(), 'cores': len(os.sched_getaffinity(0)), 'load': os.getloadavg()[0]})
   if not args.published_only:
-    _run_simulators(args, keep)
+    with tempfile.TemporaryDirectory() as folder:
+      for dtype in _DTYPES:
+        _export(args, os.path.join(folder, dtype), dtype)
+      _run_simulators(args, folder, keep)
     print(_table(rows))
   if args.data_dir:
     _run_published(args, keep)
 
 
-def _run_simulators(args: argparse.Namespace, keep: Callable[[dict], None]) -> None:
+def _export(args: argparse.Namespace, path: str, dtype: str) -> None:
+  flags = [*_EXPORTED, f'--num_clients={args.clients}', f'--compute_dtype={dtype}', f'--output={path}']
+  _run([sys.executable, '-m', 'experiments.export', *flags])
+
+
+def _run_simulators(args: argparse.Namespace, bundles: str, keep: Callable[[dict], None]) -> None:
   workload = [f'--clients={args.clients}', f'--examples={args.examples}', f'--rounds={args.rounds}']
   faster: dict[tuple[str, str], list[str]] = {}
   for turn in range(args.turns):
     for row in _ours(workload):
       keep({'turn': turn, **row})
+    for dtype in _DTYPES:
+      script = [args.bundle_python, str(_HERE / 'run_bundle.py'), os.path.join(bundles, dtype), f'--dtype={dtype}']
+      keep({'turn': turn, **_last_json(_run([*script, *workload], PYTHONPATH=str(_ROOT)))})
     for peer in ('pfl', 'flower'):
       for dtype in _DTYPES:
         # The first turn tells which layout of images is faster.

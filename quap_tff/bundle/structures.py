@@ -60,12 +60,12 @@ def _leaves(kind: Type, value: Any, name: str) -> Iterator[tuple[Type, Any, str]
     yield kind, value, name
     return
   fields, is_named = kind['fields'], isinstance(value, Mapping)
-  own = value if is_named else dict(enumerate(value)) if isinstance(value, (list, tuple)) else {}
+  members = value if is_named else dict(enumerate(value)) if isinstance(value, (list, tuple)) else {}
   names = [field if is_named else place for place, (field, _) in enumerate(fields)]
-  if set(own) != set(names):
-    raise ValueError(f'{name} must be {described(kind)}, found {", ".join(map(str, own)) or type(value).__name__}.')
+  if set(members) != set(names):
+    raise ValueError(f'{name} must be {described(kind)}, found {", ".join(map(str, members)) or type(value).__name__}.')
   for place, (field, part) in zip(names, fields):
-    yield from _leaves(part, own[place], f'{name}.{field or place}')
+    yield from _leaves(part, members[place], f'{name}.{field or place}')
 
 
 def _tensor(kind: Type, value: Any, name: str) -> Any:
@@ -73,18 +73,18 @@ def _tensor(kind: Type, value: Any, name: str) -> Any:
   if not tf.is_tensor(value):
     is_typed = isinstance(value, (np.ndarray, np.generic)) or kind['dtype'] == 'str'
     value = np.asarray(value) if is_typed else np.asarray(value, kind['dtype'])
-  found = value.dtype.as_numpy_dtype if tf.is_tensor(value) else value.dtype
-  is_same = kind['dtype'] in ('str', np.dtype(found).name)
+  dtype = value.dtype.as_numpy_dtype if tf.is_tensor(value) else value.dtype
+  is_same = kind['dtype'] in ('str', np.dtype(dtype).name)
   if not is_same or not _fits(kind['shape'], value.shape):
-    raise ValueError(f'{name} must be {described(kind)}, found {np.dtype(found).name}{list(value.shape)}.')
+    raise ValueError(f'{name} must be {described(kind)}, found {np.dtype(dtype).name}{list(value.shape)}.')
   return value
 
 
-def _fits(expected: Optional[Sequence[Any]], found: Optional[Sequence[Any]]) -> bool:
+def _fits(expected: Optional[Sequence[Any]], given: Optional[Sequence[Any]]) -> bool:
   """Whether a shape may be one of the type's. Sizes that are not known are None, and so is a shape of unknown rank."""
-  if expected is None or found is None:
+  if expected is None or given is None:
     return True
-  return len(expected) == len(found) and all(None in pair or pair[0] == pair[1] for pair in zip(expected, found))
+  return len(expected) == len(given) and all(None in pair or pair[0] == pair[1] for pair in zip(expected, given))
 
 
 def _variant(kind: Type, value: Any, name: str) -> Any:

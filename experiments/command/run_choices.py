@@ -38,16 +38,16 @@ class Epochs(NamedTuple):
     """From a number, such as 3, or a range, such as 1..5."""
     fewest, dots, most = str(written).partition('..')
     try:
-      found = cls(checks.parsed_number(fewest, int), checks.parsed_number(most, int) if dots else None)
+      epochs = cls(checks.parsed_number(fewest, int), checks.parsed_number(most, int) if dots else None)
     except ValueError:
       raise ValueError(
         f'--local_epochs must be a number, such as 3, or a range, such as 1..5, found {written!r}.'
       ) from None
-    if found.most is not None and found.most <= found.fewest:
+    if epochs.most is not None and epochs.most <= epochs.fewest:
       raise ValueError(
         f'--local_epochs: a range must grow, found {written!r}. Give the smaller number first, as in 1..5.'
       )
-    return found
+    return epochs
 
   @property
   def mean(self) -> Optional[float]:
@@ -230,7 +230,7 @@ class Runtime:
 
 
 @dataclasses.dataclass(frozen=True)
-class Mechanism:
+class MechanismChoice:
   """The method, and the parts of its mechanism.
 
   A flag that a method does not use is refused on the command line. pt_adp, d2dp, acdp, fedapca and safari are
@@ -251,8 +251,8 @@ class Mechanism:
   algorithm: Any = flag('quap', kind='algorithm', choices=methods.METHODS)
 
 
-PARTS = (Data, Cohorts, Schedule, Mechanism, *methods.PARTS, LocalTraining, Publication, Runtime)
+PARTS = (Data, Cohorts, Schedule, MechanismChoice, *methods.PARTS, LocalTraining, Publication, Runtime)
 # Every flag, in the order of the parts.
 FLAGS: dict[str, flag_fields.Flag] = {
-  name: found for part in PARTS for name, found in flag_fields.flags_of(part).items()
+  name: definition for part in PARTS for name, definition in flag_fields.flags_of(part).items()
 }

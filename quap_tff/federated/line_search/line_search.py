@@ -156,7 +156,7 @@ class LineSearchConfig(mechanism.Mechanism):
     return math.sqrt(self.lasts * self.planned_rounds / ((1 - self.test_share) * self.limit))
 
 
-class ServerState(NamedTuple):
+class LineSearchState(NamedTuple):
   """The server's state between rounds.
 
   Attributes:
@@ -188,9 +188,9 @@ class RoundPlan(NamedTuple):
   spent: tf.Tensor
 
 
-def initial_state(config: LineSearchConfig) -> ServerState:
+def initial_state(config: LineSearchConfig) -> LineSearchState:
   """The server's state before round 1."""
-  return ServerState(
+  return LineSearchState(
     round=tf.constant(0, tf.int32),
     multiplier=tf.constant(config.first_multiplier, tf.float64),
     spent=tf.zeros([config.num_clients], tf.float64),
@@ -199,7 +199,7 @@ def initial_state(config: LineSearchConfig) -> ServerState:
   )
 
 
-def plan_round(config: LineSearchConfig, state: ServerState, client_ids: tf.Tensor) -> RoundPlan:
+def plan_round(config: LineSearchConfig, state: LineSearchState, client_ids: tf.Tensor) -> RoundPlan:
   """The members of a cohort that can still pay for a round; raises as `mechanism.checked_ids` does."""
   client_ids = mechanism.checked_ids(config.num_clients, client_ids)
   cost = (1 / tf.square(state.multiplier) + 1 / config.loss_multiplier**2) * (1 + 2.0**-50)
@@ -220,7 +220,7 @@ def bounded(values: list[tf.Tensor], bound: float, weight: tf.Tensor) -> list[tf
 
 
 def noised_direction(
-  config: LineSearchConfig, state: ServerState, plan: RoundPlan, total: list[tf.Tensor]
+  config: LineSearchConfig, state: LineSearchState, plan: RoundPlan, total: list[tf.Tensor]
 ) -> list[tf.Tensor]:
   """g̃_t from the sum of the bounded updates; zero if nobody could pay."""
   size = tf.maximum(tf.reduce_sum(plan.weights), 1.0)
@@ -228,16 +228,16 @@ def noised_direction(
   seed = seeds.fold_in(state.noise.seed, state.noise.counter, tf.constant(_GRADIENT, tf.int64))
   result = []
   for index, part in enumerate(total):
-    own = seeds.fold_in(seed, tf.constant(index, tf.int64))
-    drawn = gaussian.noise(own, tf.shape(part), state.multiplier * config.clip)
+    tensor_seed = seeds.fold_in(seed, tf.constant(index, tf.int64))
+    drawn = gaussian.noise(tensor_seed, tf.shape(part), state.multiplier * config.clip)
     noised = (tf.cast(part, tf.float64) + drawn) / tf.cast(size, tf.float64)
     result.append(tf.where(active, tf.cast(noised, part.dtype), tf.zeros_like(part)))
   return result
 
 
 def chosen_step(
-  config: LineSearchConfig, state: ServerState, plan: RoundPlan, gains: tf.Tensor
-) -> tuple[tf.Tensor, ServerState]:
+  config: LineSearchConfig, state: LineSearchState, plan: RoundPlan, gains: tf.Tensor
+) -> tuple[tf.Tensor, LineSearchState]:
   """The step size, float32, and the state after the round.
 
   Args:
@@ -257,7 +257,7 @@ def chosen_step(
   smaller = tf.maximum(
     state.multiplier / math.sqrt(1 + config.growth), config.first_multiplier / math.sqrt(_LARGEST_GROWTH)
   )
-  new_state = ServerState(
+  new_state = LineSearchState(
     round=state.round + 1,
     multiplier=tf.where(tf.logical_or(improves, tf.logical_not(active)), state.multiplier, smaller),
     spent=plan.spent,
@@ -268,7 +268,7 @@ def chosen_step(
 
 
 def measurements(
-  config: LineSearchConfig, state: ServerState, plan: RoundPlan, step: tf.Tensor, new_state: ServerState
+  config: LineSearchConfig, state: LineSearchState, plan: RoundPlan, step: tf.Tensor, new_state: LineSearchState
 ) -> collections.OrderedDict[str, tf.Tensor]:
   """The public figures of a round, scalars by name.
 

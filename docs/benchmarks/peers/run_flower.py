@@ -1,6 +1,6 @@
 """Federated averaging in Flower's simulation engine on our benchmark's model, data and steps; prints one JSON line.
 
-    python experiments/peers/run_flower.py
+    python docs/benchmarks/peers/run_flower.py
 
 Each client has one core and one thread of PyTorch; as many run at once as there are cores.
 """

@@ -31,7 +31,7 @@ def certified_plan(
 
     * `schedule`, the public cohorts of all rounds. A certificate is then for these cohorts.
     * `expected`, cohorts such as those that will come: of a log of the past, or of a model. Other clients may come.
-    * neither: `noise_multiplier`, `divisor` and `num_rounds` stand in the configuration.
+    * neither: `noise_multiplier`, `divisor` and `num_rounds` are given in the configuration.
 
   In the last two cases cohorts are certified as they come. The guarantee is then the limit that the filter keeps,
   for any cohorts, as long as nobody chooses them by looking into clients' data (docs/privacy.md, theorem 1).
@@ -49,8 +49,8 @@ def certified_plan(
     expected: int[M_t], as many as there are rounds; or the path of a log of participation, whose clients are ids
       (docs/gate.md has the format); or a model of `data.cohorts`; or rates, float[T, N] in [0, 1], from which one run
       is drawn by a fixed seed.
-    averaging: The average of the iterates that is published. The noise is chosen for it; `postprocessing.Planned` is
-      chosen together with the noise.
+    averaging: The average of the iterates that is published. The noise is chosen for it, and together with
+      `postprocessing.PlannedAverage`.
     attendance: int[M_t] for each planned round: who really comes of those who were drawn, if this is known. Only with a
       schedule and a secure sum, in which a client that does not come takes its noise away. By default any of them may
       stay away.

@@ -16,7 +16,7 @@ from data import cohorts
 import quap_tff
 from quap_tff import accounting
 from quap_tff.federated.stock import aggregation as stock_aggregation
-from quap_tff.federated.stock import mechanism as stocks
+from quap_tff.federated.stock import stock as stocks
 from quap_tff.mechanisms.parts import layers
 from quap_tff.plans import scheduled
 from tests.quap_tff import noise_checks
@@ -48,7 +48,7 @@ def _plan(
   spec, participation='uniform', rounds=6, calibration='documents', client_metrics=True, secret=False, seed=3, **flags
 ):
   model = cohorts.make(participation, 8, 4, seed)
-  return scheduled.StockPlan(
+  return scheduled.stock_plan(
     _STOCK.get(spec, spec),
     _config(rounds, **flags),
     [model.cohort(t) for t in range(1, rounds + 1)],

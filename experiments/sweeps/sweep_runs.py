@@ -33,7 +33,7 @@ _MOST_BYTES_OF_A_NAME = 255
 _FLAGFILE = 'flagfile'
 
 
-class Run(NamedTuple):
+class SweepRun(NamedTuple):
   """One run of a sweep.
 
   Attributes:
@@ -166,15 +166,15 @@ def flag_names() -> list[str]:
   return [_FLAGFILE, *experiment_flags.all_values()]
 
 
-def runs_of(output_dir: str, base: Sequence[str], grids: Sequence[Sequence[str]]) -> list[list[Run]]:
+def runs_of(output_dir: str, base: Sequence[str], grids: Sequence[Sequence[str]]) -> list[list[SweepRun]]:
   """The runs of each grid. If an earlier grid already has a combination, its run is used, under its name.
 
   Raises:
     ValueError: For every mistake that can be found without reading data: in a grid, a flag or a spec; two combinations
       of a grid that are the same run; folders that would have the same name, or that hold something else.
   """
-  result: list[list[Run]] = []
-  by_values: dict[str, Run] = {}
+  result: list[list[SweepRun]] = []
+  by_values: dict[str, SweepRun] = {}
   for grid in grids:
     own: dict[str, str] = {}  # This grid's combinations, by the flags' values that they give.
     idle: Optional[dict[str, str]] = None  # Flags without an effect in any run so far, and why.
@@ -203,7 +203,7 @@ def runs_of(output_dir: str, base: Sequence[str], grids: Sequence[Sequence[str]]
   return result
 
 
-def _run(output_dir: str, base: Sequence[str], combination: Any) -> tuple[Run, dict[str, Any], dict[str, str]]:
+def _run(output_dir: str, base: Sequence[str], combination: Any) -> tuple[SweepRun, dict[str, Any], dict[str, str]]:
   """The run, the values of all flags except its folder, and the given flags that have no effect on it, and why.
 
   The flags without effect are left out of its command line: in a sweep over several methods, each gets what it uses.
@@ -226,7 +226,7 @@ def _run(output_dir: str, base: Sequence[str], combination: Any) -> tuple[Run, d
     identity = run_lib.Run.from_flags(values).identity()
   run_folder.check(path, identity)
   stop_at_accuracy = settings.schedule.stop_at_accuracy
-  run = Run(name, path, arguments, identity, settings.last_round, stop_at_accuracy, settings.runtime.num_threads)
+  run = SweepRun(name, path, arguments, identity, settings.last_round, stop_at_accuracy, settings.runtime.num_threads)
   return run, every_value, without_effect
 
 

@@ -22,14 +22,14 @@ from quap_tff.mechanisms.noise import correlation as correlations
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import layers as layers_lib
 from quap_tff.methods import base
-from quap_tff.methods import parts
+from quap_tff.methods import choices
 
 _COUNT_STDDEV = 20.0
 
 
 @dataclasses.dataclass(frozen=True)
-class ByParticipation(parts.Rates):
-  """`weight_rules.Participation`, whose parameters are --alpha and --beta if none is given.
+class ByParticipation(choices.Rates):
+  """`weight_rules.ParticipationWeights`, whose parameters are --alpha and --beta if none is given.
 
   Attributes:
     alpha: α >= 0.
@@ -49,10 +49,10 @@ class ByParticipation(parts.Rates):
     """Whether neither parameter is given."""
     return self.alpha is None and self.beta is None
 
-  def rule(self, flags: dict[str, float]) -> weight_rules.Participation:
+  def rule(self, flags: dict[str, float]) -> weight_rules.ParticipationWeights:
     """The rule. `flags` are --alpha and --beta."""
-    own = {name: value for name, value in registry.parameter_values(self).items() if value is not None}
-    return weight_rules.Participation(**(flags if self.follows_flags else own))
+    parameters = {name: value for name, value in registry.parameter_values(self).items() if value is not None}
+    return weight_rules.ParticipationWeights(**(flags if self.follows_flags else parameters))
 
 
 _TRUSTS = (certified_configs.CertifiedConfig.trust, held_config.HeldConfig.trust)
@@ -61,7 +61,9 @@ WEIGHTS: Mapping[str, Any] = collections.ChainMap({'participation': ByParticipat
 
 
 @dataclasses.dataclass(frozen=True)
-class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Spent, parts.Budget, base.Method):
+class CertifiedMethod(
+  choices.SparseChoice, choices.ServerOptimizer, choices.Tuned, choices.Spent, choices.Budget, base.Method
+):
   """Certified QuAP-FL: a guarantee for the whole released model. No client exceeds the budget of --epsilon and --delta.
 
   Attributes:
@@ -108,7 +110,7 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Spent, p
   threshold: Optional[float] = None
   expected: Optional[int] = None
   certificate: bool = True
-  shape: parts.Shape = flag_fields.part(parts.Shape())
+  shape: choices.Shape = flag_fields.part(choices.Shape())
 
   def __post_init__(self) -> None:
     registry.lookup('clip split', self.clip_split, layers_lib.CLIP_SPLITS)
@@ -118,7 +120,7 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Spent, p
     self._choose_by_trust()
     if self.holds_noise:
       self._check_held()
-    elif self.colluders or self.threshold is not None or isinstance(self.noise, correlations.Held):
+    elif self.colluders or self.threshold is not None or isinstance(self.noise, correlations.HeldNoise):
       raise ValueError(
         'noise=held, colluders and threshold are for clients that hold noise because nobody trusts the server. Give '
         'trust=secure_sum, or leave them out.'
@@ -156,14 +158,14 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Spent, p
     """Sets what is not given to what suits the trust."""
     noise: correlations.Correlation = correlations.Ar1()
     if self.holds_noise:
-      noise = correlations.Held() if self.threshold is None else correlations.Independent()
+      noise = correlations.HeldNoise() if self.threshold is None else correlations.Independent()
     best = dict(weights=weight_rules.SpendEvenly() if self.holds_noise else weight_rules.Online(), noise=noise)
     for name, value in best.items():
       if getattr(self, name) is None:
         object.__setattr__(self, name, value)
 
   def _check_held(self) -> None:
-    if not isinstance(self.noise, (correlations.Held, correlations.Independent)):
+    if not isinstance(self.noise, (correlations.HeldNoise, correlations.Independent)):
       raise ValueError(
         f'noise={registry.name_of(self.noise, correlations.FAMILIES)} needs a server that remembers the noise, and '
         'trust=secure_sum has none. Use noise=held or noise=independent.'
@@ -180,7 +182,7 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Spent, p
       )
     if self.noise_multiplier is not None:
       raise ValueError('noise_multiplier: with trust=secure_sum the noise is planned from the schedule. Leave it out.')
-    if self.threshold is not None and (self.colluders or isinstance(self.noise, correlations.Held)):
+    if self.threshold is not None and (self.colluders or isinstance(self.noise, correlations.HeldNoise)):
       raise ValueError(
         'threshold: the account of whichever clients drop out is known for independent noise, and without colluders. '
         'Give noise=independent without colluders, or leave threshold out.'
@@ -190,10 +192,10 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Spent, p
 
   def flag_names(self) -> frozenset[str]:
     # --alpha and --beta are for weights that have none of their own, and flags of rates for weights that follow rates.
-    found = super().flag_names() - flag_fields.flags_of(parts.Shape).keys()
+    names = super().flag_names() - flag_fields.flags_of(choices.Shape).keys()
     if isinstance(self.weights, ByParticipation):
-      found |= flag_fields.flags_of(parts.Rates).keys() | ({'alpha', 'beta'} if self.weights.follows_flags else set())
-    return found
+      names |= flag_fields.flags_of(choices.Rates).keys() | ({'alpha', 'beta'} if self.weights.follows_flags else set())
+    return names
 
   @property
   def clip_follows_rounds(self) -> bool:
@@ -275,7 +277,7 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Spent, p
       noise_seed=self.noise_seed,
     )
     if self.holds_noise:
-      noise = self.noise if isinstance(self.noise, correlations.Held) else correlations.Held(0.0)
+      noise = self.noise if isinstance(self.noise, correlations.HeldNoise) else correlations.HeldNoise(0.0)
       return held_config.HeldConfig(**shared, correlation=noise, dropout=setting.mean_dropout, threshold=self.threshold)
     weights = self.weights
     if isinstance(weights, ByParticipation):

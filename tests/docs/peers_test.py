@@ -8,7 +8,7 @@ import pytest
 
 from tests.experiments import harness
 
-_PATH = harness.REPOSITORY / 'experiments' / 'peers' / 'compare.py'
+_PATH = harness.REPOSITORY / 'docs' / 'benchmarks' / 'peers' / 'compare.py'
 _OURS = {'tff_worker': 100.0, 'quap_float32': 200.0, 'quap_bfloat16': 400.0, 'ceiling_bfloat16': 500.0}
 
 
@@ -23,7 +23,7 @@ def compare(monkeypatch):
   def run(command, **environment):
     command = [str(part) for part in command]
     module.commands.append(command)
-    peer = 'pfl' if any('run_pfl' in part for part in command) else 'flower'
+    peer = next(peer for peer in ('bundle', 'pfl', 'flower') if any(f'run_{peer}.py' in part for part in command))
     speed = 250.0 if '--channels_last' in command else 100.0
     dtype = 'bfloat16' if '--dtype=bfloat16' in command else 'float32'
     return json.dumps({'case': f'{peer}_{dtype}', 'samples_per_second': speed}) + '\n'
@@ -37,14 +37,15 @@ def compare(monkeypatch):
 
 def test_all_take_turns_in_the_layout_that_the_first_turn_found(compare):
   rows = []
-  args = argparse.Namespace(environments='none', clients=2, examples=4, rounds=1, turns=3)
-  compare._run_simulators(args, rows.append)
+  args = argparse.Namespace(environments='none', bundle_python='python', clients=2, examples=4, rounds=1, turns=3)
+  compare._run_simulators(args, 'bundles', rows.append)
+  played = ['bundle_float32', 'bundle_bfloat16']
   peers = ['pfl_float32', 'pfl_bfloat16', 'flower_float32', 'flower_bfloat16']
   assert [(row['turn'], row['case']) for row in rows] == [
-    (turn, case) for turn in range(3) for case in [*_OURS, *peers]
+    (turn, case) for turn in range(3) for case in [*_OURS, *played, *peers]
   ]
   assert {row['samples_per_second'] for row in rows if row['case'] in peers} == {250.0}
-  layouts = ['--channels_last' in command for command in compare.commands]
+  layouts = ['--channels_last' in command for command in compare.commands if 'bundles' not in ' '.join(command)]
   assert layouts == [False, True] * 4 + [True] * 8
 
 

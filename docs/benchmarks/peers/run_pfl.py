@@ -1,6 +1,6 @@
 """Federated averaging in apple/pfl-research on our benchmark's model, data and steps; prints one JSON line.
 
-    python -m torch.distributed.run --standalone --nproc_per_node=2 experiments/peers/run_pfl.py
+    python -m torch.distributed.run --standalone --nproc_per_node=2 docs/benchmarks/peers/run_pfl.py
 
 Each process has one thread of PyTorch and takes every other client. Without torch.distributed.run there is one process.
 """

@@ -182,7 +182,7 @@ class Bounds:
 
 
 @dataclasses.dataclass(frozen=True)
-class Layers:
+class LayersChoice:
   """Which layers are clipped and noised.
 
   Attributes:
@@ -193,7 +193,7 @@ class Layers:
 
 
 @dataclasses.dataclass(frozen=True)
-class Scale:
+class ScaleChoice:
   """The unit of updates.
 
   Attributes:
@@ -204,7 +204,7 @@ class Scale:
 
 
 @dataclasses.dataclass(frozen=True)
-class Sparse:
+class SparseChoice:
   """Rounds that update a part of the weights.
 
   Attributes:
@@ -259,7 +259,19 @@ class Tuned:
 
 
 # The parts, in the order in which --help shows their flags. Each flag of a method belongs to one of them.
-PARTS = (Noise, Spent, AdaptiveBudgets, Clip, Bounds, Layers, Scale, Sparse, Robust, ServerOptimizer, Tuned)
+PARTS = (
+  Noise,
+  Spent,
+  AdaptiveBudgets,
+  Clip,
+  Bounds,
+  LayersChoice,
+  ScaleChoice,
+  SparseChoice,
+  Robust,
+  ServerOptimizer,
+  Tuned,
+)
 FLAGS: dict[str, flag_fields.Flag] = {
   name: found for part in PARTS for name, found in flag_fields.flags_of(part).items()
 }

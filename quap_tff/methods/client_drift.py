@@ -16,7 +16,7 @@ from quap_tff.common import flag_fields
 from quap_tff.common import registry
 from quap_tff.mechanisms import mechanism as mechanisms
 from quap_tff.methods import base as base_lib
-from quap_tff.methods import certified
+from quap_tff.methods import certified_method
 from quap_tff.methods import combinations
 from quap_tff.training import extension as extensions
 from quap_tff.training import heterogeneity
@@ -25,7 +25,7 @@ from quap_tff.training import optimizers
 # The choices of `base`: QuAP-FL's own mechanism in all its settings, and the certified one.
 BASES: dict[str, type[base_lib.Method]] = {
   'quap': combinations.Quap,
-  'certified': certified.Certified,
+  'certified': certified_method.CertifiedMethod,
   'fedavg': combinations.FedAvg,
   'fixed_dp': combinations.FixedDp,
   'fixed_dp_layerwise': combinations.FixedDpLayerwise,
@@ -42,7 +42,7 @@ _MOST_BYTES = 2**30
 _OF_THE_BASE_ALONE = {'sparsity', 'aggregator'}
 
 
-def _of_base(name: str) -> Any:
+def _base_field(name: str) -> Any:
   """A fact that a method has from its base."""
   return property(lambda method: getattr(method.base, name))
 
@@ -60,9 +60,9 @@ class _Extended(checks.Checked, base_lib.Method):
 
   base: base_lib.Method = flag_fields.parameter('base', BASES, 'fedavg')
 
-  clip_follows_rounds = _of_base('clip_follows_rounds')
-  gives_certificate = _of_base('gives_certificate')
-  server_optimizer = _of_base('server_optimizer')
+  clip_follows_rounds = _base_field('clip_follows_rounds')
+  gives_certificate = _base_field('gives_certificate')
+  server_optimizer = _base_field('server_optimizer')
 
   def __post_init__(self) -> None:
     super().__post_init__()
@@ -118,7 +118,7 @@ class _Extended(checks.Checked, base_lib.Method):
 
 
 @dataclasses.dataclass(frozen=True)
-class Scaffold(_Extended):
+class ScaffoldMethod(_Extended):
   """SCAFFOLD (Karimireddy et al. 2020), against the drift of clients that differ: see
   `quap_tff.training.heterogeneity.scaffold` for the equations.
 
@@ -136,7 +136,7 @@ class Scaffold(_Extended):
 
 
 @dataclasses.dataclass(frozen=True)
-class FedNova(_Extended):
+class FedNovaMethod(_Extended):
   """FedNova (Wang et al. 2020), for clients that take different numbers of steps: see
   `quap_tff.training.heterogeneity.fednova` for the equations.
 
@@ -162,7 +162,7 @@ class FedNova(_Extended):
 
 
 @dataclasses.dataclass(frozen=True)
-class FedDyn(_Extended):
+class FedDynMethod(_Extended):
   """FedDyn (Acar et al. 2021), with a dynamic regulariser at each client: see
   `quap_tff.training.heterogeneity.feddyn` for the equations.
 
@@ -179,7 +179,7 @@ class FedDyn(_Extended):
 
 
 @dataclasses.dataclass(frozen=True)
-class FedVarp(_Extended):
+class FedVarpMethod(_Extended):
   """FedVARP (Jhunjhunwala et al. 2022), with a memory of earlier updates: see
   `quap_tff.training.heterogeneity.fedvarp` for the equations.
 
@@ -208,7 +208,7 @@ class FlFdms(_Extended):
   `quap_tff.training.heterogeneity.friends` for the equations."""
 
   def _extension(self, mean_epochs: Optional[float]) -> heterogeneity.FriendSubstitution:
-    if isinstance(self.base, certified.Certified):
+    if isinstance(self.base, certified_method.CertifiedMethod):
       raise ValueError(
         "fl_fdms:base=certified: friends are found by comparing single updates without noise, and a friend's update "
         'counts more than once. No certificate would hold. Use another base.'
@@ -228,7 +228,7 @@ class FlFdms(_Extended):
 
 
 @dataclasses.dataclass(frozen=True)
-class Safari(_Extended):
+class SafariMethod(_Extended):
   """SAFARI (Yang et al. 2024), an interpretation, with rounds in which the server trains: see
   `quap_tff.training.heterogeneity.safari`.
 

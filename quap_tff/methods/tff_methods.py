@@ -6,18 +6,18 @@ import dataclasses
 
 from quap_tff import plans
 from quap_tff.common import flag_fields
-from quap_tff.federated.stock import mechanism as stocks
+from quap_tff.federated.stock import stock as stocks
 from quap_tff.mechanisms.parts import budgets
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import layers
 from quap_tff.mechanisms.quap import config as configs
 from quap_tff.methods import base
-from quap_tff.methods import parts
+from quap_tff.methods import choices
 from quap_tff.plans import scheduled
 
 
 @dataclasses.dataclass(frozen=True)
-class _Stock(parts.ServerOptimizer, parts.Noise, stocks.StockConfig, base.SimpleMethod):
+class _Stock(choices.ServerOptimizer, choices.Noise, stocks.StockConfig, base.SimpleMethod):
   """One of TFF's own aggregators. Of the mechanism's flags it uses ε, δ and both calibrations.
 
   --epsilon is the formal ε, because these methods are what others are compared with at an equal one.
@@ -39,8 +39,8 @@ class _Stock(parts.ServerOptimizer, parts.Noise, stocks.StockConfig, base.Simple
 
   def noise_config(self) -> configs.NoiseConfig:
     # Exact calibration scales the formula's noise, whatever it is, and the classic formula does not hold for all ε.
-    found = super().noise_config()
-    return dataclasses.replace(found, calibration='analytic') if self.calibration == 'exact' else found
+    config = super().noise_config()
+    return dataclasses.replace(config, calibration='analytic') if self.calibration == 'exact' else config
 
   def flag_names(self) -> frozenset[str]:
     return super().flag_names() - ({'gaussian_calibration'} if self.calibration == 'exact' else set())
@@ -51,7 +51,7 @@ class _Stock(parts.ServerOptimizer, parts.Noise, stocks.StockConfig, base.Simple
 
   def plan(self, setting: base.Setting) -> plans.Plan:
     assert setting.participation is not None
-    return scheduled.StockPlan(
+    return scheduled.stock_plan(
       self,
       self.configure(setting),
       setting.schedule,

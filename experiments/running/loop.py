@@ -45,7 +45,7 @@ class NonFinite(NamedTuple):
   first_round: int
 
 
-class Result(NamedTuple):
+class TrainingProgress(NamedTuple):
   """How far a run has come.
 
   Attributes:
@@ -113,7 +113,7 @@ def train(
   process: tff.learning.templates.LearningProcess,
   directory: Optional[run_directory.RunDirectory] = None,
   callbacks: Sequence[Callback] = (),
-) -> Result:
+) -> TrainingProgress:
   """Runs the experiment to its last round, from its latest checkpoint if there is one.
 
   On KeyboardInterrupt the last finished round is kept and the result says so. With `interrupts.install` a round's
@@ -157,7 +157,7 @@ def train(
   rounds.save()
   weights = tf.nest.map_structure(np.asarray, rounds.published())
   test = dict(rounds.current_test())
-  return Result(
+  return TrainingProgress(
     rounds.done,
     rounds.done + 1 - first_round,
     weights,
@@ -248,9 +248,11 @@ class _Rounds:
 
   def published(self) -> Any:
     """The published weights after the rounds done."""
-    return self._of_average(self._process.get_model_weights(self.state), self._average)
+    return self._averaged_weights(self._process.get_model_weights(self.state), self._average)
 
-  def _of_average(self, weights: tff.learning.models.ModelWeights, average: Any) -> tff.learning.models.ModelWeights:
+  def _averaged_weights(
+    self, weights: tff.learning.models.ModelWeights, average: Any
+  ) -> tff.learning.models.ModelWeights:
     """The weights that are published after a round: `weights` are those of the round, and `average` its average."""
     trainable = self._experiment.averaging.value(average, weights.trainable)
     shrinkage = self._experiment.run.publication.shrinkage
@@ -285,7 +287,7 @@ class _Rounds:
     weights = self._process.get_model_weights(output.state)
     average = experiment.averaging.update(self._average, weights.trainable)
     is_tested = round_num % self._schedule.eval_every == 0 or round_num == experiment.run.last_round
-    test = self._tested(self._of_average(weights, average)) if is_tested else None
+    test = self._tested(self._averaged_weights(weights, average)) if is_tested else None
     # The round counts as done or not at all.
     with interrupts.held_back():
       self.ledger.append(record)

@@ -15,7 +15,7 @@ N = 8
 _RNG = np.random.default_rng(4)
 # Client 0 comes often, and clients 6 and 7 never.
 PAST = [np.flatnonzero(_RNG.random(N) < np.linspace(0.9, 0.1, N) * (np.arange(N) < 7)) for _ in range(12)]
-_NUMBERS = dict(noise_multiplier=5.0, divisor=3.0, num_rounds=12, weights=weight_rules.Uniform())
+_NUMBERS = dict(noise_multiplier=5.0, divisor=3.0, num_rounds=12, weights=weight_rules.UniformWeights())
 
 
 def _config(**changes):
@@ -23,7 +23,7 @@ def _config(**changes):
 
 
 def _held(**changes):
-  return _config(correlation=correlation.Held(0.5), **changes)
+  return _config(correlation=correlation.HeldNoise(0.5), **changes)
 
 
 class TestNoise:
@@ -77,14 +77,14 @@ class TestNoise:
       lambda: quap_tff.certified_plan(
         examples.guarantee(
           num_clients=N,
-          correlation=correlation.Held(0.5),
+          correlation=correlation.HeldNoise(0.5),
           **{name: value for name, value in _NUMBERS.items() if name != 'weights'},
         )
       ),
       "the clients' weights must be known",
     ),
     (
-      lambda: quap_tff.certified_plan(_config(**_NUMBERS), averaging=quap_tff.postprocessing.Planned()),
+      lambda: quap_tff.certified_plan(_config(**_NUMBERS), averaging=quap_tff.postprocessing.PlannedAverage()),
       'is chosen from who comes. Give `expected` or a schedule',
     ),
     (

@@ -10,7 +10,7 @@ import pytest
 from experiments.command import interrupts
 from experiments.command import run as run_lib
 from experiments.folders import directory as run_directory
-from experiments.running import training
+from experiments.running import loop
 from quap_tff import runtime
 from tests.experiments import harness
 
@@ -93,7 +93,7 @@ def uninterrupted(active, first_state, tmp_path_factory):
   experiment, process, identity = active
   path = tmp_path_factory.mktemp('runs') / 'uninterrupted'
   with _directory(path, identity) as directory:
-    result = training.train(experiment, _Process(process, first_state), directory)
+    result = loop.train(experiment, _Process(process, first_state), directory)
   return result, harness.rows(path)
 
 
@@ -111,7 +111,7 @@ def run(active, first_state, tmp_path):
           setattr(directory, name, replacement(getattr(directory, name)))
       observed = _Process(process, first_state, before, after)
       own = run_lib.Run.from_flags({**experiment.run.flags, **flags})
-      return training.train(dataclasses.replace(experiment, run=own), observed, directory, callbacks)
+      return loop.train(dataclasses.replace(experiment, run=own), observed, directory, callbacks)
 
   run.folder = tmp_path / 'run'
   return run
@@ -145,7 +145,7 @@ class TestUninterrupted:
 
   def test_without_a_folder_the_same_comes_out(self, uninterrupted, active, first_state):
     experiment, process, _ = active
-    result = training.train(experiment, _Process(process, first_state))
+    result = loop.train(experiment, _Process(process, first_state))
     assert _weights_equal(result.weights, uninterrupted[0].weights)
 
   def test_without_progress_an_interrupt_is_answered_all_the_same(self, run, active, capsys):
@@ -154,7 +154,7 @@ class TestUninterrupted:
       '',
       f'\nInterrupted after round 2: saving the run in {run.folder}, and the same command continues it.\n',
     )
-    result = training.train(active[0], _Process(active[1], active[1].initialize(), _raises(KeyboardInterrupt(), 1)))
+    result = loop.train(active[0], _Process(active[1], active[1].initialize(), _raises(KeyboardInterrupt(), 1)))
     said = 'Interrupted before a round was run: without --output_dir nothing is kept.'
     assert result.interrupted and said in capsys.readouterr().err
 
