@@ -129,7 +129,7 @@ def _plan(content: folders.Content, run_json: dict[str, Any]) -> tuple[plans.Pla
     resolved, identity = run_json['resolved'], run_json['identity']
     # Before a schedule is drawn that fills the memory.
     for name, value, kept in (
-      ('rounds', identity['rounds'], content.plan.guarantee.num_rounds),
+      ('rounds', identity['rounds'], content.plan.guarantee.config.num_rounds),
       ('num_clients', resolved['num_clients'], content.plan.num_clients),
     ):
       if type(value) is not int or value != kept:
@@ -143,7 +143,7 @@ def _plan(content: folders.Content, run_json: dict[str, Any]) -> tuple[plans.Pla
     if run_folder.through_json(run.identity()) != identity:
       raise ValueError('identity must hold the flags that say what is computed, and no others')
     run = run.with_cohorts(run.cohorts.participation.known(content.plan.schedule))
-    run = run.with_spent(content.plan.guarantee.spent_before)
+    run = run.with_spent(content.plan.guarantee.config.spent_before)
     return run.plan(resolved['num_clients'], shapes.model_shape(resolved), resolved['test_is_of_clients']), run
 
 
@@ -201,7 +201,7 @@ def _number(cell: str) -> float:
 
 def _expected_rows(plan: run_account.RunAccount, ledger: accounting.RunLedger) -> Iterator[dict[str, float]]:
   """What metrics.csv must say about each round, computed from the ledger."""
-  config, state = plan.guarantee, ledger.state_dict()
+  config, state = plan.guarantee.config, ledger.state_dict()
   participation = participations.initial_state(config.participation, config.num_clients)
   for number, one in enumerate(evidence.rounds(plan, ledger), 1):
     weights, clip = one.weights, state['clipping_norms'][number - 1]

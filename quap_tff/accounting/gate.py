@@ -172,9 +172,9 @@ class Gate:
     config = certified_config.CertifiedConfig(
       num_clients, epsilon, delta, weights=weight_rules.UniformWeights(), **more
     )
-    settled = config.settled(cohorts).mechanism.config
-    numbers = num_clients, settled.noise_multiplier, epsilon, delta, settled.num_rounds
-    return cls(*numbers, settled.correlation, settled.own_epsilon, settled.spent_before)
+    settled = config.settled(cohorts).mechanism
+    numbers = num_clients, settled.noise_multiplier, epsilon, delta, settled.config.num_rounds
+    return cls(*numbers, settled.config.correlation, settled.config.own_epsilon, settled.config.spent_before)
 
   @property
   def num_clients(self) -> int:

@@ -77,7 +77,7 @@ def make(content: folders.Content) -> dict[str, Any]:
   if reasons:
     raise ValueError(f'This run cannot be certified. {" ".join(reasons)}')
   figures = sentences.Figures.of(plan, ledger, about)
-  config, epsilon, up = plan.guarantee, figures.epsilon, sentences.up
+  config, epsilon, up = plan.guarantee.config, figures.epsilon, sentences.up
   state = ledger.state_dict()
   idle = np.unique(state['clients'][state['weights'] == 0])
   edges = np.linspace(0, config.epsilon, _HISTOGRAM_BINS + 1)

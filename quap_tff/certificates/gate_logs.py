@@ -171,7 +171,7 @@ def _has_one_form(path: str, num_clients: int) -> bool:
     return all(f.read(len(part)) == part for part in _lines(_rounds(path, num_clients))) and not f.read(1)
 
 
-def _text(config: guarantee.Guarantee, statements: Statements, code: Mapping[str, Any]) -> str:
+def _text(config: guarantee.GuaranteeConfig, statements: Statements, code: Mapping[str, Any]) -> str:
   return files.json_text(
     {
       'version': folders.VERSION,

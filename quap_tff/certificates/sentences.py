@@ -177,7 +177,7 @@ class Figures(NamedTuple):
   @classmethod
   def of(cls, plan: run_account.RunAccount, ledger: accounting.RunLedger, about: abouts.About) -> 'Figures':
     """The figures of a plan, of which the model's shape is known, and a ledger."""
-    mu, slack, config = accounting.total_mu(ledger), plan.slack, plan.guarantee
+    mu, slack, config = accounting.total_mu(ledger), plan.slack, plan.guarantee.config
     largest = tradeoff.mu_at_most(config.epsilon - slack.epsilon, config.delta - slack.delta)
     return cls(plan, ledger, about, mu, slack.epsilon_of(mu.came, mu.whole, config.delta), largest)
 
@@ -199,7 +199,7 @@ class Figures(NamedTuple):
   @property
   def planned_rounds(self) -> int:
     """T; without a schedule the most rounds that the plan allows."""
-    most = self.plan.guarantee.num_rounds
+    most = self.plan.guarantee.config.num_rounds
     assert most is not None  # `plans.accounts.ahead` asks for it.
     return most
 
@@ -212,7 +212,7 @@ class Figures(NamedTuple):
   @property
   def bounds(self) -> np.ndarray:
     """float64[N], the ε that each client may spend."""
-    config = self.plan.guarantee
+    config = self.plan.guarantee.config
     return np.array(config.own_epsilon or [config.epsilon] * config.num_clients, np.float64)
 
 
@@ -247,7 +247,7 @@ def stated(text: str) -> str:
 
 def statement(figures: Figures) -> str:
   """The guarantee, and what it does not say."""
-  config, ledger = figures.plan.guarantee, figures.ledger
+  config, ledger = figures.plan.guarantee.config, figures.ledger
   bounds = ''
   if config.own_epsilon:
     counts = ', '.join(f'ε = {whole(bound)} for {clients:,}' for bound, clients in own_bounds(figures))
@@ -276,7 +276,7 @@ def statement(figures: Figures) -> str:
   changed = f' Its rounds were run in {stretches} stretches by other code, other versions or other machines.'
   held = figures.plan.held
   secure_sum = f' {OF_SECURE_SUM[figures.about.secure_sum].in_statement}' if held is not None else ''
-  given = f'If {held.sums_condition}: in' if held is not None else 'In'
+  given = f'If {held.config.sums_condition}: in' if held is not None else 'In'
   cohorts = 'cohorts as they came, public constants' if figures.came else 'public cohorts and constants'
   rounds = f'in total over at most {figures.planned_rounds:,} rounds, for any cohorts and any end'
   if not figures.came:
@@ -296,7 +296,9 @@ def statement(figures: Figures) -> str:
 
 def own_bounds(figures: Figures) -> list[tuple[float, int]]:
   """The distinct bounds that clients have chosen, and how many clients have each."""
-  bounds, clients = np.unique(np.asarray(figures.plan.guarantee.own_epsilon or (), np.float64), return_counts=True)
+  bounds, clients = np.unique(
+    np.asarray(figures.plan.guarantee.config.own_epsilon or (), np.float64), return_counts=True
+  )
   return list(zip(bounds.tolist(), clients.tolist()))
 
 
@@ -383,7 +385,7 @@ def against_colluders(figures: Figures) -> list[dict[str, Any]]:
   held = plan.held
   if held is None or not plan.colluders:
     return []
-  account = held_noise.opened(plan.num_clients, held.noise_multiplier, held.correlation.chosen)
+  account = held_noise.opened(plan.num_clients, held.noise_multiplier, held.config.correlation.chosen)
   for ids, planned in zip(plan.expected, plan.planned):
     sends = planned.weights > 0
     account = account.after(np.asarray(ids)[sends], planned.weights[sends].astype(np.float64))
@@ -395,13 +397,13 @@ def against_colluders(figures: Figures) -> list[dict[str, Any]]:
 
 def _with_before(plan: run_account.RunAccount, mu: np.ndarray) -> float:
   """The largest μ of a client, with what it had spent before."""
-  before = plan.guarantee.spent_before
+  before = plan.guarantee.config.spent_before
   return float(mu.max() if before is None else np.sqrt(mu**2 + np.asarray(before)).max())
 
 
 def _with_epsilon(figures: Figures, rows: Iterable[tuple[dict[str, Any], float]]) -> list[dict[str, Any]]:
   """The rows with their μ and ε, but for those whose ε the slack does not cover."""
-  config, slack = figures.plan.guarantee, figures.plan.slack
+  config, slack = figures.plan.guarantee.config, figures.plan.slack
   # The ε of μ is rounded up by less than this tolerance.
   largest = max(config.epsilon, slacks.LARGEST_EPSILON) * (1 + 1e-9)
   rated = [(row, float(slack.of(mu, config.delta)), mu) for row, mu in rows]
@@ -436,7 +438,7 @@ def releases(figures: Figures) -> list[dict[str, Any]]:
     ),
     *(
       ('what was released about the clients before this run', 0, 1 - share(mu.updates) - share(mu.counts), 'counted')
-      for _ in spent_before(figures.plan.guarantee)
+      for _ in spent_before(figures.plan.guarantee.config)
     ),
     (
       'who took part in which round, and with what weight',
@@ -459,14 +461,14 @@ def _noise(multipliers: np.ndarray, more: str = '') -> str:
 
 def clipping(plan: run_account.RunAccount) -> str:
   """How each client's part of each sum is bounded."""
-  return f'{_CLIPPING[plan.guarantee.counts_norms]} {_SPLIT[plan.guarantee.clip_split == "joint"]}'
+  return f'{_CLIPPING[plan.guarantee.config.counts_norms]} {_SPLIT[plan.guarantee.config.clip_split == "joint"]}'
 
 
 def assumptions(figures: Figures) -> list[str]:
   """The assumptions of the statement."""
-  about, config = figures.about, figures.plan.guarantee
+  about, config = figures.about, figures.plan.guarantee.config
   held = figures.plan.held
-  threshold = held.threshold if held is not None else None
+  threshold = held.config.threshold if held is not None else None
   opens = _OPENS[threshold is not None].format(threshold=threshold)
   secure_sum = OF_SECURE_SUM[about.secure_sum]
   of_trust = dict(opens=opens, secure_sum=secure_sum.assumption, keys=secure_sum.keys)

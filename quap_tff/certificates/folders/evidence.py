@@ -101,7 +101,7 @@ def ledger_problems(plan: run_account.RunAccount, ledger: accounting.RunLedger) 
   A run may have stopped early. But each of its rounds must have the planned cohort, if cohorts were planned, the
   weights that follow from the cohorts, and the planned noise.
   """
-  config, state, expected = plan.guarantee, ledger.state_dict(), plan.new_ledger().state_dict()
+  config, state, expected = plan.guarantee.config, ledger.state_dict(), plan.new_ledger().state_dict()
   problems = [
     f'{name} in {folders.LEDGER} is not that of the mechanism.'
     for name in ('num_clients', 'delta', 'fingerprint', 'correlation', 'spent_before')
@@ -125,7 +125,7 @@ def ledger_problems(plan: run_account.RunAccount, ledger: accounting.RunLedger) 
       'they came, build the same process for a plan without a schedule, certified_plan(plan.config), and give it '
       'this ledger.'
     ]
-  clip = float(np.float32(config.clip.initial_norm))
+  clip = float(np.float32(plan.guarantee.clip.initial_norm))
   for number, one in enumerate(rounds(plan, ledger), 1):
     if not np.allclose(one.weights, one.planned, rtol=_SAME_WEIGHT, atol=0):
       problems.append(f'Round {number} of {folders.LEDGER} has other weights than follow from the cohorts.')

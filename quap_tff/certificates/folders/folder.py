@@ -125,15 +125,15 @@ def mechanism_text(
 ) -> str:
   """mechanism.json."""
   assert plan.model is not None
-  name = registry.name_of(plan.guarantee, MECHANISMS)
+  name = registry.name_of(plan.guarantee.config, MECHANISMS)
   value = {
     'version': VERSION,
     'made_by': made_by,
     'code': dict(code),
-    'trust': plan.guarantee.trust,
-    **({} if name == plan.guarantee.trust else {'kind': name}),
+    'trust': plan.guarantee.config.trust,
+    **({} if name == plan.guarantee.config.trust else {'kind': name}),
     'cohorts': plan.cohorts,
-    'mechanism': registry.value_of(plan.guarantee),
+    'mechanism': registry.value_of(plan.guarantee.config),
     'sparsity': registry.format_spec(registry.name_of(plan.sparsity, sparsities.SPARSITIES), plan.sparsity),
     'sparsity_seed': plan.sparsity_seed,
     'colluders': list(plan.colluders),
@@ -236,7 +236,7 @@ def read_config(name: str, value: Mapping[str, Any]) -> guarantee.GuaranteeConfi
   return config
 
 
-def _schedule(path: str, config: guarantee.Guarantee) -> tuple[list[np.ndarray], Optional[list[np.ndarray]]]:
+def _schedule(path: str, config: guarantee.GuaranteeConfig) -> tuple[list[np.ndarray], Optional[list[np.ndarray]]]:
   """The drawn clients of each round, and those who come, if this is known before the run."""
   known = {'offsets': np.int64, 'clients': np.int64}
   arrays = folder_files.read_arrays(path, SCHEDULE, [known, {**known, 'comes': bool}])

@@ -21,7 +21,7 @@ CHOICES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 
 def refusals(plan: run_account.RunAccount) -> list[str]:
   """The reasons why no run of a certified plan could get a certificate, a sentence each."""
-  config, reasons = plan.guarantee, []
+  config, reasons = plan.guarantee.config, []
   if plan.exact_logs:
     reasons.append(f'It releases {" and ".join(plan.exact_logs)}.')
   if config.noise_seed is not None:

@@ -156,16 +156,16 @@ class RunAccount:
 
   @property
   def guarantee(self) -> guarantees.Guarantee:
-    """`config`, of a certified plan. Raises `ValueError` for another one."""
-    config = self.config
-    if not isinstance(config, guarantees.Guarantee):
-      raise ValueError(f'Only a certified plan has a guarantee, and this one is of {type(config).__name__}.')
-    return config
+    """`core`, of a certified plan. Raises `ValueError` for another one."""
+    core = self.core
+    if not isinstance(core, guarantees.Guarantee):
+      raise ValueError(f'Only a certified plan has a guarantee, and this one is of {type(core).__name__}.')
+    return core
 
   @property
   def held(self) -> Optional[held_config.Held]:
-    """`config`, if clients hold the noise; None otherwise."""
-    return self.config if isinstance(self.config, held_config.Held) else None
+    """`core`, if clients hold the noise; None otherwise."""
+    return self.core if isinstance(self.core, held_config.Held) else None
 
   @property
   def num_clients(self) -> int:
@@ -311,7 +311,7 @@ class RunAccount:
     return self.guarantee.allowed([one.cohort for one in history], [one.weights for one in history], ids)
 
   def _check_round(self, round_num: int) -> None:
-    most = self.guarantee.num_rounds if self.mechanism.facts.is_certified else None
+    most = self.guarantee.config.num_rounds if self.mechanism.facts.is_certified else None
     if most is not None and round_num > most:
       raise ValueError(
         f'Round {round_num} is not in the plan, whose account is for num_rounds={most}. Nothing may be released in it. '

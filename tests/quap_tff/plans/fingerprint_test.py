@@ -29,7 +29,7 @@ _EVERY_LAYER = dict(clip_scope='all_layers', critical_layers='all')
 _LOCAL = QuapConfig(8, clip=clip_rules.Fixed(), noise=NoiseConfig('client'), **_EVERY_LAYER)
 _BUFFERED = QuapConfig(8, clip=clip_rules.Fixed(1.0), **_EVERY_LAYER)
 _CERTIFIED = examples.certified(
-  num_clients=8, noise_multiplier=2.0, divisor=3.0, num_rounds=2, weights=weight_rules.Participation()
+  num_clients=8, noise_multiplier=2.0, divisor=3.0, num_rounds=2, weights=weight_rules.ParticipationWeights()
 )
 _SCHEDULE = [[0, 1, 2], [3, 4]]
 

@@ -29,7 +29,7 @@ def _view(rates=None, in_warmup=False, **overrides):
 
 def _config(**overrides):
   values = dict(num_clients=4, epsilon=3.0, delta=1e-5, noise_multiplier=5.0, divisor=2.0, clip=clip_rules.Fixed(1.0))
-  values.update(correlation=correlations.Independent(), weights=weight_rules.Participation())
+  values.update(correlation=correlations.Independent(), weights=weight_rules.ParticipationWeights())
   return CertifiedConfig(**{**values, **overrides}).to_mechanism()
 
 
