@@ -98,28 +98,28 @@ def _best_linear(present: np.ndarray, absent: np.ndarray) -> Callable[[np.ndarra
 
 
 def certified(
-  of: certified_configs.Certified, schedule: Sequence[Any], target: int, seed: Optional[int] = None
+  core: certified_configs.Certified, schedule: Sequence[Any], target: int, seed: Optional[int] = None
 ) -> Simulate:
   """The certified mechanism: what the adversary sees are the releases less what the others added.
 
   Args:
-    of: The mechanism, with nothing left open.
+    core: The mechanism, with nothing left open.
     schedule: int[M_t], the cohorts.
     target: The client that is there or not.
     seed: For reproducible noise.
   """
-  calls, of = _seeds(seed), dataclasses.replace(of.config, clip_split='joint').to_mechanism()
+  calls, core = _seeds(seed), dataclasses.replace(core.config, clip_split='joint').to_mechanism()
   layers = [layers_lib.Layer('seen', (0,), False)]
 
   def start(draws: int) -> mechanism.State:
-    seeded = dataclasses.replace(of.config, noise_seed=next(calls)).to_mechanism()
+    seeded = dataclasses.replace(core.config, noise_seed=next(calls)).to_mechanism()
     return seeded.for_model([tf.TensorSpec([draws], tf.float64)], layers).initial_state()
 
   def play(
     state: mechanism.State, cohort: array_types.Ids, present: bool, moves: np.ndarray, draws: int
   ) -> tuple[mechanism.State, Optional[_Release]]:
     clip = float(state.clip)
-    rounds = of.for_model([tf.TensorSpec([draws], tf.float64)], layers)
+    rounds = core.for_model([tf.TensorSpec([draws], tf.float64)], layers)
     announced, ids = rounds.announce(state), tf.constant(cohort, tf.int64)
     reports = dict(client_id=ids, norm=tf.fill([len(cohort)], np.float32(clip)))
     admitted = rounds.admit(state, announced, reports)
@@ -128,34 +128,38 @@ def certified(
     (scaled,) = rounds.contribution({0: update}, dict(client_id=tf.constant(target, tf.int64)), announced)
     weight = float(announced['weights'][target]) if takes_part else 0.0
     others = (float(tf.reduce_sum(admitted.weights)) - weight) * clip * moves
-    scale = float(of.config.noise_scale(int(state.round) + 1))
+    scale = float(core.config.noise_scale(int(state.round) + 1))
     total = tf.cast(tf.round(others / rounds.sum_unit(clip * scale)), tf.int64) + tf.cast(scaled, tf.int64)
     state, (mean,), _ = rounds.release(state, admitted, [total])
     if not float(admitted.noise_multiplier):
       return state, None
-    return state, _Release(mean.numpy() * of.divisor, others, clip, clip * of.noise_multiplier * scale)
+    return state, _Release(mean.numpy() * core.divisor, others, clip, clip * core.noise_multiplier * scale)
 
   return _simulation(schedule, start, play)
 
 
 def held(
-  of: held_configs.Held, schedule: Sequence[Any], target: int, seed: Optional[int] = None, colluders: Sequence[int] = ()
+  core: held_configs.Held,
+  schedule: Sequence[Any],
+  target: int,
+  seed: Optional[int] = None,
+  colluders: Sequence[int] = (),
 ) -> Simulate:
   """The certified mechanism without a trusted server: the secure sums, less what the others and colluders added.
 
   Args:
-    of: The mechanism, with nothing left open.
+    core: The mechanism, with nothing left open.
     schedule: int[M_t], the cohorts.
     target: The client that is there or not.
     seed: For reproducible keys.
     colluders: Clients that tell the adversary their noise.
   """
-  calls, of = _seeds(seed), dataclasses.replace(of.config, clip_split='joint').to_mechanism()
+  calls, core = _seeds(seed), dataclasses.replace(core.config, clip_split='joint').to_mechanism()
   layers = [layers_lib.Layer('seen', (0,), False)]
 
   @functools.lru_cache
   def rounds_of(draws: int) -> held_rounds.HeldRounds:
-    return held_rounds.HeldRounds(of, [tf.TensorSpec([draws], tf.float64)], layers)
+    return held_rounds.HeldRounds(core, [tf.TensorSpec([draws], tf.float64)], layers)
 
   @functools.lru_cache
   def added(draws: int) -> Callable[..., tf.Tensor]:
@@ -168,7 +172,7 @@ def held(
   def start(draws: int) -> tuple[mechanism.State, guarded_clients.GuardedClients]:
     seed = next(calls)
     secret = secrets.token_bytes(32) if seed is None else b'%d' % seed
-    return rounds_of(draws).initial_state(), guarded_clients.GuardedClients(of, secret)
+    return rounds_of(draws).initial_state(), guarded_clients.GuardedClients(core, secret)
 
   def play(
     run: tuple[mechanism.State, guarded_clients.GuardedClients],
@@ -199,7 +203,7 @@ def held(
     if not float(admitted.noise_multiplier):
       return (state, guarded), None
     seen = others + known.numpy() * (clip / rounds.grid.steps)
-    return (state, guarded), _Release(mean.numpy() * of.divisor, seen, clip, clip * of.noise_multiplier)
+    return (state, guarded), _Release(mean.numpy() * core.divisor, seen, clip, clip * core.noise_multiplier)
 
   return _simulation(schedule, start, play)
 

@@ -91,17 +91,17 @@ class RoundsInIntegers(mechanism.Rounds):
 
   reports_by_sum = True
 
-  def __init__(self, of: Any, specs: mechanism.Specs, layers: Sequence[layers_lib.Layer]):
+  def __init__(self, core: Any, specs: mechanism.Specs, layers: Sequence[layers_lib.Layer]):
     if any(spec.dtype not in (tf.float32, tf.float64) for spec in specs):
       raise TypeError(
         f'Updates must be float32 or float64, found {[spec.dtype.name for spec in specs]}. With fewer bits, rounding '
         'could make an update larger than its clipping norm.'
       )
-    self.mechanism, self.config, self.specs = of, of.config, specs
+    self.mechanism, self.config, self.specs = core, core.config, specs
     self._sizes = [math.prod(spec.shape) for spec in specs]
     self.groups = layers_lib.clip_groups(self.config.clip_split, self._sizes, layers)
-    of.slack(sum(self._sizes))  # Refuses what cannot be paid for.
-    self.grid = of.grid(sum(self._sizes))
+    core.slack(sum(self._sizes))  # Refuses what cannot be paid for.
+    self.grid = core.grid(sum(self._sizes))
 
   def _norms(self, update: mechanism.Parts) -> list[tf.Tensor]:
     return [clip_rules.global_norm([update[i] for i in group.indices]) for group in self.groups]
@@ -114,8 +114,8 @@ class RoundsInIntegers(mechanism.Rounds):
 class CertifiedRounds(RoundsInIntegers):
   """The functions of a trusted server's certified mechanism for updates of known tensors."""
 
-  def __init__(self, of: configs.Certified, specs: mechanism.Specs, layers: Sequence[layers_lib.Layer]):
-    super().__init__(of, specs, layers)
+  def __init__(self, core: configs.Certified, specs: mechanism.Specs, layers: Sequence[layers_lib.Layer]):
+    super().__init__(core, specs, layers)
     # An entry of a client has at most K steps, and nobody is in a sum twice.
     self._is_scaled = type(self.config).noise_scale is not guarantee.GuaranteeConfig.noise_scale
     self.sum_dtype = np.int32 if self.grid.steps * self.config.num_clients < 2**31 else np.int64
@@ -271,7 +271,7 @@ class CertifiedRounds(RoundsInIntegers):
     return chacha20.derived_key(noise.seed, chacha20.nonce(noise.counter, words[0], words[1]))
 
 
-def check_weights(of: configs.Certified) -> None:
+def check_weights(core: configs.Certified) -> None:
   """Compares the weight rule's weights in TensorFlow with those in NumPy, over three rounds of a few clients.
 
   Rounds compute with tensors, and plans and verification with arrays. A rule for one of them only gives weights that no
@@ -280,7 +280,7 @@ def check_weights(of: configs.Certified) -> None:
   Raises:
     ValueError: If the weights differ, or the rule fails for tensors.
   """
-  config = of.config
+  config = core.config
   count = config.num_rounds if config.num_rounds is not None else _COMPARED_ROUNDS
   ids = np.arange(min(config.num_clients, _COMPARED_CLIENTS))
   cohorts = [ids] * min(count, _COMPARED_ROUNDS)
@@ -289,14 +289,14 @@ def check_weights(of: configs.Certified) -> None:
     'Write it by the functions of quap_tff.common.numbers.arrays, which take both: `xp = arrays.namespace(view.rates)`.'
   )
   with tf.init_scope():
-    rounds = CertifiedRounds(of, [tf.TensorSpec([1], tf.float32)], layers_lib.from_shapes([(1,)]))
+    rounds = CertifiedRounds(core, [tf.TensorSpec([1], tf.float32)], layers_lib.from_shapes([(1,)]))
     state = rounds.initial_state()
     for number in range(1, len(cohorts) + 1):
       try:
         found = rounds.announce(state)['weights'].numpy()[ids]
       except Exception as error:  # The rule is anybody's.
         raise ValueError(f'Weight rule {name} fails for tensors ({type(error).__name__}: {error}). {remedy}') from error
-      expected = of.simulated(cohorts[:number], kept)[-1].weights
+      expected = core.simulated(cohorts[:number], kept)[-1].weights
       other = np.flatnonzero(~np.isclose(found, expected, rtol=_SAME_WEIGHT, atol=0))
       if len(other):
         raise ValueError(
@@ -315,7 +315,7 @@ def after_checks(value: tf.Tensor, *checks: Optional[tf.Operation]) -> tf.Tensor
 
 
 def admitted(
-  of: guarantee.Guarantee,
+  core: guarantee.Guarantee,
   client_ids: tf.Tensor,
   weights: tf.Tensor,
   participation: array_types.Structure,
@@ -326,7 +326,7 @@ def admitted(
   """A round whose weights are decided. The server or the clients draw its noise.
 
   Args:
-    of: The mechanism.
+    core: The mechanism.
     client_ids: int64[M], the cohort, checked.
     weights: float32[M], in its order. If all are 0, the round releases nothing.
     participation: The participation state with this round.
@@ -336,10 +336,10 @@ def admitted(
   """
   round_num, size = state.round + 1, tf.size(weights)
   releases = tf.reduce_any(weights > 0)
-  multiplier = tf.cast(of.noise_multiplier * of.config.noise_scale(round_num), tf.float64)
+  multiplier = tf.cast(core.noise_multiplier * core.config.noise_scale(round_num), tf.float64)
   multiplier = tf.where(releases, multiplier, tf.zeros_like(multiplier))
-  sigma = tf.cast(multiplier * tf.cast(state.clip, tf.float64) / of.divisor, tf.float32)
-  spread = tf.scatter_nd(client_ids[:, tf.newaxis], weights, [tf.constant(of.num_clients, tf.int64)])
+  sigma = tf.cast(multiplier * tf.cast(state.clip, tf.float64) / core.divisor, tf.float32)
+  spread = tf.scatter_nd(client_ids[:, tf.newaxis], weights, [tf.constant(core.num_clients, tf.int64)])
   return mechanism.AdmittedRound(
     client_ids=client_ids,
     weights=weights,
@@ -357,6 +357,6 @@ def admitted(
       weight_mean=tf.math.divide_no_nan(tf.reduce_sum(weights), tf.cast(size, tf.float32)),
       weight_min=tf.where(size > 0, tf.reduce_min(weights), 0.0),
       **more,
-      **mechanism.participation_metrics(of.config, participation, round_num),
+      **mechanism.participation_metrics(core.config, participation, round_num),
     ),
   )

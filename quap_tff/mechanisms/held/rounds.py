@@ -58,16 +58,16 @@ class HeldRounds(certified.RoundsInIntegers):
   own_fields = {'answer': "the answer of the client's guard"}
   kept_fields = ('noise_key',)
 
-  def __init__(self, of: configs.Held, specs: mechanism.Specs, layers: Sequence[layers_lib.Layer]):
-    super().__init__(of, specs, layers)
-    fresh, taken_back = (one * self.grid.steps for one in of.share_stddevs)
+  def __init__(self, core: configs.Held, specs: mechanism.Specs, layers: Sequence[layers_lib.Layer]):
+    super().__init__(core, specs, layers)
+    fresh, taken_back = (one * self.grid.steps for one in core.share_stddevs)
     self._fresh = integer_noise.Sampler(fresh, is_rounded=False)
     self._taken_back = integer_noise.Sampler(taken_back, is_rounded=False) if taken_back else None
-    self.secure_bounds = [of.share_bound(self.grid)] * len(specs)
-    self.most_clients = of.most_clients
-    self._weights = of.planned_weights
-    self._clip = np.float32(of.clip.initial_norm)
-    self._plan = guard.plan_number(of.fingerprint)
+    self.secure_bounds = [core.share_bound(self.grid)] * len(specs)
+    self.most_clients = core.most_clients
+    self._weights = core.planned_weights
+    self._clip = np.float32(core.clip.initial_norm)
+    self._plan = guard.plan_number(core.fingerprint)
 
   def initial_state(self) -> mechanism.State:
     config = self.config
