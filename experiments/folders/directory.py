@@ -170,7 +170,7 @@ class RunDirectory:
           shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
 
   def begin_stretch(self, first_round: int) -> None:
-    """Writes down that this code runs the rounds from `first_round` on, unless it ran the one before, too."""
+    """Writes down that this code runs the rounds from `first_round` on, unless it also ran the one before."""
     with self.writing():
       run = files.read_json(self.file(run_folder.RUN))
       stretches = run_folder.continued(run, first_round)

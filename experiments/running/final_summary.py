@@ -53,7 +53,7 @@ _DIVERGED = (
 
 
 def has_diverged(weights: Iterable[Any], test_loss: float) -> bool:
-  """Whether a weight or the test loss is not finite, or larger than any that makes sense.
+  """True if a weight or the test loss is not finite, or larger than any that makes sense.
 
   Args:
     weights: Arrays: the published weights. So in a certified run the answer is post-processing.
@@ -243,7 +243,7 @@ def guarantee(summary: Mapping[str, Any]) -> str:
     f'{_bound(exact)} at δ = {rounding.up(formal["delta"])} for each client and all of its data{rounds}.'
   )
   if summary.get('trust') == 'secure_sum':
-    said += ' It holds against the server, too, if secure sums open as the plan assumes (docs/trust.md).'
+    said += ' It also holds against the server, if secure sums open as the plan assumes (docs/trust.md).'
   if not is_all:
     said += ' Exact figures in the logs have no finite ε: keep them secret.'
   return said

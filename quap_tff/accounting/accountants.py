@@ -128,7 +128,7 @@ def account(
 
 
 def amplification(history: histories_lib.History) -> str:
-  """Whether sampling is counted, and why it may be."""
+  """The amplification that is counted, and why it may be."""
   rates = history.sampling_rates
   if not rates:
     return 'no amplification by sampling'

@@ -121,7 +121,7 @@ class Gate:
       delta,
       noise_multiplier,
       correlation=correlation,
-      divisor=1.0,  # Of the program that divides.
+      divisor=1.0,  # The other program divides.
       num_rounds=num_rounds,
       weights=weight_rules.UniformWeights(),
       own_epsilon=own_epsilon,  # type: ignore[arg-type]  # It becomes a tuple.

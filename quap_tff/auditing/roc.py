@@ -152,7 +152,7 @@ def gaussian_bound(mu: float) -> tuple[float, dict[float, float]]:
   """The AUC, and the TPR at each of `FALSE_POSITIVE_RATES`, that no attack on a μ-GDP mechanism exceeds.
 
   TPR <= Φ(Φ⁻¹(FPR) + μ) and AUC <= Φ(μ/√2) (Dong, Roth and Su 2019, arXiv:1905.02383, section 2). The bounds hold for
-  a pool of targets, too, if μ is the largest of theirs, since the curve is concave.
+  a pool of targets as well, if μ is the largest of theirs, since the curve is concave.
   """
   checks.number('mu', mu, at_least=0)
   tpr = {fpr: float(special.ndtr(special.ndtri(fpr) + mu)) for fpr in FALSE_POSITIVE_RATES}

@@ -22,7 +22,7 @@ Type = Mapping[str, Any]
 
 
 class Struct(dict[str, Any]):
-  """A dict whose values are attributes, too."""
+  """A dict whose values are also attributes."""
 
   def __getattr__(self, name: str) -> Any:
     try:
@@ -81,7 +81,7 @@ def _tensor(kind: Type, value: Any, name: str) -> Any:
 
 
 def _fits(expected: Optional[Sequence[Any]], found: Optional[Sequence[Any]]) -> bool:
-  """Whether a shape may be one of the type's. Sizes that are not known are None, and so is a shape of unknown rank."""
+  """True if a shape may be one of the type's. Sizes that are not known are None, and so is a shape of unknown rank."""
   if expected is None or found is None:
     return True
   return len(expected) == len(found) and all(None in pair or pair[0] == pair[1] for pair in zip(expected, found))

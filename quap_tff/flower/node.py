@@ -82,7 +82,7 @@ class Node:
     return cls(bundle, examples, str(config.get('folder', '')), str(config.get('enrolment', '')))
 
   def answer(self, content: RecordDict) -> messages.Answer:
-    """What the clients of this node answer in a round that a server announces.
+    """The answer of this node's clients in a round that a server announces.
 
     Raises:
       RefusedRoundError: If a guard refuses, or the server plays another bundle or has other versions.

@@ -1,4 +1,4 @@
-"""What gradients give away in closed form: the inputs of a Dense layer, and labels.
+"""Closed forms of what gradients give away: the inputs of a Dense layer, and labels.
 
 The input of a Dense layer is the quotient of its gradients (Phong et al. 2018, section 3). Unit j has the gradients
 ΔW_j = Σ_b δ_bj·a_b and Δb_j = Σ_b δ_bj. For one example, ΔW_j/Δb_j = a. For a batch, the quotient is a mean of the a_b

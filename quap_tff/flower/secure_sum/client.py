@@ -78,7 +78,7 @@ class SecureSum:
   def _answered(self, message: Message, context: Context) -> Message:
     if RECORD_KEY_CONFIGS not in message.content.config_records:
       raise messages.RefusedRoundError(
-        'The server asks for a sum that it would see, and this node takes part in secure sums alone. Let the server '
+        'The server asks for a sum that it would see, and this node takes part only in secure sums. Let the server '
         'use quap_tff.flower.secure_sum.'
       )
     told = message.content.config_records[RECORD_KEY_CONFIGS]

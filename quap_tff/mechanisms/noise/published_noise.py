@@ -27,7 +27,7 @@ optimize = lazy.module('scipy.optimize')
 signal = lazy.module('scipy.signal')
 special = lazy.module('scipy.special')
 
-# What is chosen has so many decimals. Two processors then find the same numbers, although their last bits differ.
+# Coefficients have this many decimals. Two processors then find the same numbers, although their last bits differ.
 DECIMALS = 4
 # A further buffer must lower the root of the loss by this share. More than 4 did not for up to 2,000 releases.
 _SMALLEST_GAIN = 1e-3

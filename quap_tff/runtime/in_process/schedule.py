@@ -108,7 +108,7 @@ def plan(local_values: Sequence[NamedValue], result: Iterable[str]) -> list[Unio
 
 
 def _possible(left: Sequence[NamedValue], made: set[str]) -> list[NamedValue]:
-  """What one pass could make: all that needs no server value and no aggregation that is still to come."""
+  """The values that one pass could make: all that needs no server value and no aggregation that is still to come."""
   possible: list[NamedValue] = []
   reachable = set(made)
   for local in left:
