@@ -151,7 +151,7 @@ class AttackedModel:
     dataset: Whose presets its methods have.
     federation: The clients.
     learning_rate: Theirs.
-    seed: Of the initial weights and of the noise.
+    seed: The seed of the initial weights and of the noise.
   """
 
   def __init__(self, name: str, dataset: str, federation: data.Federation, learning_rate: float, seed: int):

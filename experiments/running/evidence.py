@@ -56,7 +56,7 @@ def about(
     plan: Its plan.
     resolved: The facts that follow from the data, see `setup.Experiment.resolved`.
     tests: How often loss and accuracy on the test set were released.
-    test_accuracy: Of the released model.
+    test_accuracy: The accuracy of the released model.
     date: The day on which the run's last process began.
     stretches: Which code ran which rounds.
 

@@ -57,7 +57,7 @@ def has_diverged(weights: Iterable[Any], test_loss: float) -> bool:
 
   Args:
     weights: Arrays: the published weights. So in a certified run the answer is post-processing.
-    test_loss: Of these weights.
+    test_loss: The loss of these weights.
   """
   # NaN fails the comparisons, too.
   return not (abs(test_loss) <= _LARGEST_SENSIBLE and all(np.all(np.abs(w) <= _LARGEST_SENSIBLE) for w in weights))
@@ -90,7 +90,7 @@ def make(
     interrupted: Whether the run was cut off by the user.
     seconds: That the rounds of this process took; None where this is withheld.
     output_dir: The run's folder. A certified run's summary.json does not name it.
-    share_of_ceiling: Of a certified run's plan; None for other runs.
+    share_of_ceiling: The share of a certified run's plan; None for other runs.
   """
   return {
     'dataset': datasets.portable(run.flags['dataset']),

@@ -55,7 +55,7 @@ class TrainingProgress(NamedTuple):
     test: `loss` and `accuracy` on the test set, of these weights.
     ledger: The record of each round's cost.
     date: The day on which this process began.
-    seconds: Of this process, from the first round on; None where client metrics are withheld.
+    seconds: Seconds of this process, from the first round on; None where client metrics are withheld.
     interrupted: Whether the run was cut off by the user.
     non_finite: Updates that were left out.
   """

@@ -80,7 +80,7 @@ def report(
     noise_multiplier: z of each round.
     delta: The total δ.
     bound: The ε that nobody may exceed.
-    correlation: Of the noise.
+    correlation: The correlation of the noise.
     coins: The assumption that each round drew each client by a coin. None: no amplified figures.
   """
   epsilon = tradeoff.epsilon_of(np.sqrt(account.mu_squared), delta)

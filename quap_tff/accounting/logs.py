@@ -420,7 +420,7 @@ def account(
   Args:
     log: The log.
     noise_multiplier: z of each round.
-    correlation: Of the noise, with all its numbers.
+    correlation: The correlation of the noise, with all its numbers.
     num_rounds: The planned rounds, +inf for any number. Under correlated noise a client is charged for what they may
       still show of it. None: the log has all rounds.
 

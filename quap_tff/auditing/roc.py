@@ -122,8 +122,8 @@ def summarize(
     clients: int[n], whose trial it is; default: each trial is another client's.
     runs: int[n], the trial's target model; default: one for all.
     resamples: Draws of the bootstrap, at least 20.
-    confidence: Of each interval, in (0, 1).
-    seed: Of the bootstrap.
+    confidence: The confidence of each interval, in (0, 1).
+    seed: The seed of the bootstrap.
 
   Raises:
     ValueError: As `curve`, and for numbers out of range.

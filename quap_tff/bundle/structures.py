@@ -44,7 +44,7 @@ def flatten(kind: Type, value: Any, name: str) -> list[Any]:
 
   Args:
     kind: The type.
-    value: Of a sequence a `tf.data.Dataset`, a list of elements, or one element.
+    value: For a sequence, a `tf.data.Dataset`, a list of elements, or one element.
     name: What it is, for errors.
 
   Raises:

@@ -35,7 +35,7 @@ class Dropout(Protocol):
 
   @property
   def fails(self) -> Callable[[int], np.ndarray]:
-    """From the round number to bool[N]: whether each client would drop out of this round if it were drawn."""
+    """Maps the round number to bool[N]: whether each client would drop out of this round if it were drawn."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -96,7 +96,7 @@ def of_round(announced: Announced) -> RecordDict:
 
 
 def read_round(content: RecordDict, bundle: player.Bundle) -> tuple[Any, Sequence[Link]]:
-  """On a node, the message and the history.
+  """The message and the history, on a node.
 
   Raises:
     RefusedRoundError: If the server plays another bundle, or by other versions.

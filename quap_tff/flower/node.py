@@ -36,7 +36,7 @@ class Node:
 
     Args:
       bundle: The run.
-      examples: Of each client, by name.
+      examples: The examples of each client, by name.
       folder: The node's folder, with the secret of its clients, for a run in which clients hold the noise.
       enrolled: The folder with the cards of all nodes, for such a run.
 

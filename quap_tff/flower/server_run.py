@@ -42,7 +42,7 @@ class ServerRun:
   Attributes:
     server: State, ledger and average.
     cohorts: int64[M_t], the clients that are planned for each round. Where nobody planned them, their number counts.
-    rounds: Of each round, int64[M] who was announced, and int64[M'] who came. Where clients hold the noise, a round is
+    rounds: For each round, int64[M] who was announced, and int64[M'] who came. Where clients hold the noise, a round is
       here as soon as it is announced.
     holds_noise: Whether clients hold the noise.
     in_doubt: The first round whose sum may have opened without an account; 0 if there is none.

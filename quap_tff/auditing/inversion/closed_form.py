@@ -149,7 +149,7 @@ def build_feature_inversion(
     model: The model. Its initial weights are those that the server has sent.
     iterations: Steps of Adam.
     smoothness: Weight of the total variation.
-    learning_rate: Of Adam, in units of pixels.
+    learning_rate: The learning rate of Adam, in units of pixels.
   """
   weights = [w[tf.newaxis] for w in model.initial_weights]
 

@@ -40,7 +40,7 @@ class Session(NamedTuple):
   parties: Sequence[int] = ()
 
   def of_context(self) -> ConfigRecord:
-    """As a record."""
+    """The session as a record."""
     return ConfigRecord(
       {
         'masks': self.masks,

@@ -153,7 +153,7 @@ def _log_loss(
 
 
 def _shares(releases: int) -> np.ndarray:
-  """In which share of the prefix sums each coefficient of A·C⁻¹ counts, float64[n]."""
+  """The share of the prefix sums in which each coefficient of A·C⁻¹ counts, float64[n]."""
   return 1 - np.arange(releases) / releases
 
 

@@ -56,7 +56,7 @@ class SectionGraph:
     graph_def: The nodes, and the functions that they call.
     inputs: The names of `graph_def` that have no node, for which each call has a tensor: arguments, and then handles of
       variables.
-    used: Of each input that is an argument, its position among all arguments of the section.
+    used: For each input that is an argument, its position among all arguments of the section.
     variables: dtypes and shapes of the variables whose handles are inputs.
     fetches: Names of the tensors to return.
     depends_on_call_order: Whether a call's result depends on how many calls came before it.
