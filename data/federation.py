@@ -62,7 +62,7 @@ class Examples:
 
   @property
   def is_sequences(self) -> bool:
-    """Whether the examples are sequences of tokens."""
+    """True if the examples are sequences of tokens."""
     return self.x.dtype == np.int32
 
   @property
@@ -228,12 +228,12 @@ class Federation:
 
   @property
   def is_sequences(self) -> bool:
-    """Whether the examples are sequences of tokens, of which `num_classes` is the vocabulary."""
+    """True if the examples are sequences of tokens, of which `num_classes` is the vocabulary."""
     return self._first.is_sequences
 
   @property
   def is_on_demand(self) -> bool:
-    """Whether clients' examples are read when they are asked for."""
+    """True if clients' examples are read when they are asked for."""
     return isinstance(self.clients, OnDemand)
 
   @property

@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
 
 
 def rounds_of(experiment: Any) -> bundle_files.PlannedRounds:
-  """What a simulation plays. Cohorts that are secret are not written."""
+  """The rounds that a simulation plays. Cohorts that are secret are not written."""
   rounds = range(1, experiment.run.schedule.rounds + 1)
   if experiment.cohorts.secret:
     rounds = range(0)
@@ -76,7 +76,7 @@ def rounds_of(experiment: Any) -> bundle_files.PlannedRounds:
 
 
 def _about(experiment: Any) -> Optional[abouts.About]:
-  """What a certificate states of the run, if it may get one. Tests, accuracy and date are those of a simulation."""
+  """The issuer's statements, if the run may get a certificate. Tests, accuracy and date are a simulation's."""
   if not experiment.run.method.gives_certificate:
     return None
   return evidence.about(

@@ -126,7 +126,7 @@ def _train(run: 'Run', callbacks: Sequence[Callable[[int, Any, Any], None]]) -> 
 
 
 def _opening(experiment: 'Experiment', directory: Optional['RunDirectory']) -> Iterator[str]:
-  """What is said before the first round."""
+  """The lines that are printed before the first round."""
   run, federation = experiment.run, experiment.federation
   if directory is not None and not directory.is_new:
     yield f'Continuing the run in {directory.path}.'

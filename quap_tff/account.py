@@ -10,7 +10,7 @@ r"""Computes what each client of a log has spent, or which noise it needs; witho
 
 A log has a row for each client in each round, under the header `round,client` or `round,client,weight`; a client is any
 text. Every client gets its own exact ε, by the filter of certified runs, and --epsilon is the bound that nobody may
-exceed. What must hold for the figures, and what the usual accountants say for the same log, is printed, too. Without
+exceed. It also prints what must hold for the figures, and what the usual accountants say for the same log. Without
 --noise_multiplier, the log says which cohorts are expected, and a table has the noise that each mechanism needs. So it
 does for the cohorts of a model, --participation, drawn once by --seed.
 

@@ -27,7 +27,7 @@ Tensors = Sequence[np.ndarray]  # A model's weights, or an update of them.
 
 
 class State(NamedTuple):
-  """What the server keeps: t, θ_t, k_i(t) and p_i(t) as float64[N], and C_t; +inf before there is one."""
+  """The server's state: t, θ_t, k_i(t) and p_i(t) as float64[N], and C_t; +inf before there is one."""
 
   round: int
   weights: Tensors
@@ -37,7 +37,7 @@ class State(NamedTuple):
 
 
 class Round(NamedTuple):
-  """What a round did: ε_i(t) of its cohort, float64[M]; ε_t; the norm that clipped it; σ_t; and g̃_t."""
+  """The record of a round: ε_i(t) of its cohort, float64[M]; ε_t; the norm that clipped it; σ_t; and g̃_t."""
 
   budgets: np.ndarray
   budget: float

@@ -11,7 +11,7 @@ command, or if standard output cannot be written. 130: interrupted. 141: nobody 
 
 Each client's weights are computed again from the mechanism and the public schedule, and every figure from the ledger;
 for a gate's log (`quap_tff.Gate`), every figure from the log.
-A run of experiments.train has these files, too. What its flags, metrics.csv and summary.json say in addition is
+A run of experiments.train also has these files. What its flags, metrics.csv and summary.json say in addition is
 compared by python -m experiments.verify.
 """
 

@@ -28,7 +28,7 @@ from quap_tff.common.numbers import samplers
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DropoutModel:
-  """Which clients would drop out of which round.
+  """A model of which clients would drop out of which round.
 
   Attributes:
     rates: float64[N], each client's probability to drop out of a round.

@@ -23,7 +23,7 @@ _SAMPLER = samplers.CohortSampler(
 
 
 class _Content(NamedTuple):
-  """Of a log: the names of its clients, int64[M_t] places among them for each round, and the file's SHA-256."""
+  """A log: the names of its clients, int64[M_t] places among them for each round, and the file's SHA-256."""
 
   names: Sequence[str]
   rounds: Sequence[np.ndarray]

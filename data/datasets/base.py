@@ -22,7 +22,7 @@ DEFAULT_NUM_CLIENTS = 100
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-  """What a run asks of a dataset; see `data.load`."""
+  """A run's request for a dataset; see `data.load`."""
 
   name: str
   data_dir: Optional[str]
@@ -66,7 +66,7 @@ class Dataset(checks.Checked, abc.ABC):
 
 
 class Division(NamedTuple):
-  """Which of a dataset's own clients do what; none of them is in two places. All are in the dataset's order.
+  """The roles of a dataset's own clients, each of whom has at most one. All are in the dataset's order.
 
   Attributes:
     clients: Those that take part.
@@ -88,9 +88,10 @@ def client_order(available: int, seed: int) -> np.ndarray:
 
 
 def divide_clients(request: Request, ids: Sequence[Any], test_share: float = 0.0) -> Division:
-  """Who takes part, who only tests, and whose examples the server has; a pure function of the seed and the numbers.
+  """Divides clients: some take part, some only test, and of some the server has the examples.
 
-  For one seed a larger choice of clients contains every smaller one.
+  The division is a pure function of the seed and the numbers. For one seed a larger choice of clients contains every
+  smaller one.
 
   Args:
     request: Its `num_clients` of those that do not test take part; by default all but the helpers. Its `auxiliary` is

@@ -131,7 +131,7 @@ class Npz(base.Dataset):
     with np.load(path, allow_pickle=False) as kept:
       unknown = sorted(set(kept.files) - set(arrays))
     if unknown:
-      raise reading.wrong(path, f'arrays named {", ".join((*_REQUIRED, *_OPTIONAL))}', f'{", ".join(unknown)}, too')
+      raise reading.wrong(path, f'arrays named {", ".join((*_REQUIRED, *_OPTIONAL))}', f'also {", ".join(unknown)}')
     if ('x_test' in arrays) != ('y_test' in arrays):
       raise reading.wrong(path, 'x_test and y_test, or neither', 'one of them')
 
@@ -161,7 +161,7 @@ class Npz(base.Dataset):
       )
     if len(test_y) and not np.isin(test_y, known).any():
       raise reading.wrong(
-        path, 'labels in y_test that are in y, too', 'none. A model would be right about no test example'
+        path, 'labels in y_test that are also in y', 'none. A model would be right about no test example'
       )
     return self.classes or num_classes
 
@@ -199,7 +199,7 @@ def _examples(path: str, arrays: dict[str, Any], x_name: str, y_name: str) -> tu
 
 
 def _looks_channels_first(first: int, second: int, last: int) -> bool:
-  """Whether the first of an image's axes is a usual number of channels, and the last one is not."""
+  """True if the first of an image's axes is a usual number of channels, and the last one is not."""
   is_square_map = first == second != last  # Such as features [n, 4, 4, 64].
   return first in _CHANNELS and last not in _CHANNELS and first < last and not is_square_map
 

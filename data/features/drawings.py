@@ -51,7 +51,7 @@ def drawings_for(input_shape: tuple[int, ...]) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FeatureStatistics:
-  """Of the features of drawings.
+  """Statistics of the features of drawings.
 
   Attributes:
     input_shape: (height, width, channels) of the drawings.

@@ -45,7 +45,7 @@ def imported(
       can hold code; load only those whose source you trust.
     layer: The layer of the model whose output is the features.
     description: Sentences for a certificate: which data the model was trained on.
-    image_shape: Of the run's images, such as '28x28x1'; '' for that of the model's input.
+    image_shape: The shape of the run's images, such as '28x28x1'; '' for that of the model's input.
     preprocessing: A key of `PREPROCESSINGS`.
 
   Returns:

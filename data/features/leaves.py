@@ -64,10 +64,10 @@ def draw(leaves: Leaves, ground: np.ndarray, size: tuple[int, int], rng: np.rand
   """Draws leaves on a ground; edges are softened and a little noise is added.
 
   Args:
-    leaves: Of n images.
+    leaves: The leaves of n images.
     ground: float32[n, 3], its colour in [0, 1].
     size: (height, width).
-    rng: Of the noise.
+    rng: The generator of the noise.
 
   Returns:
     uint8[n, height, width, 3], RGB.
@@ -145,7 +145,7 @@ def views(of: LeafyThings, kinds: np.ndarray, size: tuple[int, int], rng: np.ran
     of: The things.
     kinds: int[n], which of them each image shows.
     size: (height, width).
-    rng: Of all that differs between views.
+    rng: The generator of all that differs between views.
 
   Returns:
     uint8[n, height, width, 3], RGB.

@@ -65,7 +65,7 @@ class AttackedMethod:
 METHODS = {
   'fedavg': AttackedMethod('No clipping and no noise anywhere.', ('--algorithm=fedavg',)),
   'quap': AttackedMethod(
-    "QuAP-FL. A client's update has no noise. The aggregate has noise on the final Dense layer alone, so the "
+    "QuAP-FL. A client's update has no noise. The aggregate has noise only on the final Dense layer, so the "
     'attack looks at the other layers.'
   ),
   'fixed_dp': AttackedMethod(
@@ -151,7 +151,7 @@ class AttackedModel:
     dataset: Whose presets its methods have.
     federation: The clients.
     learning_rate: Theirs.
-    seed: Of the initial weights and of the noise.
+    seed: The seed of the initial weights and of the noise.
   """
 
   def __init__(self, name: str, dataset: str, federation: data.Federation, learning_rate: float, seed: int):
@@ -172,7 +172,7 @@ class AttackedModel:
     return updates
 
   def seen(self, method: str, updates: list[list[np.ndarray]], batch: int) -> dict[str, tuple[Any, Any]]:
-    """What each observer knows of these updates under a method, by its name: an `inversion.Problem` and its `View`."""
+    """The knowledge of each observer about these updates under a method: an `inversion.Problem` and its `View`."""
     plan = plan_of(self._dataset, method, self._shape)
     examples = {'client_update': batch, 'aggregate': batch * len(updates)}
     pairs = {}

@@ -68,9 +68,9 @@ class MembershipSettings(checks.Checked):
     real_epsilon: The proven ε at which methods are compared. None: the proven ε of Fixed-DP at the nominal ε. Then one
       noise serves both comparisons.
     methods: Specs of --algorithm. `certificate=false` is added to certified.
-    levels: Of `shadow_models.LEVELS`.
+    levels: Some of `shadow_models.LEVELS`.
     models: Models of each method and level, at least 8. Each has models - 1 shadow models.
-    attacks: Of `membership.ATTACKS`.
+    attacks: Some of `membership.ATTACKS`.
     resamples: Draws of the bootstrap.
   """
 
@@ -268,7 +268,7 @@ def _pictures(rows: Sequence[Mapping[str, Any]], curves: Mapping[tuple[str, str,
   """PNG files by name: `membership_roc_LEVEL.png` for each level, and `membership_groups.png`.
 
   Args:
-    rows: Of `run`.
+    rows: The rows of `run`.
     curves: ROC curves on all clients, by (method, level, attack).
   """
   pictures = {}

@@ -32,9 +32,9 @@ class Settings:
     canaries: K, how many clients are canaries: those that are planned to spend most.
     unseen: How many further directions nobody adds. Scores on these show what chance gives.
     repeats: How many runs are made. Their scores are counted together.
-    confidence: Of the lower bounds.
+    confidence: The confidence of the lower bounds.
     part: Where the canaries' directions live: in 'all' layers, only in the 'noised' ones, or only in the 'unnoised'.
-    seed: Of the canaries' directions.
+    seed: The seed of the canaries' directions.
   """
 
   canaries: int = 50
@@ -88,7 +88,7 @@ class AuditResult(NamedTuple):
     return self.bound.epsilon if self.is_gaussian else self.bound.epsilon_if_independent
 
   def as_dict(self) -> dict[str, Any]:
-    """For JSON."""
+    """The values for JSON."""
     return {
       'claimed_epsilon': self.claim.epsilon,
       'claim': self.claim.kind,

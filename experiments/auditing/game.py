@@ -63,7 +63,7 @@ def _certified_game(plan: plans.Plan, schedule: Sequence[np.ndarray], draws: int
 def _stock_game(plan: plans.Plan, schedule: Sequence[np.ndarray], draws: int, seed: Optional[int]) -> Optional[Game]:
   stock = plan.mechanism.aggregator_of(plan.model)
   if stock.clip is None:
-    return None  # Adaptive clipping releases counts, too.
+    return None  # Adaptive clipping also releases counts.
   query = stock.query(tff.to_type([(np.float32, [draws])]))
   mu = _formal_mu(plan, plan.planned_ledger(schedule))
   target = int(mu.argmax())

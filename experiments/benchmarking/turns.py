@@ -1,4 +1,4 @@
-"""What `experiments.benchmark` measures takes turns, round by round, and each figure has a spread.
+"""Measurements that take turns, round by round, for `experiments.benchmark`. Each figure has a spread.
 
 A machine that becomes slower then slows all that is compared. Each measurement has a process of its own, so that none
 adds to the memory of another, and waits while it is not its turn. This process never loads TensorFlow: it stays small
@@ -185,7 +185,7 @@ class Timed:
     self.cpu_seconds.append(cpu_seconds)
 
   def row(self, examples: int) -> Row:
-    """A row of the CSV file, for rounds of so many examples."""
+    """A row of the CSV file, for rounds of this many examples."""
     return {
       'case': self.case,
       'samples_per_second': figure(examples / seconds for seconds in self.seconds),

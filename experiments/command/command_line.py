@@ -24,7 +24,7 @@ import experiments
 from quap_tff.common import checks
 from quap_tff.common import lazy
 
-# Of folders for temporary files, in the system's folder of these.
+# Prefixes of temporary folders, in the system's folder of these.
 _TEMPORARY, _BEING_MADE = 'quap_tff_', '.quap_tff_'
 
 # Where TFF sets its default context, once it is loaded.
@@ -33,7 +33,7 @@ _TFF_CONTEXTS = 'tensorflow_federated.python.core.impl.context_stack.set_default
 FAILED, INTERRUPTED = 1, 130
 
 _COLUMNS = 80
-# Of a table in a flag's help.
+# The width of the names in a table of a flag's help.
 _NAME_COLUMNS = 20
 # `name:key=value,…`, as opposed to a sentence with a comma in it.
 _SPEC = re.compile(r'\w=[^,]*,\w')
@@ -314,7 +314,7 @@ def _remove_abandoned(parent: str) -> None:
 
 
 def status_of(main: Callable[[list[str]], int], argv: list[str]) -> int:
-  """What main returns; an error of input, files, memory or packages that it lets through is said in one line."""
+  """The result of main; an error of input, files, memory or packages that it lets through is said in one line."""
   try:
     return main(argv)
   except HelpShown:

@@ -58,7 +58,7 @@ def ignore_from_now_on() -> None:
 
 
 def is_interrupt(error: BaseException) -> bool:
-  """Whether an error is a KeyboardInterrupt, or comes after one that has been raised and not been caught yet.
+  """True if an error is a KeyboardInterrupt, or comes after one that has been raised and not been caught yet.
 
   Then it may be its consequence: TensorFlow's C++ drops an exception of a Python function that it calls, and goes on
   without a result. See `caught`.
@@ -97,7 +97,7 @@ def _raise() -> None:
 
 
 def _is_lost_in(frame: Any) -> bool:
-  """Whether Python drops exceptions there: in finalizers, in callbacks of the collector and of weak references."""
+  """True if Python drops exceptions there: in finalizers, in callbacks of the collector and of weak references."""
   callbacks = {getattr(callback, '__code__', None) for callback in gc.callbacks}
   while frame is not None:
     code = frame.f_code

@@ -2,7 +2,7 @@
 
     run = Run.from_flags(values)         # Parsed flags, or a dict of them.
     run = Run.from_json(run_json)        # run.json of a run's folder.
-    run.recorded(), run.identity()       # Of a run, for run.json.
+    run.recorded(), run.identity()       # The run, for run.json.
 
 Each flag is read once, here. A spec such as `certified:weights=online` is a value after that: `run.method.weights`. The
 texts that the user wrote are kept in `run.flags`, for run.json and for messages. TensorFlow is not loaded.
@@ -159,7 +159,7 @@ class Run:
 
   @property
   def needs_same_code(self) -> bool:
-    """Whether the run may not be continued by other code than ran its latest round."""
+    """True if the run may not be continued by other code than ran its latest round."""
     return self.method.gives_certificate and not self.publication.allow_code_change
 
   def check(self) -> None:
@@ -197,7 +197,7 @@ class Run:
 
   @property
   def logs_client_metrics(self) -> bool:
-    """Whether exact functions of clients' data are kept."""
+    """True if exact functions of clients' data are kept."""
     withheld = self.facts.is_certified or self.facts.trust != 'server' or self.cohorts.are_secret
     asked = self.publication.client_metrics
     return asked if asked is not None else not withheld

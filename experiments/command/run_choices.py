@@ -91,7 +91,7 @@ class Cohorts:
   Attributes:
     participation: Who takes part. flpadpm and client_selection learn from --dropout. Both are interpretations: the
       paper on FLPADPM predicts which students drop out of a course, and the paper on client selection leaves its
-      utility open. energy (an interpretation, too): by batteries and charging.
+      utility open. energy (also an interpretation): by batteries and charging.
     dropout: Who drops out in mid-round, after being drawn. The update of such a client never arrives. It is neither
       counted nor charged, except with certified and trust=server, which charges every client that was drawn.
     cohort_size: Clients in a round, M, for cohorts of fixed size. Default: 30% of the clients, at most 30.
@@ -111,7 +111,7 @@ class Cohorts:
 
   @property
   def are_secret(self) -> bool:
-    """Whether cohorts come from a secret seed."""
+    """True if cohorts come from a secret seed."""
     return self.cohort_seed == SECRET
 
 

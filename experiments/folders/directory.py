@@ -67,8 +67,8 @@ class RunDirectory:
       all_flags: Every flag, to be written down.
       identity: The flags that say what is computed.
       resolved: The facts that follow from the data.
-      data_digest: Of the clients' data. The folder keeps a commitment to it, with a secret salt: the digest itself
-        would confirm a guess of a client's data.
+      data_digest: The digest of the clients' data. The folder keeps a commitment to it, with a secret salt: the digest
+        itself would confirm a guess of a client's data.
       needs_same_code: Whether a run whose last round was run by other code than this is refused.
       keeps_times: Whether TensorBoard's files are written, which hold the time of each round. A round takes as long as
         its clients' data are large.
@@ -170,7 +170,7 @@ class RunDirectory:
           shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
 
   def begin_stretch(self, first_round: int) -> None:
-    """Writes down that this code runs the rounds from `first_round` on, unless it ran the one before, too."""
+    """Writes down that this code runs the rounds from `first_round` on, unless it also ran the one before."""
     with self.writing():
       run = files.read_json(self.file(run_folder.RUN))
       stretches = run_folder.continued(run, first_round)

@@ -37,7 +37,7 @@ class RoundLog:
     self._columns: Optional[list[str]] = None
 
   def has_last_row(self, round_num: int) -> bool:
-    """Whether the row of a round is there. Writes nothing.
+    """True if the row of a round is there. Writes nothing.
 
     Raises:
       RunDirectoryError: If a row of an earlier round is missing, or one that is there is damaged.

@@ -49,14 +49,14 @@ def about(
   date: datetime.date,
   stretches: Iterable[Mapping[str, Any]] = (),
 ) -> abouts.About:
-  """What a certificate of a run says beyond its mechanism, its schedule and its ledger.
+  """The statements of a run's certificate beyond its mechanism, its schedule and its ledger.
 
   Args:
     run: Its configuration.
     plan: Its plan.
     resolved: The facts that follow from the data, see `setup.Experiment.resolved`.
     tests: How often loss and accuracy on the test set were released.
-    test_accuracy: Of the released model.
+    test_accuracy: The accuracy of the released model.
     date: The day on which the run's last process began.
     stretches: Which code ran which rounds.
 
@@ -84,7 +84,7 @@ def about(
 def check_before(experiment: setup.Experiment) -> None:
   """Asks before the first round whether the run could get a certificate: nobody should train in vain.
 
-  The planned rounds are taken for those that were run. A problem that this finds would come up after training, too.
+  The planned rounds are taken for those that were run. A problem that this finds would also come up after training.
 
   Args:
     experiment: The run. One of a method that gives no certificate is not looked at.
@@ -150,7 +150,7 @@ def _plan(content: folders.Content, run_json: dict[str, Any]) -> tuple[plans.Pla
 def _mechanism_problems(
   content: folders.Content, files: train_runs.RunFiles, plan: plans.Plan, run: run_lib.Run
 ) -> list[str]:
-  """Where mechanism.json and schedule.npz are not those that the flags give."""
+  """The differences of mechanism.json and schedule.npz from those that the flags give."""
   with folder_files.damage(f'{run_folder.RUN} or {run_folder.SUMMARY}'):
     expected = about(
       run,
@@ -184,7 +184,7 @@ def _are_same(one: Optional[Sequence[Any]], other: Optional[Sequence[Any]]) -> b
 
 
 def _metrics_problems(content: folders.Content, rows: Iterable[Mapping[str, str]]) -> list[str]:
-  """Where metrics.csv has a figure that differs from the ledger's."""
+  """The figures of metrics.csv that differ from the ledger's."""
   problems = []
   for row, expected in zip(rows, _expected_rows(content.plan, content.ledger)):
     for column, value in expected.items():
@@ -200,7 +200,7 @@ def _number(cell: str) -> float:
 
 
 def _expected_rows(plan: run_account.RunAccount, ledger: accounting.RunLedger) -> Iterator[dict[str, float]]:
-  """What metrics.csv must say about each round, computed from the ledger."""
+  """The rows that metrics.csv must have, computed from the ledger."""
   config, state = plan.guarantee.config, ledger.state_dict()
   participation = participations.initial_state(config.participation, config.num_clients)
   for number, one in enumerate(evidence.rounds(plan, ledger), 1):
@@ -224,7 +224,7 @@ def _expected_rows(plan: run_account.RunAccount, ledger: accounting.RunLedger) -
 def _summary_problems(
   content: folders.Content, files: train_runs.RunFiles, plan: plans.Plan, run: run_lib.Run
 ) -> list[str]:
-  """Where summary.json differs from the one that the other files give."""
+  """The differences of summary.json from the one that the other files give."""
   name = run_folder.SUMMARY
   with folder_files.damage(f'{name} or {run_folder.METRICS}'):
     expected = final_summary.make(

@@ -53,11 +53,11 @@ _DIVERGED = (
 
 
 def has_diverged(weights: Iterable[Any], test_loss: float) -> bool:
-  """Whether a weight or the test loss is not finite, or larger than any that makes sense.
+  """True if a weight or the test loss is not finite, or larger than any that makes sense.
 
   Args:
     weights: Arrays: the published weights. So in a certified run the answer is post-processing.
-    test_loss: Of these weights.
+    test_loss: The loss of these weights.
   """
   # NaN fails the comparisons, too.
   return not (abs(test_loss) <= _LARGEST_SENSIBLE and all(np.all(np.abs(w) <= _LARGEST_SENSIBLE) for w in weights))
@@ -90,7 +90,7 @@ def make(
     interrupted: Whether the run was cut off by the user.
     seconds: That the rounds of this process took; None where this is withheld.
     output_dir: The run's folder. A certified run's summary.json does not name it.
-    share_of_ceiling: Of a certified run's plan; None for other runs.
+    share_of_ceiling: The share of a certified run's plan; None for other runs.
   """
   return {
     'dataset': datasets.portable(run.flags['dataset']),
@@ -243,7 +243,7 @@ def guarantee(summary: Mapping[str, Any]) -> str:
     f'{_bound(exact)} at δ = {rounding.up(formal["delta"])} for each client and all of its data{rounds}.'
   )
   if summary.get('trust') == 'secure_sum':
-    said += ' It holds against the server, too, if secure sums open as the plan assumes (docs/trust.md).'
+    said += ' It also holds against the server, if secure sums open as the plan assumes (docs/trust.md).'
   if not is_all:
     said += ' Exact figures in the logs have no finite ε: keep them secret.'
   return said

@@ -55,7 +55,7 @@ class TrainingProgress(NamedTuple):
     test: `loss` and `accuracy` on the test set, of these weights.
     ledger: The record of each round's cost.
     date: The day on which this process began.
-    seconds: Of this process, from the first round on; None where client metrics are withheld.
+    seconds: Seconds of this process, from the first round on; None where client metrics are withheld.
     interrupted: Whether the run was cut off by the user.
     non_finite: Updates that were left out.
   """
@@ -235,7 +235,7 @@ class _Rounds:
     directory.keep_rows(self.done, self.row)
 
   def _records(self) -> dict[str, Any]:
-    # The round's row, too: of a run that was cut off between checkpoint and log it would be lost.
+    # The round's row as well: of a run that was cut off between checkpoint and log it would be lost.
     row = np.frombuffer(json.dumps(self.row).encode(), np.uint8)
     rows = {'json': row, 'non_finite': self.non_finite}
     groups = {'ledger': self.ledger.state_dict(), 'average': self._average, 'row': rows}
@@ -267,7 +267,7 @@ class _Rounds:
     return self._test
 
   def is_finished(self) -> bool:
-    """Whether no round is left to run."""
+    """True if no round is left to run."""
     # A test that a resumed run makes outside the schedule must not end it where an uninterrupted one goes on.
     on_schedule = self.done > 0 and self.done % self._schedule.eval_every == 0
     enough = self._schedule.stop_at_accuracy

@@ -161,7 +161,7 @@ def plot_run(metrics: Mapping[str, np.ndarray], plot_path: str, title: str) -> N
 
 
 def panels_of(metrics: Mapping[str, np.ndarray]) -> list[Callable]:
-  """What draws each part of a run that has a curve. A value in a single round is none, and neither are zeros."""
+  """Functions that draw the parts of a run that have a curve. A single value makes no curve, and neither do zeros."""
   finite = {name: values[np.isfinite(values)] for name, values in metrics.items()}
   has = lambda name: name in metrics and len(finite[name]) > 1 and np.any(finite[name] != 0)
   shown = [panel for names, panel in _PANELS if any(map(has, names))]

@@ -38,7 +38,7 @@ _MOST_ACCOUNTS = 40
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-  """What came out of a run, and what may be said about it.
+  """The outcome of a run, and what may be said about it.
 
   Attributes:
     experiment: The run.
@@ -52,13 +52,13 @@ class Outcome:
 
   @functools.cached_property
   def report(self) -> plans.Report:
-    """What may be said about the run: of one that ended before its last planned round, the bound of its plan."""
+    """The statements about the run: of one that ended before its last planned round, the bound of its plan."""
     is_stopped = self.result.round_num < self.experiment.run.schedule.rounds
     return self.experiment.plan.report(self.result.ledger, self.experiment.schedule if is_stopped else None)
 
   @functools.cached_property
   def summary(self) -> dict[str, Any]:
-    """What summary.json and the last line of standard output hold."""
+    """The content of summary.json and of the last line of standard output."""
     experiment, result = self.experiment, self.result
     return final_summary.make(
       experiment.run,

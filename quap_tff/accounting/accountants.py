@@ -104,7 +104,7 @@ def account(
   Args:
     history: The mechanisms that one client goes through.
     delta: Total δ in (0, 1).
-    names: Of `ACCOUNTANTS`; None for all.
+    names: Some of `ACCOUNTANTS`; None for all.
 
   Returns:
     For each name a `Figure`, or a `NotApplicable` that says why there is none.
@@ -128,7 +128,7 @@ def account(
 
 
 def amplification(history: histories_lib.History) -> str:
-  """Whether sampling is counted, and why it may be."""
+  """The amplification that is counted, and why it may be."""
   rates = history.sampling_rates
   if not rates:
     return 'no amplification by sampling'
@@ -145,7 +145,7 @@ def delta_of(history: histories_lib.History, epsilon: float, name: str) -> float
   Args:
     history: The mechanisms that one client goes through.
     epsilon: ε >= 0 in nats.
-    name: Of `ACCOUNTANTS`.
+    name: One of `ACCOUNTANTS`.
 
   Returns:
     δ in (0, 1), within a factor of 1e-9 of the smallest; 1e-300 for anything smaller.
@@ -188,7 +188,7 @@ def noise_factor(history: histories_lib.History, epsilon: float, delta: float, n
     history: The mechanisms that one client goes through, at any noise; sampling rates stay as they are.
     epsilon: ε >= 0 in nats.
     delta: Total δ in (0, 1).
-    name: Of `ACCOUNTANTS`.
+    name: One of `ACCOUNTANTS`.
 
   Returns:
     A factor in [`MIN_FACTOR`, `MAX_FACTOR`], above the least one by at most the accountant's `relative_tolerance`.
@@ -306,7 +306,7 @@ def exact_scale(ledger: run_ledger.RunLedger, epsilon: float, delta: float) -> f
   The noise of a private quantile's counts is not scaled.
 
   Args:
-    ledger: Of the planned rounds, with the noise that is to be scaled.
+    ledger: The ledger of the planned rounds, with the noise that is to be scaled.
     epsilon: ε > 0 in nats.
     delta: Total δ in (0, 1).
 

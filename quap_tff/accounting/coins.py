@@ -1,4 +1,4 @@
-"""Whether a log can have come from Poisson sampling: a coin of rate q for each client in each round.
+"""A test whether a log can have come from Poisson sampling: a coin of rate q for each client in each round.
 
 A log can contradict coins, and can never show them. Twelve one-sided tests look at how many participations there are,
 at the count of each client, at the size of each round, at how much counts and sizes vary, and at who comes in two
@@ -66,7 +66,7 @@ class Coins(NamedTuple):
 
 
 class _Seen(NamedTuple):
-  """Of N clients and T rounds: int64[N] counts, int64[T] sizes, and how often somebody came twice in a row."""
+  """Facts on N clients and T rounds: int64[N] counts, int64[T] sizes, and how often somebody came twice in a row."""
 
   counts: np.ndarray
   sizes: np.ndarray
@@ -90,7 +90,7 @@ def _seen(log: logs.Log) -> _Seen:
 def _tests(seen: _Seen, rate: float) -> list[tuple[float, str]]:
   """For each test, the logarithm of a bound on its p-value, and what it found."""
   (counts, sizes, repeats), (n, rounds) = seen, (len(seen.counts), len(seen.sizes))
-  log_absent = rounds * np.log1p(-rate)  # Of the probability that a client never comes.
+  log_absent = rounds * np.log1p(-rate)  # The log of the probability that a client never comes.
   log_present = float(np.log(-np.expm1(log_absent)))
   total, mean, size = int(counts.sum()), rounds * rate, n * rate
   most, least = int(counts.max()), int(counts.min())
@@ -98,7 +98,7 @@ def _tests(seen: _Seen, rate: float) -> list[tuple[float, str]]:
   deviation = np.sqrt(rate * (1 - rate))
 
   def present(log_mgf: np.ndarray) -> np.ndarray:
-    """Of a client that came, given that of a client and a statistic that is 0 for one that never came."""
+    """The `log_mgf` of a client that came, from that of any client, for a statistic that is 0 for one that did not."""
     gap = log_absent - log_mgf
     with np.errstate(divide='ignore'):  # Too small a gap is lost in the rounding.
       return np.where(gap < -1e-6, log_mgf + np.log1p(-np.exp(np.minimum(gap, 0.0))) - log_present, np.inf)
@@ -111,7 +111,7 @@ def _tests(seen: _Seen, rate: float) -> list[tuple[float, str]]:
 
   def size_log_mgf(t: np.ndarray) -> np.ndarray:
     shares, clients = np.unique(counts / rounds, return_counts=True)
-    with np.errstate(divide='ignore'):  # Of a client that is in every round.
+    with np.errstate(divide='ignore'):  # A client that is in every round has the share 1.
       return np.logaddexp(np.log1p(-shares), np.log(shares) + t[:, np.newaxis]) @ clients
 
   counts_log_mgf, sizes_log_mgf = _log_mgf_of_square(rounds, rate), _log_mgf_of_square(n, rate)

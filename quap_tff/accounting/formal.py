@@ -252,7 +252,7 @@ def _unamplified(
 ) -> dict[str, np.ndarray]:
   """float64[N] by accountant, with the slack. The reasons of accountants without a figure go to the notes."""
   total = histories_lib.total_mu(ledger)
-  # Of a client about whom only earlier runs have released something, rounding in this one costs nothing.
+  # For a client about whom only earlier runs have released something, rounding in this one costs nothing.
   took_part = np.where(ledger.spent_before > 0, total.came, ledger.rounds > 0)
   mu = total.whole
   # Histories may be rounded up. This figure is the account's own, and comes first as it needs most memory.

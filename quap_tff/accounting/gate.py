@@ -102,7 +102,7 @@ class Gate:
       epsilon: ε > 0 in nats, the bound that no client passes over all rounds.
       delta: The total δ in (0, 1).
       num_rounds: T; None for any number of rounds.
-      correlation: Of the noise, one of `quap_tff.mechanisms.noise.correlation`; not `Held`.
+      correlation: The correlation of the noise, one of `quap_tff.mechanisms.noise.correlation`; not `Held`.
       own_epsilon: float[N], the bound that each client has chosen for itself, in (0, epsilon]; None: `epsilon` for all.
       spent: What clients have spent before: a file, or float[N] μ², as `accounting.read_spent` takes it. Budgets and
         figures count from there. None: nothing.
@@ -122,7 +122,7 @@ class Gate:
       delta,
       noise_multiplier,
       correlation=correlation,
-      divisor=1.0,  # Of the program that divides.
+      divisor=1.0,  # The other program divides.
       num_rounds=num_rounds,
       weights=weight_rules.UniformWeights(),
       clip=clip_rules.Fixed(1.0),  # Its unit.
@@ -412,7 +412,7 @@ class Gate:
     Args:
       source: A NumPy generator; or a secret key of 32 bytes, from which ChaCha20 draws, by the key, the round and who
         came with which weight. The same round again then has the same noise: release only one sum with it.
-      shape: Of the sum, the same in each round.
+      shape: The shape of the sum, the same in each round.
 
     Returns:
       float64 of this shape, in units of the clipping norm: add clip·noise to the sum.

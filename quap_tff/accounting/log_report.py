@@ -1,4 +1,4 @@
-"""What a log's account says, as tables, a figure and a page."""
+"""The account of a log, as tables, a figure and a page."""
 
 import base64
 from collections.abc import Iterable, Mapping, Sequence
@@ -80,7 +80,7 @@ def report(
     noise_multiplier: z of each round.
     delta: The total δ.
     bound: The ε that nobody may exceed.
-    correlation: Of the noise.
+    correlation: The correlation of the noise.
     coins: The assumption that each round drew each client by a coin. None: no amplified figures.
   """
   epsilon = tradeoff.epsilon_of(np.sqrt(account.mu_squared), delta)
@@ -125,7 +125,7 @@ def _comparison(
   correlation: correlations.Correlation,
   coins: Optional[coin_tests.Coins],
 ) -> TextTable:
-  """What the usual accountants say for the same log, and what each figure assumes. Arguments as for `report`."""
+  """The figures of the usual accountants for the same log, and the assumptions of each. Arguments as for `report`."""
   mu = float(np.sqrt(account.mu_squared.max()))
   rounds, public = account.num_rounds, 'none: who takes part may be known'
   whom = 'the client that spent most'

@@ -69,7 +69,7 @@ class LogWriter:
     """Charges the clients that came, by `Gate.commit`, and writes the round. Call it before the sum leaves the program.
 
     Args:
-      cohort: int[M] distinct ids. Nobody, too, is a round.
+      cohort: int[M] distinct ids. A round may be empty.
       weights: float or float[M], as for the gate.
       released: As for the gate.
       reservation: As for the gate.

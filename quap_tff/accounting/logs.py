@@ -75,7 +75,7 @@ class Places(dict[str, int]):
   def __init__(self) -> None:
     super().__init__({'': -1})
     self.names: list[str] = []
-    # Of the names that are not their own keys.
+    # The places of names that are not their own keys.
     self._keys: dict[str, int] = {}
 
   def __missing__(self, text: str) -> int:
@@ -148,7 +148,7 @@ class Log:
 
   @property
   def has_released(self) -> bool:
-    """Whether there is a column `released`."""
+    """True if there is a column `released`."""
     with self._opened() as (_, rows):
       return 'released' in self._columns(next(rows, []))
 
@@ -392,7 +392,7 @@ def _weight(text: str) -> float:
 
 
 class LogAccount(NamedTuple):
-  """What the clients of a log have spent.
+  """The account of the clients of a log.
 
   Attributes:
     names: The N clients.
@@ -420,7 +420,7 @@ def account(
   Args:
     log: The log.
     noise_multiplier: z of each round.
-    correlation: Of the noise, with all its numbers.
+    correlation: The correlation of the noise, with all its numbers.
     num_rounds: The planned rounds, +inf for any number. Under correlated noise a client is charged for what they may
       still show of it. None: the log has all rounds.
 

@@ -27,7 +27,7 @@ class Protection(NamedTuple):
 
   @property
   def model_protected(self) -> bool:
-    """Whether the released model itself has a finite ε; other releases are another matter."""
+    """True if the released model itself has a finite ε; other releases are another matter."""
     return self.covers != NOTHING
 
 
@@ -94,7 +94,7 @@ def describe_protection(
 
 
 def _covered(selection: str, model: Optional[layers_lib.ModelShape]) -> tuple[bool, str]:
-  """Whether noise covers every layer, and a sentence on what it covers."""
+  """A pair: True if noise covers every layer, and a sentence on what it covers."""
   if model is None:
     covers_all = selection == layers_lib.ALL
     return covers_all, 'Noise covers every layer.' if covers_all else f'Noise covers the layers {selection!r} only.'

@@ -36,7 +36,7 @@ IDENTITY = {
   'fingerprint': ((32,), np.uint8),
   'correlation': (None, np.uint8),
 }
-# Of the runs before, where there were any: float64[N], see `RunLedger`.
+# Spent in the runs before, where there were any: float64[N], see `RunLedger`.
 SPENT_BEFORE = 'spent_before'
 # Files list the clients of a larger population only if they took part.
 LARGE_POPULATION = 10_000

@@ -1,4 +1,4 @@
-"""What clients have spent before: read from the files of earlier runs, for the account of the next one.
+"""Budgets that clients have spent before: read from the files of earlier runs, for the account of the next one.
 
     spent = accounting.read_spent('run1/ledger.npz', num_clients=60)
     config = quap_tff.CertifiedConfig(60, epsilon, delta, spent_before=spent)

@@ -150,7 +150,7 @@ class Basic(Accountant):
 
   method = 'Σε_t, Σδ_t with δ_t = δ/k for each of k mechanisms, ε_t exact for its Gaussian'
   merges = False
-  _share = 1.0  # Of δ: the mechanisms divide it equally.
+  _share = 1.0  # The share of δ: the mechanisms divide it equally.
 
   def _epsilons(self, histories: Sequence[histories_lib.History], delta: float) -> np.ndarray:
     lengths = [len(history.releases) for history in histories]

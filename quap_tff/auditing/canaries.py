@@ -36,7 +36,7 @@ from quap_tff.federated import sums
 NORM = 1e6
 # The uses of the seed of the directions.
 _BLOCKS, _SIGNS = range(2)
-# The share of the mean variance that is added to a covariance, so that a release without noise can be inverted, too.
+# The share of the mean variance that is added to a covariance, so that it can be inverted for a release without noise.
 _RIDGE = 1e-9
 
 

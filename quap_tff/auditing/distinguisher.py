@@ -66,7 +66,7 @@ def play(simulate: Simulate, draws: int, delta: float, confidence: float = 0.95)
     simulate: The mechanism. Two calls must be independent.
     draws: Simulations of each world that are counted; as many again are used to find the attack.
     delta: δ at which ε is bounded.
-    confidence: Of the bounds.
+    confidence: The confidence of the bounds.
   """
   score = _best_linear(simulate(True, draws), simulate(False, draws))
   inserted, unseen = score(simulate(True, draws)), score(simulate(False, draws))

@@ -24,7 +24,7 @@ from scipy import stats
 
 from quap_tff.common import checks
 
-# From how many shadow models on each side on a unit has variances of its own. With few models, the paper, too, takes
+# From how many shadow models on each side on a unit has variances of its own. With few models, the paper also takes
 # one variance for all.
 _OWN_VARIANCES_FROM = 32
 # Below float32's resolution of a probability near 1; it keeps features of confident models finite.

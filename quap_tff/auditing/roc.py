@@ -122,8 +122,8 @@ def summarize(
     clients: int[n], whose trial it is; default: each trial is another client's.
     runs: int[n], the trial's target model; default: one for all.
     resamples: Draws of the bootstrap, at least 20.
-    confidence: Of each interval, in (0, 1).
-    seed: Of the bootstrap.
+    confidence: The confidence of each interval, in (0, 1).
+    seed: The seed of the bootstrap.
 
   Raises:
     ValueError: As `curve`, and for numbers out of range.
@@ -152,7 +152,7 @@ def gaussian_bound(mu: float) -> tuple[float, dict[float, float]]:
   """The AUC, and the TPR at each of `FALSE_POSITIVE_RATES`, that no attack on a μ-GDP mechanism exceeds.
 
   TPR <= Φ(Φ⁻¹(FPR) + μ) and AUC <= Φ(μ/√2) (Dong, Roth and Su 2019, arXiv:1905.02383, section 2). The bounds hold for
-  a pool of targets, too, if μ is the largest of theirs, since the curve is concave.
+  a pool of targets as well, if μ is the largest of theirs, since the curve is concave.
   """
   checks.number('mu', mu, at_least=0)
   tpr = {fpr: float(special.ndtr(special.ndtri(fpr) + mu)) for fpr in FALSE_POSITIVE_RATES}

@@ -38,7 +38,7 @@ VERSION = 1
 MANIFEST, GRAPHS, PLAN, RUN = 'manifest.json', 'graphs.json', 'plan.json', 'run.json'
 # Only classes of this package are made from a file.
 _PACKAGE = 'quap_tff.'
-# Of `quap_tff.Plan`, those that are attributes of the same names.
+# The arguments of `quap_tff.Plan` that are attributes of the same names.
 _ARGUMENTS = (
   'draw attendance averaging colluders client_metrics test_is_of_clients model extension sparsity sparsity_seed'.split()
 )
@@ -47,7 +47,7 @@ _UNSTATED = abouts.About('not stated', 'not stated', 'not stated', 'not stated')
 
 @dataclasses.dataclass(frozen=True)
 class PlannedRounds:
-  """What a simulation plays.
+  """The rounds that a simulation plays.
 
   Attributes:
     cohorts: int64[M_t], the clients of each round.
@@ -148,7 +148,7 @@ def read(path: str) -> BundleContent:
     digests, versions = dict(value['files']), dict(value['versions'])
   if version != VERSION:
     raise folder_files.CannotTellError(
-      f'{path} is a bundle of version {version}, and this quap_tff plays version {VERSION} alone. Export the run again '
+      f'{path} is a bundle of version {version}, and this quap_tff plays only version {VERSION}. Export the run again '
       f'with this quap_tff, or install the one that exported it, {code}.'
     )
   if _minor(tf.__version__) < _minor(versions['tensorflow']):
@@ -208,7 +208,7 @@ def _encoded(value: Any) -> Any:
     return {'class': f'{type(value).__module__}:{type(value).__qualname__}', 'fields': fields}
   if isinstance(value, (tuple, list)):
     return {type(value).__name__: [_encoded(part) for part in value]}
-  raise ValueError(f'{type(value).__name__} is not made of numbers, texts and the classes of quap_tff alone')
+  raise ValueError(f'{type(value).__name__} is not made only of numbers, texts and the classes of quap_tff')
 
 
 def _decoded(value: Any) -> Any:

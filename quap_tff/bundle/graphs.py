@@ -27,7 +27,7 @@ class Graph:
     bindings: By name:
       parameter, result: Types, see `values`. The parameter has a field for each argument.
       arguments, results: The names of the tensors of both, in order.
-      inputs: Of those arguments that the graph reads, name, dtype and shape.
+      inputs: The name, dtype and shape of each argument that the graph reads.
       variables: The names of handles, each with the dtype and the shape of its variable.
       entropy: The names of tensors that are drawn from the operating system's entropy, each with its shape; int64.
   """

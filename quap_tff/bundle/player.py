@@ -26,7 +26,7 @@ from quap_tff.training import batches
 
 
 class Sums(NamedTuple):
-  """What leaves a client, or the sum of it over some clients.
+  """The values that leave a client, or their sum over some clients.
 
   Attributes:
     plain: What the server may see of each client: a structure of arrays.
@@ -40,7 +40,7 @@ class Sums(NamedTuple):
 class Bundle:
   """A run that was exported, see the module.
 
-  Values go in and come out as nested structures of NumPy arrays. Tensors of TensorFlow may go in, too.
+  Values go in and come out as nested structures of NumPy arrays. Tensors of TensorFlow may also go in.
 
   Attributes:
     plan: The `quap_tff.Plan`, which keeps the account; None if the process was exported without one.
@@ -96,7 +96,7 @@ class Bundle:
     return self._graphs['prepare'](state)
 
   def work(self, data: Any, message: Any) -> Sums:
-    """What a client sends. Calls may overlap.
+    """The values that a client sends. Calls may overlap.
 
     Args:
       data: The client's data, of `data_type`, by name. A sequence is a `tf.data.Dataset`, a list of elements, or one

@@ -1,4 +1,4 @@
-"""What the server of a bundle's run keeps between rounds, in a simulation as in a deployment."""
+"""The state that the server of a bundle's run keeps between rounds, in a simulation as in a deployment."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def read_clients(path: str) -> tuple[dict[int, Examples], Optional[tuple[Any, An
 
 
 class SimulationOutcome(NamedTuple):
-  """What came out of a simulation.
+  """The outcome of a simulation.
 
   Attributes:
     weights: The published weights: `trainable` and `non_trainable`.
@@ -119,14 +119,14 @@ def simulate(
 
 
 def outcome(server: servers.Server, test: Optional[tuple[Any, Any]] = None) -> SimulationOutcome:
-  """What comes out of a run that ends here."""
+  """The outcome of a run that ends here."""
   weights = server.published()
   tested = server.bundle.evaluate(weights, *test) if test is not None else None
   return SimulationOutcome(weights, server.ledger, server.done, tested)
 
 
 def _in_turn(pool: futures.Executor, function: Any, arguments: Iterator[Any], most: int) -> Iterator[Any]:
-  """The results in order, of which at most so many are waiting."""
+  """The results in order, of which at most this many are waiting."""
   waiting: collections.deque[futures.Future[Any]] = collections.deque()
   for argument in arguments:
     waiting.append(pool.submit(function, argument))

@@ -22,7 +22,7 @@ Type = Mapping[str, Any]
 
 
 class Struct(dict[str, Any]):
-  """A dict whose values are attributes, too."""
+  """A dict whose values are also attributes."""
 
   def __getattr__(self, name: str) -> Any:
     try:
@@ -44,7 +44,7 @@ def flatten(kind: Type, value: Any, name: str) -> list[Any]:
 
   Args:
     kind: The type.
-    value: Of a sequence a `tf.data.Dataset`, a list of elements, or one element.
+    value: For a sequence, a `tf.data.Dataset`, a list of elements, or one element.
     name: What it is, for errors.
 
   Raises:
@@ -81,7 +81,7 @@ def _tensor(kind: Type, value: Any, name: str) -> Any:
 
 
 def _fits(expected: Optional[Sequence[Any]], given: Optional[Sequence[Any]]) -> bool:
-  """Whether a shape may be one of the type's. Sizes that are not known are None, and so is a shape of unknown rank."""
+  """True if a shape may be one of the type's. Sizes that are not known are None, and so is a shape of unknown rank."""
   if expected is None or given is None:
     return True
   return len(expected) == len(given) and all(None in pair or pair[0] == pair[1] for pair in zip(expected, given))

@@ -152,7 +152,7 @@ def _check_float(name: str, value: Any, **limits: float) -> None:
 
 
 def _check_share(kind: str, record: Mapping[str, Any], stddev: float) -> None:
-  """Raises `ValueError` if so many scores above the threshold contradict the scores' mean and deviation (Cantelli)."""
+  """Raises `ValueError` if the scores above the threshold contradict the scores' mean and deviation (Cantelli)."""
   positives = {'unseen': 'false_positives', 'inserted': 'true_positives'}[kind]
   share, gap = record[positives] / record[kind], record['threshold'] - record[f'{kind}_mean']
   # The part of the scores on the other side of the threshold than their mean.
@@ -194,7 +194,7 @@ def _bounds(part: Mapping[str, Any], record: Mapping[str, Any], tests: int) -> d
 
 
 def refutes(measured: Mapping[str, Any]) -> bool:
-  """Whether any of an audit's tests proves more than is claimed."""
+  """True if any of an audit's tests proves more than is claimed."""
   return any(test.refutes for test in _tests(measured))
 
 

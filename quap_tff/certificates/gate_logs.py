@@ -55,7 +55,7 @@ _NOT_COVERED = (
 
 @dataclasses.dataclass(frozen=True)
 class Statements:
-  """What the issuer states of the other program, in sentences. A certificate repeats them, in quotation marks.
+  """The issuer's statements about the other program, in sentences. A certificate repeats them, in quotation marks.
 
   Attributes:
     program: The program that trained, with its version.
@@ -166,7 +166,7 @@ def _lines(rounds: Iterable[accounting.RoundRecord]) -> Iterator[str]:
 
 
 def _has_one_form(path: str, num_clients: int) -> bool:
-  """Whether a log is as `write` writes it, to the last byte."""
+  """True if a log is as `write` writes it, to the last byte."""
   with open(path, encoding='utf-8', newline='') as f:
     return all(f.read(len(part)) == part for part in _lines(_rounds(path, num_clients))) and not f.read(1)
 

@@ -188,7 +188,7 @@ def _template() -> Any:
 
 
 def _in_short(certificate: Mapping[str, Any]) -> list[tuple[str, str]]:
-  """Who is protected against whom, how strongly, and for how long: for a reader who knows no mathematics."""
+  """Three answers for a reader who knows no mathematics: who is protected, how strongly, and for how long."""
   clients, trust = certificate['achieved']['clients'], sentences.OF_TRUST[certificate['guarantee']['trust']].in_short
   return [
     (
@@ -262,7 +262,7 @@ def _figures(certificate: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _came(certificate: Mapping[str, Any]) -> bool:
-  """Whether the cohorts are certified as they came."""
+  """True if the cohorts are certified as they came."""
   return certificate['guarantee']['cohorts'] == run_account.AS_THEY_CAME
 
 
@@ -281,12 +281,12 @@ def _digests(certificate: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _across(epsilon: float, edges: Sequence[float]) -> float:
-  """Where an ε is on the histogram's axis."""
+  """The place of an ε on the histogram's axis."""
   return _LEFT + _WIDTH * (epsilon - edges[0]) / (edges[-1] - edges[0])
 
 
 def _only_bar(achieved: Mapping[str, Any]) -> str:
-  """What to say in place of a histogram in which all clients are in one bar."""
+  """The sentences in place of a histogram in which all clients are in one bar."""
   ended = ' when the run ended: a reading' if achieved['is_reading'] else ''
   most, least = (rounding.up(achieved['epsilon_quantiles'][share], 6) for share in ('1', '0'))
   text = f'Each of the {achieved["clients"]:,} clients has spent ε ≤ {most}{ended}.'

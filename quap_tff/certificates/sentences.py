@@ -51,7 +51,7 @@ _SPLIT = {True: 'All layers are clipped by their joint norm.', False: 'Each laye
 
 
 class OfTrust(NamedTuple):
-  """What a certificate says about whom to trust.
+  """The sentences of a certificate on whom to trust.
 
   Attributes:
     against: Against whom the guarantee holds, for the statement.
@@ -107,7 +107,7 @@ OF_TRUST = {
 
 
 class OfSecureSum(NamedTuple):
-  """What a certificate says about the secure sum of a run.
+  """The sentences of a certificate on the secure sum of a run.
 
   Attributes:
     in_statement: A sentence of the statement.
@@ -183,17 +183,17 @@ class Figures(NamedTuple):
 
   @property
   def ended_early(self) -> bool:
-    """Whether the run ended before its plan, at a moment that may depend on what it had released."""
+    """True if the run ended before its plan, at a moment that may depend on what it had released."""
     return self.ledger.num_rounds < self.planned_rounds
 
   @property
   def came(self) -> bool:
-    """Whether the cohorts are certified as they came."""
+    """True if the cohorts are certified as they came."""
     return self.plan.cohorts == run_account.AS_THEY_CAME
 
   @property
   def is_reading(self) -> bool:
-    """Whether what clients have spent is a reading, because it may depend on what was released."""
+    """True if what clients have spent is a reading, because it may depend on what was released."""
     return self.came or self.ended_early
 
   @property
@@ -312,7 +312,7 @@ def spent_before(config: guarantee.GuaranteeConfig) -> dict[str, Any]:
 
 
 def statement_before(config: guarantee.GuaranteeConfig, file: str) -> str:
-  """What a statement says of budgets that were spent before; '' if none were."""
+  """The part of a statement on budgets that were spent before; '' if none were."""
   for before in spent_before(config).values():
     return (
       f' The account does not begin at 0: {before["clients"]:,} clients had spent something before, at most ε = '
@@ -323,7 +323,7 @@ def statement_before(config: guarantee.GuaranteeConfig, file: str) -> str:
 
 
 def assumptions_before(config: guarantee.GuaranteeConfig, counts_rounding: bool = True) -> list[str]:
-  """What is assumed of budgets that were spent before."""
+  """The assumptions on budgets that were spent before."""
   if config.spent_before is None:
     return []
   kept = config.slack_before
@@ -402,7 +402,7 @@ def _with_before(plan: run_account.RunAccount, mu: np.ndarray) -> float:
 
 
 def _with_epsilon(figures: Figures, rows: Iterable[tuple[dict[str, Any], float]]) -> list[dict[str, Any]]:
-  """The rows with their μ and ε, but for those whose ε the slack does not cover."""
+  """The rows with their μ and ε, except those whose ε the slack does not cover."""
   config, slack = figures.plan.guarantee.config, figures.plan.slack
   # The ε of μ is rounded up by less than this tolerance.
   largest = max(config.epsilon, slacks.LARGEST_EPSILON) * (1 + 1e-9)

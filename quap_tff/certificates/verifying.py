@@ -99,7 +99,7 @@ def issue(folder: str, signing_key: Optional[str] = None, check: Optional[Check]
     The certificate.
 
   Raises:
-    ValueError: If the run gets no certificate. An earlier certificate is removed then, too.
+    ValueError: If the run gets no certificate. Then an earlier certificate is also removed.
     FolderError: If a file is missing or damaged.
   """
   key = signatures.read_private_key(signing_key) if signing_key is not None else None

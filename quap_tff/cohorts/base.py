@@ -31,11 +31,11 @@ def default_cohort_size(num_clients: int) -> int:
 
 
 class Dropout(Protocol):
-  """Which clients would drop out of which round, such as `data.cohorts.dropouts.DropoutModel`."""
+  """A model of which clients would drop out of which round, such as `data.cohorts.dropouts.DropoutModel`."""
 
   @property
   def fails(self) -> Callable[[int], np.ndarray]:
-    """From the round number to bool[N]: whether each client would drop out of this round if it were drawn."""
+    """Maps the round number to bool[N]: whether each client would drop out of this round if it were drawn."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +117,7 @@ class ParticipationModel:
 
   @property
   def secret(self) -> bool:
-    """Whether the cohorts follow from a secret seed, and from nothing else but public rates."""
+    """True if the cohorts follow from a secret seed, and from nothing else but public rates."""
     return self.sampler.secret
 
   def cohort(self, round_num: int) -> np.ndarray:
@@ -152,12 +152,12 @@ class ParticipationChoice(checks.Checked, abc.ABC):
 
   @property
   def provenance(self) -> str:
-    """Where cohorts come from, a sentence of certificates."""
+    """The origin of the cohorts, a sentence of certificates."""
     return 'The cohorts follow from a public seed.'
 
   @property
   def statement(self) -> str:
-    """What is said about the cohorts before the first round, in sentences; '' if there is nothing to say."""
+    """Sentences on the cohorts, printed before the first round; '' if there is nothing to say."""
     return ''
 
   def check_rounds(self, num_rounds: int) -> None:  # noqa: B027 (most models have any number of rounds)

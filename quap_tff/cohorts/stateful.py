@@ -196,7 +196,7 @@ class _Learning(base.ParticipationChoice):
 
 
 class Patterns(NamedTuple):
-  """What `FlPadpm` knows before a round.
+  """The state of `FlPadpm` before a round.
 
   Attributes:
     client_patterns: int64[N], each client's pattern: a number in base 3 with a digit for each of its last invitations,
@@ -254,7 +254,7 @@ class FlPadpm(_Learning):
 
 
 class SelectionRecord(NamedTuple):
-  """What `ClientSelection` knows before a round: float64[N] each.
+  """The state of `ClientSelection` before a round: float64[N] each.
 
   Attributes:
     speed: How fast each client is, in [0, 1]; drawn once.

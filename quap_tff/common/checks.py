@@ -10,11 +10,11 @@ from typing import Any, Callable, Optional, TypeVar
 import numpy as np
 
 _Number = TypeVar('_Number', int, float)
-# Of a field's metadata: the check of its values, and the type of a number.
+# Keys of a field's metadata: the check of its values, and the type of a number.
 CHECK, TYPE = 'check', 'type'
-# Of a field's metadata: no account depends on it.
+# A key of a field's metadata: no account depends on it.
 NOT_IN_KEYS = 'not_in_keys'
-# Of a field's metadata: it is in keys only where it is not None, so that it could be added without changing others.
+# A key of a field's metadata: it is in keys only where it is not None, so that adding it changed no others.
 IN_KEYS_IF_GIVEN = 'in_keys_if_given'
 # Of a field's metadata: its own fields take its place in keys.
 KEYS_IN_PLACE = 'keys_in_place'
@@ -61,7 +61,7 @@ def integer(name: str, value: Any, *, at_least: Optional[int] = None, at_most: O
 
 
 def plain(value: Any) -> Any:
-  """`value` with Python's numbers in place of NumPy's, whose `repr` depends on NumPy's version; in a tuple, too."""
+  """`value` with Python's numbers in place of NumPy's, whose `repr` depends on NumPy's version; also in a tuple."""
   if type(value) is tuple and any(issubclass(one, np.generic) for one in set(map(type, value))):
     return tuple(map(plain, value))
   return value.item() if isinstance(value, np.generic) else value
@@ -161,5 +161,5 @@ def parsed_number(text: str, to: Callable[[str], _Number]) -> _Number:
   Python reads `1_000` and `１０`, in which a person sees a typing error or another text.
   """
   if not text.isascii() or '_' in text:
-    raise ValueError(f'numbers are written in the digits 0 to 9 alone, found {text!r}.')
+    raise ValueError(f'numbers are written only in the digits 0 to 9, found {text!r}.')
   return to(text)

@@ -45,7 +45,7 @@ def run(main: Callable[[Sequence[str]], int]) -> NoReturn:
 def _status(main: Callable[[Sequence[str]], int]) -> int:
   try:
     status = main(sys.argv[1:])
-  except SystemExit as end:  # Of --help, or of a wrong flag.
+  except SystemExit as end:  # After --help, or for a wrong flag.
     status = end.code if isinstance(end.code, int) else FAILED
   sys.stdout.flush()
   return status

@@ -1,4 +1,4 @@
-"""Fields of configurations that are flags of a program, too.
+"""Fields of configurations that are also flags of a program.
 
 A configuration is a tree of frozen dataclasses. `flag` marks those fields that a flag of the same name sets. The
 "Attributes:" of a class's docstring say what its fields mean, and are the help of the flags. `decoded` makes a
@@ -99,7 +99,7 @@ def flags_of(config: Any) -> dict[str, Flag]:
 
 
 def decoded(config: _T, values: Mapping[str, Any]) -> _T:
-  """The configuration with its flags set from `values`, in nested configurations, too.
+  """The configuration with its flags set from `values`, also in nested configurations.
 
   Args:
     config: A configuration with any values.

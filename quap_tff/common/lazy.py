@@ -2,7 +2,7 @@
 
 Importing them takes 5 to 10 seconds. Code that only reads flags, ledgers and certificates never needs them and answers
 at once. Modules whose classes derive from TensorFlow's import it as usual; no binary needs such a module for its help.
-SciPy's modules wait, too (`lazy.module('scipy.special')`), or a binary's help would take twice as long.
+SciPy's modules also wait (`lazy.module('scipy.special')`), or a binary's help would take twice as long.
 """
 
 from collections.abc import Sequence

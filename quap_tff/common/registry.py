@@ -12,11 +12,11 @@ from typing import Any
 
 from quap_tff.common import checks
 
-# Of a field's metadata: its value is itself one of these choices, and errors call it so.
+# A key of a field's metadata: its value is itself one of these choices, and errors call it so.
 CHOICES, KIND = 'choices', 'kind'
-# Of a field's metadata: it is set in another way than by a spec.
+# A key of a field's metadata: it is set in another way than by a spec.
 NOT_IN_SPECS = 'not_in_specs'
-# Of the metadata of a field whose default is None: a spec writes None as AUTO, because a rule then chooses the value.
+# A key of a field's metadata, where the default is None: a spec writes None as AUTO, because a rule chooses the value.
 CHOSEN, AUTO = 'chosen', 'auto'
 
 

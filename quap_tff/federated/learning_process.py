@@ -160,7 +160,7 @@ def compose(
     client_work: Local epochs, batch size, learning-rate decay and the like.
     extension: A method around the aggregator, one of `quap_tff.training.heterogeneity`; by default none.
     num_clients: N, which an extension needs.
-    staleness: If given, clients train on old versions of the model, and the weights of updates hold `staleness`, too.
+    staleness: If given, clients train on old versions of the model, and the weights of updates also hold `staleness`.
     client_metrics: Whether clients send the model's training metrics, which are exact functions of their data.
     with_answers: Whether clients hold the noise: one client's data are then `<client_id=int64*, answer=A*,
       examples=D*>`, with one answer of the client's guard (`quap_tff.ClientGuard.answer`).

@@ -17,8 +17,8 @@ from quap_tff.common import checks
 
 # Up to this population reports are summed.
 _LARGEST_SUMMED = 10_000
-# Of the number of clients, which is summed securely as well. A power of two: TFF's plain bodies are exact with it in
-# any case.
+# The modulus of the number of clients, which is summed securely as well. A power of two: TFF's plain bodies are exact
+# with it in any case.
 _COUNT_MODULUS = 2**62
 
 

@@ -1,4 +1,4 @@
-r"""What a run over Flower needs on its machines.
+r"""The files that a run over Flower needs on its machines.
 
     python -m quap_tff.flower enrol NODE --clients=0-24       on a node: its keys, and the file for the server
     python -m quap_tff.flower node NODE --superlink=… --root-certificates=… --bundle=… --data=…       runs a node
@@ -41,7 +41,7 @@ clientapp = "quap_tff.flower.client_app:app"
 
 [tool.flwr.app.config]
 {config}
-# The next ones may be given to `flwr run`, too: --run-config 'seconds=60.0'
+# The next ones may also be given to `flwr run`: --run-config 'seconds=60.0'
 test = ""
 signing-key = ""
 seconds = 600.0
@@ -97,7 +97,7 @@ def main(argv: Sequence[str]) -> int:
       return 0
     if os.path.lexists(arguments.folder):
       raise ValueError(f'{arguments.folder} already exists: give a new folder.')
-    # A string of JSON is one of TOML, too.
+    # A string of JSON is also one of TOML.
     config = '\n'.join(f'{name} = {json.dumps(getattr(arguments, name))}' for name in ('bundle', 'enrolment', 'output'))
     with files.new_folder(arguments.folder) as unfinished:
       files.write(os.path.join(unfinished, 'pyproject.toml'), _APP.format(version=version.VERSION, config=config))

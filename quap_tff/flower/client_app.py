@@ -17,7 +17,7 @@ from quap_tff.flower.secure_sum import client
 _LOG = logging.getLogger('flwr')
 
 app = ClientApp()
-# Of the process that runs it, see `node_program`.
+# The node of the process that runs it, see `node_program`.
 _node: Optional[nodes.Node] = None
 
 
@@ -29,7 +29,7 @@ def keep(node: nodes.Node) -> None:
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-  """The answer of this node's clients, or why there is none."""
+  """The answer of this node's clients, or the reason for having none."""
   try:
     node = _node if _node is not None else nodes.Node.of(context.node_config)
     if node.holds_noise:

@@ -3,7 +3,7 @@
     {"public_key": "ecdsa-sha2-nistp384 AAAA…", "clients": "0-24,30"}
 
 A node makes it together with its keys, in a folder of its own. The server keeps those of all nodes in one folder, and
-reads it anew before each round. Where clients hold the noise, each node has such a folder, too, from somebody whom its
+reads it anew before each round. Where clients hold the noise, each node also has such a folder, from somebody whom its
 clients trust: by it, nodes know each other's signatures.
 """
 
@@ -92,7 +92,7 @@ def signed(folder: str, message: bytes) -> bytes:
 
 
 def is_signed(public_key: bytes, signature: bytes, message: bytes) -> bool:
-  """Whether this is the signature of the node with this public key (PEM)."""
+  """True if this is the signature of the node with this public key (PEM)."""
   key = serialization.load_pem_public_key(public_key)
   try:
     key.verify(signature, message, _SIGNATURE)  # type: ignore[union-attr, call-arg, arg-type]

@@ -1,4 +1,4 @@
-"""What server and nodes tell each other, as records of Flower.
+"""The messages between server and nodes, as records of Flower.
 
     server to node    announced: bundle, flwr, round   message: arrays   history: who was announced, and who came
     node to server    answered: round, refused   came: the clients in the sums   plain, secure: arrays
@@ -46,12 +46,12 @@ class Link(NamedTuple):
 
 
 class Announced(NamedTuple):
-  """What a server tells every node of a round.
+  """A server's message to every node about a round.
 
   Attributes:
     bundle: The run.
     message: From `Bundle.prepare`.
-    history: All rounds that were announced, this one last. Without noise that clients hold, this one alone.
+    history: All rounds that were announced, this one last. Without noise that clients hold, only this one.
     least: The smallest number of clients for which the sum may open. With fewer it opens for nobody.
     seconds: How long the server waits.
   """
@@ -74,7 +74,7 @@ class Announced(NamedTuple):
 
 
 class Answer(NamedTuple):
-  """What a node sends of a round.
+  """A node's answer in a round.
 
   Attributes:
     round_num: t.
@@ -96,7 +96,7 @@ def round_content(announced: Announced) -> RecordDict:
 
 
 def read_round(content: RecordDict, bundle: player.Bundle) -> tuple[Any, Sequence[Link]]:
-  """On a node, the message and the history.
+  """The message and the history, on a node.
 
   Raises:
     RefusedRoundError: If the server plays another bundle, or by other versions.
@@ -145,7 +145,7 @@ def check_reply(reply: Message) -> None:
 
 
 def answer(reply: Message, bundle: player.Bundle, round_num: int, clients: np.ndarray) -> Answer:
-  """What a node has sent.
+  """The answer that a node has sent.
 
   Args:
     reply: The reply of the node.

@@ -36,7 +36,7 @@ class Node:
 
     Args:
       bundle: The run.
-      examples: Of each client, by name.
+      examples: The examples of each client, by name.
       folder: The node's folder, with the secret of its clients, for a run in which clients hold the noise.
       enrolled: The folder with the cards of all nodes, for such a run.
 
@@ -82,7 +82,7 @@ class Node:
     return cls(bundle, examples, str(config.get('folder', '')), str(config.get('enrolment', '')))
 
   def answer(self, content: RecordDict) -> messages.Answer:
-    """What the clients of this node answer in a round that a server announces.
+    """The answer of this node's clients in a round that a server announces.
 
     Raises:
       RefusedRoundError: If a guard refuses, or the server plays another bundle or has other versions.

@@ -45,7 +45,7 @@ class _Forks(subprocess_executor.SubprocessExecutor):
 
   def launch(self, spec: ExecutionSpec) -> LaunchResult:
     if spec.task_type != TaskType.CLIENT_APP:
-      return LaunchResult.failed(f'This node runs the ClientApp of quap_tff alone, and not a {spec.task_type}.')
+      return LaunchResult.failed(f'This node runs only the ClientApp of quap_tff, and not a {spec.task_type}.')
     if pid := os.fork():
       self._children.append(pid)
       return LaunchResult.accepted()

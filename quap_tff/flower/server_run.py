@@ -42,7 +42,7 @@ class ServerRun:
   Attributes:
     server: State, ledger and average.
     cohorts: int64[M_t], the clients that are planned for each round. Where nobody planned them, their number counts.
-    rounds: Of each round, int64[M] who was announced, and int64[M'] who came. Where clients hold the noise, a round is
+    rounds: For each round, int64[M] who was announced, and int64[M'] who came. Where clients hold the noise, a round is
       here as soon as it is announced.
     holds_noise: Whether clients hold the noise.
     in_doubt: The first round whose sum may have opened without an account; 0 if there is none.
@@ -87,7 +87,7 @@ class ServerRun:
 
   @property
   def is_over(self) -> bool:
-    """Whether all planned rounds were played."""
+    """True if all planned rounds were played."""
     return self.server.done == len(self.cohorts)
 
   def allowed(self, enrolled: np.ndarray) -> np.ndarray:
@@ -102,7 +102,7 @@ class ServerRun:
     return clients[self.server.ask(clients) > 0] if len(clients) else clients
 
   def announce(self, present: np.ndarray, least: int, seconds: float) -> Optional[messages.Announced]:
-    """What the next round's nodes are told; None if the account lets nobody come.
+    """The message to the next round's nodes; None if the account lets nobody come.
 
     Args:
       present: int64[M], ascending: of those who may come, the ones that are there. Where clients hold the noise, the
@@ -126,7 +126,7 @@ class ServerRun:
     return messages.Announced(self.bundle, message, links, least, seconds)
 
   def links(self) -> list[messages.Link]:
-    """What clients that hold noise are told of all rounds."""
+    """The messages about all rounds to clients that hold noise."""
     links, before = list[messages.Link](), _NOBODY
     for number, (cohort, came) in enumerate(self.rounds, 1):
       if len(cohort):

@@ -35,15 +35,15 @@ class Facts(NamedTuple):
     waits: Why clients wait for others in mid-round, a clause; '' if a round has one level of aggregation.
     needs_each_update: Whether the server must see each client's contribution, and not only their sum.
     unsparse: Why rounds cannot update a part of the weights only, a clause; '' if they can.
-    is_certified: Whether a run can end with a certificate: nobody exceeds ε, and noised sums alone are released.
+    is_certified: Whether a run can end with a certificate: nobody exceeds ε, and only noised sums are released.
     game: The distinguishing game that an audit plays: 'certified', 'quap', 'stock'; '' if there is none.
     divisor: The public constant by which sums are divided; None if it is the number of clients.
     has_nominal: Whether the noise follows the budgets by the documents' formula. Only then do the sums of the budgets,
       the nominal figures, mean anything.
     noise_follows: What a round's noise multiplier depends on, see `quap_tff.common.numbers.samplers.CohortSampler`.
     correlation: How the noise of a round is correlated with that of earlier ones.
-    trust: 'server' if it sees updates, 'secure_sum' if it sees noised secure sums alone, 'client' if each client noises
-      all that it sends, so that figures hold against the server, too.
+    trust: 'server' if it sees updates, 'secure_sum' if it sees only noised secure sums, 'client' if each client noises
+      all that it sends, so that figures also hold against the server.
     unplannable: Why the cost of a round is not known before it has run, a clause; '' if it is known.
     unamplified: Why sampling amplifies nothing whatever the cohorts are, a clause; '' if it may.
     is_saved_before_release: Whether each round must be saved in a checkpoint before anything of it is released. A round
@@ -52,7 +52,7 @@ class Facts(NamedTuple):
     unexported: Why no bundle of the process can be written, a clause; '' if one can, where it compiles.
     unaudited: Why no audit can put a canary in the place of an update, a clause; '' if one can.
     staleness: How old the versions are that clients train on, a `Staleness`; None if all have the newest.
-    trust_note: On what it rests that figures hold against the server, too, a sentence; '' if they do not.
+    trust_note: The reason why figures also hold against the server, a sentence; '' if they do not.
     noise_note: How the real noise differs from ideal noise; '' if it does not.
     note: Another sentence that must be said about the mechanism, or ''.
   """

@@ -65,7 +65,7 @@ PUBLIC_NORMS = frozenset({'clipping_norm', 'sigma'})
 
 
 class NoiseState(NamedTuple):
-  """Where the next noise comes from. Anyone who has it can compute the noise.
+  """The source of the next noise. Anyone who has it can compute the noise.
 
   Attributes:
     seed: int64[2].
@@ -135,12 +135,12 @@ class RoundRecord(NamedTuple):
 
   @property
   def releases(self) -> bool:
-    """Whether the round released anything, as `released` says it."""
+    """True if the round released anything, as `released` says it."""
     return bool((np.asarray(self.weights) > 0).any()) if self.released is None else self.released
 
 
 class Configuration(checks.Checked, abc.ABC):
-  """What is known of a mechanism before its noise is chosen. Subclasses are frozen dataclasses.
+  """A mechanism before its noise is chosen. Subclasses are frozen dataclasses.
 
   Attributes:
     num_clients: N, the population. Client ids are integers in [0, N).
@@ -193,11 +193,11 @@ class Mechanism(Configuration):
 
   @property
   def kept_slack(self) -> slacks.Slack:
-    """What the account keeps for rounding: no less than the slack of any model."""
+    """The loss that the account keeps for rounding: no less than the slack of any model."""
     return slacks.Slack()
 
   def slack(self, num_weights: int) -> slacks.Slack:
-    """What rounding costs all releases of a model with `num_weights` weights.
+    """The cost of rounding over all releases of a model with `num_weights` weights.
 
     Raises:
       ValueError: If integers could overflow, or ε and δ do not pay for rounding.

@@ -20,7 +20,7 @@ from quap_tff.common import checks
 
 
 class Estimate(NamedTuple):
-  """What the server learns of the share of clients with each of k answers.
+  """The server's estimate of the share of clients with each of k answers.
 
   Attributes:
     shares: float64[k], unbiased; an estimate can be below 0 or above 1.

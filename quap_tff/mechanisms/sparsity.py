@@ -1,4 +1,4 @@
-"""Which weights a round updates: full noise on every layer, while only a part of each layer moves.
+"""The weights that a round updates: full noise on every layer, while only a part of each layer moves.
 
 The November 2025 document (3.6 and 7) plans "sparsification" so that noise on the whole model costs less, and says no
 more. The published form is Fed-SMP (Hu, Gong and Guo 2022, arXiv:2202.07178): all clients keep the same coordinates of
@@ -45,7 +45,7 @@ class Sparsity(checks.Checked, abc.ABC):
 
   @property
   def is_sparse(self) -> bool:
-    """Whether anything is left out."""
+    """True if anything is left out."""
     return True
 
   @abc.abstractmethod

@@ -41,7 +41,7 @@ class _Adaptive(
   `quap`, clients' budgets follow participation and the flags set the layers, as in quap.
 
   Attributes:
-    quap: Whether QuAP-FL's own parts are on, too.
+    quap: Whether QuAP-FL's own parts are also on.
   """
 
   quap: bool = False
@@ -68,7 +68,7 @@ class _Adaptive(
 class DynamicBudget(_Adaptive):
   """Budgets that grow or decay over the rounds, by Hong, Wang and Zhou 2022: see `schedules.Geometric`.
 
-  The sum of the rounds' ε_base(t) is --epsilon. With `quap`, --clip sets the clipping norm, too.
+  The sum of the rounds' ε_base(t) is --epsilon. With `quap`, --clip also sets the clipping norm.
 
   Attributes:
     growth: The budget of the last round over that of the first. Below 1, budgets decay.

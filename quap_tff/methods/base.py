@@ -153,7 +153,7 @@ class Method(abc.ABC):
 
   @abc.abstractmethod
   def configure(self, setting: Setting) -> mechanisms.Configuration:
-    """What is known before a noise is chosen. This is cheap, and also done before data are read.
+    """The configuration before a noise is chosen. This is cheap, and also done before data are read.
 
     Raises:
       ValueError: If the method cannot run in this setting.
@@ -176,7 +176,7 @@ class Method(abc.ABC):
 
 
 class SimpleMethod(Method):
-  """A method whose mechanism follows from its fields, but for the scale of its noise."""
+  """A method whose mechanism follows from its fields, except for the scale of its noise."""
 
   @abc.abstractmethod
   def configure(self, setting: Setting) -> mechanisms.Mechanism:

@@ -46,7 +46,7 @@ class ByParticipation(choices.Rates):
 
   @property
   def follows_flags(self) -> bool:
-    """Whether neither parameter is given."""
+    """True if neither parameter is given."""
     return self.alpha is None and self.beta is None
 
   def rule(self, flags: dict[str, float]) -> weight_rules.ParticipationWeights:
@@ -81,7 +81,7 @@ class CertifiedMethod(
       ε = 1, 43% ε = 2 and 23% ε = 3, by --seed. The largest must be --epsilon. Empty: --epsilon for everyone.
     noise_multiplier: z. None for the z that makes the most of the budgets over the planned rounds.
     trust: 'server', which sees updates and adds the noise. Or 'secure_sum': clients hold the noise, and the server sees
-      their secure sum alone; `noise` is then held or independent.
+      only their secure sum; `noise` is then held or independent.
     colluders: Numbers of clients that may tell the server their noise, such as 10/30. The certificate gives ε for each.
     threshold: The smallest share of a round's clients with which the secure sum opens, such as 0.67: the one of its
       protocol, if it has one. The noise is then enough for whichever others a server lets drop out. Only with
@@ -151,7 +151,7 @@ class CertifiedMethod(
 
   @property
   def holds_noise(self) -> bool:
-    """Whether clients hold the noise."""
+    """True if clients hold the noise."""
     return self.trust == 'secure_sum'
 
   def _choose_by_trust(self) -> None:

@@ -36,7 +36,7 @@ class Budget:
 
 @dataclasses.dataclass(frozen=True)
 class Spent:
-  """What clients have spent in earlier runs.
+  """The budgets that clients have spent in earlier runs.
 
   Attributes:
     spent: File of an earlier run of the same clients, with the same numbers: its ledger.npz, its clients.csv in the

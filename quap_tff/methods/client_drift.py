@@ -36,7 +36,7 @@ BASES: dict[str, type[base_lib.Method]] = {
   'adaptive_budget_clip': combinations.AdaptiveBudgetClip,
   'adaptive_clip': combinations.AdaptiveClip,
 }
-# The most that may be stored for all clients together. A checkpoint holds it, too.
+# The most that may be stored for all clients together. A checkpoint also holds it.
 _MOST_BYTES = 2**30
 # Flags of a base that do not compose with a method around it.
 _OF_THE_BASE_ALONE = {'sparsity', 'aggregator'}
@@ -52,7 +52,7 @@ class _Extended(checks.Checked, base_lib.Method):
   """A method around a base.
 
   Attributes:
-    base: The method inside. Its flags are this method's, too.
+    base: The method inside. Its flags are also this method's.
     needs_plain_sgd: Whether the method is defined for plain SGD at the clients only.
   """
 

@@ -29,8 +29,8 @@ class Plan(run_account.RunAccount):
       ledger.append(plan.record(output, cohort))      # after each round
       print(plan.report(ledger))
 
-  The arguments are those of a `RunAccount`, the part of a plan that verification needs, too. Nothing is changed from
-  outside. `build_process` alone adds what is not known before it: the model, and what leaves clients.
+  The arguments are those of a `RunAccount`, the part of a plan that verification also needs. Nothing is changed from
+  outside. Only `build_process` adds what is not known before it: the model, and what leaves clients.
 
   Attributes:
     extension: A method of `quap_tff.training.heterogeneity` around the mechanism; by default none.

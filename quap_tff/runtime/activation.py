@@ -123,7 +123,7 @@ def activate(
 
 
 def client_values(make: Callable[[Any], Any], clients: Sequence[Any]) -> Sequence[Any]:
-  """What to pass for a client-placed argument: `make(client)` for each of `clients`.
+  """A value for a client-placed argument: `make(client)` for each of `clients`.
 
       output = process.next(state, runtime.client_values(client_data, cohort))
 

@@ -101,7 +101,7 @@ class Worker(tff.program.FederatedContext):
 
   @property
   def is_lost(self) -> bool:
-    """Whether it has died or is closed."""
+    """True if it has died or is closed."""
     return self._lost is not None
 
   def close(self) -> None:

@@ -107,7 +107,7 @@ def answer_spec() -> collections.OrderedDict[str, tf.TensorSpec]:
 
 
 def read_answer(dataset: tf.data.Dataset) -> collections.OrderedDict[str, tf.Tensor]:
-  """The one answer in the sequence; one for the plan -1, which is none, unless it holds exactly one."""
+  """The one answer in the sequence; one for the plan -1, which stands for no plan, unless it holds exactly one."""
   none = tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), answer_spec())
   answer, is_one = _one_of(dataset, none)
   return collections.OrderedDict(answer, plan=tf.where(is_one, answer['plan'], -1))

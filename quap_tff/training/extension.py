@@ -108,12 +108,12 @@ class Extension(checks.Checked, abc.ABC):
 
   @property
   def takes_absent(self) -> bool:
-    """Whether clients' data must have `absent`, the ids of the clients that were drawn and did not come."""
+    """True if clients' data must have `absent`, the ids of the clients that were drawn and did not come."""
     return type(self).scales is not Extension.scales
 
   @property
   def has_own_vectors(self) -> bool:
-    """Whether each client gets a vector of its own, see `kept`."""
+    """True if each client gets a vector of its own, see `kept`."""
     return type(self).kept is not Extension.kept
 
   def memory_bytes(self, num_clients: int, num_weights: int) -> int:
@@ -221,7 +221,7 @@ def zeros(shapes: Sequence[Any]) -> Tensors:
 
 
 def are_finite(tensors: Sequence[Any]) -> Any:
-  """Whether all numbers are finite, a bool scalar."""
+  """True if all numbers are finite, a bool scalar."""
   return tf.reduce_all([tf.reduce_all(tf.math.is_finite(t)) for t in tensors])
 
 

@@ -36,7 +36,7 @@ class Attack(checks.Checked):
 
   @property
   def changes_updates(self) -> bool:
-    """Whether malicious clients send something else than training gave them."""
+    """True if malicious clients send something else than training gave them."""
     return type(self).changed_update is not Attack.changed_update
 
   def clients(self, num_clients: int, seed: int) -> np.ndarray:
@@ -46,7 +46,7 @@ class Attack(checks.Checked):
     return np.sort(order[:count]).astype(np.int64)
 
 
-# Of seeds: no other draw of a run uses it.
+# Folded into the seed: no other draw of a run uses it.
 _STREAM = 0x6D616C6963
 
 

@@ -58,7 +58,7 @@ def initial_weights(model_fn: ModelFn) -> tff.Computation:
 def check_non_trainable(model_fn: ModelFn) -> None:
   """Raises `ValueError` if a step of training changes a variable of the model that is not trainable.
 
-  Clients send updates of trainable weights alone. So the moving statistics of a BatchNormalization would stay 0 and 1
+  Clients send updates of trainable weights only. So the moving statistics of a BatchNormalization would stay 0 and 1
   at the server, and the model would be tested with them.
   """
   with tf.Graph().as_default():
@@ -90,7 +90,7 @@ def check_optimizer(name: str, optimizer: Any) -> None:
 
 
 def needs_autograph(model: tff.learning.models.VariableModel, *optimizers: tff.learning.optimizers.Optimizer) -> bool:
-  """Whether the model or an optimizer may need AutoGraph. A model that does not need it has `needs_autograph = False`.
+  """True if the model or an optimizer may need AutoGraph. A model that does not need it has `needs_autograph = False`.
 
   AutoGraph rewrites Python code so that its `if` and `while` may depend on tensors. `tf.function` rewrites all code
   that it calls, which takes longer than tracing the code. Nothing in this package needs that, and nor do TFF's SGD and
@@ -192,7 +192,7 @@ class _WithoutMetrics(tff.learning.models.VariableModel):
 class Classifier(tff.learning.models.VariableModel):
   """A Keras classifier, with metrics over all batches since they were last reset.
 
-  `tff.learning.models.from_keras_model` makes such a model, too, but its metrics are Keras objects: TFF makes them
+  `tff.learning.models.from_keras_model` also makes such a model, but its metrics are Keras objects: TFF makes them
   again for each of a process's computations, and TensorFlow's AutoGraph rewrites their code. That took almost a third
   of the time to build a learning process.
 
@@ -298,7 +298,7 @@ class MixedPrecisionClassifier(Classifier):
       pool(relu(c + b)) = relu(pool(c) + b)    c the convolution, b a bias for each channel
 
   Adding b, rounding and ReLU never swap the order of two numbers, so both sides are equal, bit for bit. The gradients
-  are equal, too, unless numbers of a window tie. If they are equal only because c + b was rounded, the left side gives
+  are also equal, unless numbers of a window tie. If they are equal only because c + b was rounded, the left side gives
   the gradient to the first of them, and the right side to the one with the largest c. So models in float32 keep the
   left side, and with it the bits of their runs.
 
@@ -312,7 +312,7 @@ class MixedPrecisionClassifier(Classifier):
 
 
 def pooled_first(model: tf.keras.Sequential, x: tf.Tensor, training: bool) -> tf.Tensor:
-  """What `model(x, training=training)` gives, with pooling before biases and ReLUs.
+  """The result of `model(x, training=training)`, with pooling before biases and ReLUs.
 
   Args:
     model: Its layers need not compute in bfloat16.
@@ -334,7 +334,7 @@ def pooled_first(model: tf.keras.Sequential, x: tf.Tensor, training: bool) -> tf
 
 
 def _adds_bias_and_relu(layer: tf.keras.layers.Layer) -> bool:
-  """Whether the layer is a convolution with a bias for each channel, the last dimension, and ReLU."""
+  """True if the layer is a convolution with a bias for each channel, the last dimension, and ReLU."""
   return (
     type(layer) is tf.keras.layers.Conv2D
     and layer.use_bias
@@ -348,7 +348,7 @@ class LabelledCrossEntropy(tf.keras.losses.Loss):
 
       loss = Σ_{places with a label} -log softmax(logits)_y / (number of such places)
 
-  It is 0 if there is no label, and then its gradient is 0, too.
+  It is 0 if there is no label, and then its gradient is also 0.
   """
 
   def __init__(self, reduction: str = tf.keras.losses.Reduction.NONE, name: str = 'labelled_cross_entropy'):

@@ -1,7 +1,7 @@
 """Models by name, and how they are saved.
 
 A model is a function from its layers' maker and the number of classes to the layers after the input, the last of which
-gives float32 logits, and a line in `MODELS`. A model of sequences of tokens is named in `OF_SEQUENCES`, too.
+gives float32 logits, and a line in `MODELS`. A model of sequences of tokens is also named in `OF_SEQUENCES`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ model_functions = lazy.module('quap_tff.training.model_functions')
 COMPUTE_DTYPES = {'float32': 'float32', 'bfloat16': 'mixed_bfloat16'}
 # The processors' instructions for bfloat16, as Linux names them: Intel's and AMD's, and Arm's.
 _BFLOAT16 = {'avx512_bf16', 'amx_bf16', 'bf16'}
-# Of `linear_features`. A choice of units, by which updates on features of unit norm are of norm 1 or so: scale s,
+# Scale of `linear_features`: a choice of units, by which updates on features of unit norm are of norm 1 or so. Scale s,
 # learning rate r and clipping norm C do what scale 1, s²·r and s·C do.
 LOGIT_SCALE = 10.0
 
@@ -319,7 +319,7 @@ def build_model_fn(
 
 
 def emulates_bfloat16(cpuinfo: Optional[str] = None) -> bool:
-  """Whether TensorFlow must emulate bfloat16, because the processor has no instructions for it.
+  """True if TensorFlow must emulate bfloat16, because the processor has no instructions for it.
 
   That was fifteen times slower than float32 on a processor with AVX2 only.
 

@@ -26,7 +26,7 @@ class Sgd(checks.Checked):
 
   @property
   def length(self) -> float:
-    """By how much it moves a model in all, for a gradient of norm 1."""
+    """The distance by which it moves a model in all, for a gradient of norm 1."""
     return self.learning_rate / (1 - (self.momentum or 0.0))
 
   def build(self) -> tff.learning.optimizers.Optimizer:

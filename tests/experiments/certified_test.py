@@ -277,7 +277,7 @@ class TestSecureSum:
     assert json.loads(said.splitlines()[-1])['trust'] == 'secure_sum'
     text = ' '.join(said.split())
     assert 'against the server, too, if each secure sum opens for all clients with a weight that were announced' in text
-    assert 'It holds against the server, too, if secure sums open as the plan assumes (docs/trust.md). {' in text
+    assert 'It also holds against the server, if secure sums open as the plan assumes (docs/trust.md). {' in text
     rows = harness.table(output / 'metrics.csv')
     assert sum(int(row['dropped_out']) for row in rows) > 0
     certificate = json.loads((output / 'certificate.json').read_text(encoding='utf-8'))

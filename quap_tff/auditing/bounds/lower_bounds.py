@@ -81,7 +81,7 @@ def clopper_pearson(successes: int, trials: int, error: float) -> tuple[float, f
 def at_least(successes: int, trials: int, error: float) -> float:
   """A lower limit of the trials' mean probability: above it with a probability of at most `error` <= 1/4.
 
-  It is Clopper and Pearson's but for one success: where probabilities differ, only the sum of all of them bounds the
+  It is Clopper and Pearson's except for one success: where probabilities differ, only the sum of all of them bounds the
   chance of any.
   """
   return error * (1 - _MARGIN) / trials if successes == 1 else clopper_pearson(successes, trials, error)[0]

@@ -3,7 +3,7 @@
 A new attack is an entry of `ATTACKS`.
 
 The attacker knows the model and its weights before the round, the learning rate, the local steps, how many examples the
-update holds, and which tensors have noise. Where some tensors have none, it looks at those alone. It does not know the
+update holds, and which tensors have noise. Where some tensors have none, it looks only at those. It does not know the
 examples, their labels, or the noise.
 """
 
@@ -20,7 +20,7 @@ from quap_tff.auditing.inversion import model as inversion_model
 from quap_tff.common import checks
 from quap_tff.common import registry
 
-# Of Adam, in units of pixels.
+# The learning rate of Adam, in units of pixels.
 _LEARNING_RATE = 0.05
 # The learning rate falls to a tenth after these shares of the iterations, as in Geiping et al.'s code.
 _DROPS = (3 / 8, 5 / 8, 7 / 8)
@@ -51,7 +51,7 @@ class Problem(NamedTuple):
 
   @property
   def labels_are_hidden(self) -> bool:
-    """Whether the final layer has noise while others have none: iDLG's rule then reads noise."""
+    """True if the final layer has noise while others have none: iDLG's rule then reads noise."""
     return not self.visible[self.model.final_dense[-1]]
 
 
@@ -81,7 +81,7 @@ class InversionAttack(abc.ABC):
   @property
   @abc.abstractmethod
   def needs_scale(self) -> bool:
-    """Whether a constant factor on the update changes the result."""
+    """True if a constant factor on the update changes the result."""
 
   @abc.abstractmethod
   def build(
@@ -137,7 +137,7 @@ class Matching(checks.Checked, InversionAttack):
     distance: 'l2' or 'cosine', see `distances`.
     signed: Whether Adam takes the signs of the derivatives.
     smoothness: Weight of the total variation.
-    learns_labels: Whether labels are optimised with the images. They are, too, where noise hides them.
+    learns_labels: Whether labels are optimised with the images. They also are where noise hides them.
   """
 
   distance: str = registry.name_field('distance', 'l2', ('l2', 'cosine'))
@@ -239,7 +239,7 @@ ATTACKS: dict[str, InversionAttack] = {
 
 
 def same_problem(first: Problem, second: Problem, up_to_scale: bool) -> bool:
-  """Whether two problems give the attacker the same, except for a positive factor if `up_to_scale`."""
+  """True if two problems give the attacker the same, except for a positive factor if `up_to_scale`."""
   if first.visible != second.visible:
     return False
   seen = [i for i, visible in enumerate(first.visible) if visible]

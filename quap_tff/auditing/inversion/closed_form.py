@@ -1,4 +1,4 @@
-"""What gradients give away in closed form: the inputs of a Dense layer, and labels.
+"""Closed forms of what gradients give away: the inputs of a Dense layer, and labels.
 
 The input of a Dense layer is the quotient of its gradients (Phong et al. 2018, section 3). Unit j has the gradients
 ΔW_j = Σ_b δ_bj·a_b and Δb_j = Σ_b δ_bj. For one example, ΔW_j/Δb_j = a. For a batch, the quotient is a mean of the a_b
@@ -149,7 +149,7 @@ def build_feature_inversion(
     model: The model. Its initial weights are those that the server has sent.
     iterations: Steps of Adam.
     smoothness: Weight of the total variation.
-    learning_rate: Of Adam, in units of pixels.
+    learning_rate: The learning rate of Adam, in units of pixels.
   """
   weights = [w[tf.newaxis] for w in model.initial_weights]
 

@@ -1,4 +1,4 @@
-"""What an observer sees of a round, by the functions of the mechanism itself.
+"""An observer's view of a round, by the functions of the mechanism itself.
 
 * `client_update` sees what one client sends. Under noise at the server that is the clipped update, without any noise.
   Under noise at the clients it has the client's own noise. With secure aggregation, nobody sees it.
@@ -17,7 +17,7 @@ from quap_tff.mechanisms.parts import layers as layers_lib
 
 
 class View(NamedTuple):
-  """What one observer sees of the rounds of T targets.
+  """The view of one observer on the rounds of T targets.
 
   Attributes:
     update: float64[T, …], one for each trained tensor, in units of w_global - w_local: the target's update, or the mean

@@ -1,4 +1,4 @@
-"""What the issuer of a certificate states about a run: no file of the run shows whether it is true."""
+"""The statements of a certificate's issuer about a run: no file of the run shows whether it is true."""
 
 import dataclasses
 import datetime
@@ -136,7 +136,7 @@ def check_text(name: str, value: Any) -> None:
 
 
 def is_digest(value: Any) -> bool:
-  """Whether it is a SHA-256 in hex."""
+  """True if it is a SHA-256 in hex."""
   return isinstance(value, str) and _DIGEST.fullmatch(value) is not None
 
 

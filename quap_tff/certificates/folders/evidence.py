@@ -39,7 +39,7 @@ def run_problems(content: folders.Content) -> list[str]:
 
 
 def entry_problems(content: folders.Content) -> list[str]:
-  """What lies in the folder and does not belong there."""
+  """The files in the folder that do not belong there."""
   entries, program = content.entries, content.program
   known = {folders.MECHANISM, folders.LEDGER, folders.CLIENTS, folders.KERAS_MODEL, *folders.OWN, *program.empty_files}
   known |= {folders.SCHEDULE} if content.plan.schedule else set()
@@ -147,7 +147,7 @@ def ledger_problems(plan: run_account.RunAccount, ledger: accounting.RunLedger) 
 
 
 def _comes(plan: run_account.RunAccount, round_num: int, clients: np.ndarray) -> bool:
-  """Whether these, int64[M], may be the clients of a round, from 1."""
+  """True if these, int64[M], may be the clients of a round, from 1."""
   if plan.attendance is None:
     return bool(np.isin(clients, plan.schedule[round_num - 1]).all())
   return np.array_equal(np.sort(clients), np.sort(plan.attendance[round_num - 1]))
@@ -180,7 +180,7 @@ def model_problems(content: folders.Content) -> list[str]:
     if saved_shapes != shapes:
       return [f'{name} holds tensors of the shapes {saved_shapes}, and {folders.MECHANISM} says {shapes}.']
     if not all(tensor.dtype.kind == 'f' and np.isfinite(tensor[()]).all() for tensor in tensors):
-      return [f'{name} must hold finite floating-point numbers alone.']
+      return [f'{name} must hold only finite floating-point numbers.']
     return []
 
   return in_model(content.path, name, read)

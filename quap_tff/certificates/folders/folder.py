@@ -58,7 +58,7 @@ LIBRARY, TRAIN = 'quap_tff', 'experiments.train'
 # What is known of the programs that make folders, by the name in mechanism.json.
 PROGRAMS: dict[str, programs.Program] = {LIBRARY: programs.Program(), TRAIN: train_runs.TrainRun()}
 
-# An ordinary machine's memory holds so many. A larger plan would take too long to compute again.
+# An ordinary machine's memory holds this many. A larger plan would take too long to compute again.
 _MOST_CLIENTS, _MOST_ROUNDS, _MOST_PARTICIPATIONS = 10**7, 10**6, 10**8
 # The configurations that a folder may name, by the trust of each of ours. One of a user's own program has another name.
 MECHANISMS: dict[str, type[guarantee.GuaranteeConfig]] = {
@@ -92,7 +92,7 @@ class Content(NamedTuple):
 
   @property
   def program(self) -> programs.Program:
-    """What is known of the program that made it."""
+    """The facts about the program that made it."""
     return PROGRAMS[self.made_by]
 
 
@@ -212,7 +212,7 @@ def check_version(name: str, value: Any) -> None:
   if type(version) is not int:
     raise FolderError(f'{name} is damaged: it is not a JSON object with a version.')
   if version != VERSION:
-    raise folder_files.CannotTellError(f'{name} has version {version}, and this program knows version {VERSION} alone.')
+    raise folder_files.CannotTellError(f'{name} has version {version}, and this program knows only version {VERSION}.')
 
 
 def read_config(name: str, value: Mapping[str, Any]) -> guarantee.GuaranteeConfig:

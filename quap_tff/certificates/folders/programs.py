@@ -1,4 +1,4 @@
-"""What a program puts into its folders beyond the files of every certified run, and how that is checked.
+"""The files that a program puts into its folders beyond the files of every certified run, and how they are checked.
 
 A folder says which program made it, and `folder.PROGRAMS` has what verification must know of each. This module is of
 library code, which puts nothing else there.
@@ -25,12 +25,12 @@ class Program:
   unchecked: tuple[str, ...] = ()
 
   def owns(self, name: str, about: abouts.About) -> bool:
-    """Whether a file, by its relative path, is one that the program puts there."""
+    """True if a file, by its relative path, is one that the program puts there."""
     del name, about
     return False
 
   def keeps(self, name: str) -> bool:
-    """Whether the program keeps a file to itself, so that a certificate does not name it."""
+    """True if the program keeps a file to itself, so that a certificate does not name it."""
     del name
     return False
 
@@ -39,12 +39,12 @@ class Program:
     del path, plan, ledger
 
   def may_hold_anything(self, name: str) -> bool:
-    """Whether nothing here can make any part of a file again."""
+    """True if nothing here can make any part of a file again."""
     del name
     return False
 
   def warnings(self, path: str, is_checked: bool) -> list[str]:
-    """What a reader should know of the program's files, a sentence each.
+    """Sentences that a reader should know about the program's files.
 
     Args:
       path: The folder.

@@ -39,7 +39,7 @@ _RESOLVED = frozenset(
   'shapes data_commitment'.split()
 )
 _MACHINE, _STRETCH = frozenset({'platform', 'cores', 'gpus'}), {'first_round', 'code', 'versions', 'machine'}
-# The keys of summary.json, but for those of a `Report`.
+# The keys of summary.json, except those of a `Report`.
 _OF_SUMMARY = frozenset(
   'dataset algorithm malicious rounds planned_rounds finished test_accuracy test_loss diverged share_of_ceiling '
   'interrupted seconds date output_dir'.split()
@@ -241,7 +241,7 @@ def _check_plain(values: Mapping[str, Any]) -> None:
 
 
 def _check_machine(value: Mapping[str, Any]) -> None:
-  """Of run.json, or of a stretch in it."""
+  """Checks the versions and the machine in run.json, or in a stretch of it."""
   abouts.check_versions('versions', value['versions'])
   machine = value['machine']
   _check_keys('machine', machine, _MACHINE)

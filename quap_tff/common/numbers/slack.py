@@ -1,4 +1,4 @@
-"""What the guarantee of an ideal mechanism loses where integers take the place of real numbers."""
+"""The loss of an ideal mechanism's guarantee where integers take the place of real numbers."""
 
 from __future__ import annotations
 

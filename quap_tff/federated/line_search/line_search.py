@@ -60,7 +60,7 @@ class LineSearchConfig(mechanism.Mechanism):
     epsilon: ε > 0, which no client exceeds.
     delta: Total δ.
     planned_rounds: How many rounds the client that comes most often is planned to be in, at least 1. The noise is such
-      that its budget would last for `lasts` times so many rounds if it never grew.
+      that its budget would last for `lasts` times as many rounds if it never grew.
     clip: C.
     loss_clip: B.
     steps: α_1 … α_K > 0.

@@ -139,7 +139,7 @@ class StockConfig(checks.Checked, abc.ABC):
     """TFF's aggregator with these parameters and the noise of `settled`, for a model with these layers."""
 
   def exposure(self, cohorts: Sequence[np.ndarray], num_clients: int) -> Exposure:
-    """What taking part means for the account."""
+    """The meaning of taking part for the account."""
     del cohorts, num_clients
     return Exposure()
 

@@ -50,7 +50,7 @@ _ORDER = (Stage.SETUP, Stage.SHARE_KEYS, Stage.COLLECT_MASKED_VECTORS, Stage.UNM
 
 
 class SecureSum:
-  """From a message and Flower's context to the reply, for a node of a run in which clients hold the noise."""
+  """Replies to a message in Flower's context, for a node of a run in which clients hold the noise."""
 
   def __init__(self, node: nodes.Node):
     """Serves a node, which notes in its folder which rounds it has opened.
@@ -78,7 +78,7 @@ class SecureSum:
   def _answered(self, message: Message, context: Context) -> Message:
     if RECORD_KEY_CONFIGS not in message.content.config_records:
       raise messages.RefusedRoundError(
-        'The server asks for a sum that it would see, and this node takes part in secure sums alone. Let the server '
+        'The server asks for a sum that it would see, and this node takes part only in secure sums. Let the server '
         'use quap_tff.flower.secure_sum.'
       )
     told = message.content.config_records[RECORD_KEY_CONFIGS]
@@ -138,7 +138,7 @@ class SecureSum:
         raise messages.RefusedRoundError(f'The server sets {name} to {told.get(name)}, and by the plan it is {value}.')
 
   def _public_keys(self, session: records.Session) -> Mapping[int, bytes]:
-    """By which the announced nodes sign, from this node's own folder, read anew: others may have been enrolled."""
+    """The announced nodes' keys, from this node's own folder, which is read anew: others may have been enrolled."""
     try:
       return enrolment.Enrolled(self._node.enrolment).keys_of(session.nodes)
     except ValueError as error:

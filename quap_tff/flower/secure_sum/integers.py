@@ -23,7 +23,7 @@ from quap_tff.flower.secure_sum import masks
 TARGET = 2**31 - 2
 HALF = TARGET // 2
 _DIGIT_BITS, _DIGITS = 16, 4
-# The sum of so many digits stays below 2³¹.
+# The sum of this many digits stays below 2³¹.
 MOST_NODES = 2**15 - 1
 
 
@@ -58,7 +58,7 @@ def check_fits(bundle: player.Bundle, nodes: Mapping[int, np.ndarray], most_clie
 
 
 def encoded(bundle: player.Bundle, secure: Any) -> list[np.ndarray]:
-  """What a node sends, int64 arrays in [-HALF, HALF], from `Sums.secure`, which is modulo `Bundle.modulus`.
+  """A node's integers to send, int64 arrays in [-HALF, HALF], from `Sums.secure`, which is modulo `Bundle.modulus`.
 
   Raises:
     ValueError: If a number is too large. No plan that fits makes one.

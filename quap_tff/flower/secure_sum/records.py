@@ -1,4 +1,4 @@
-"""What the secure sum adds to the messages of Flower's SecAgg+, and what a node keeps between stages.
+"""The additions of the secure sum to the messages of Flower's SecAgg+, and a node's state between stages.
 
 setup    terms: masks, round, digest, nodes, sizes, clients     reply    agreed: masks, digest, signature
 share    signatures: that of each node, of its public keys and the digest
@@ -40,7 +40,7 @@ class Session(NamedTuple):
   parties: Sequence[int] = ()
 
   def as_record(self) -> ConfigRecord:
-    """As a record."""
+    """The session as a record."""
     return ConfigRecord(
       {
         'masks': self.masks,
@@ -55,7 +55,7 @@ class Session(NamedTuple):
 
   @classmethod
   def from_record(cls, record: ConfigRecord) -> Session:
-    """From such a record; raises `LookupError`, `TypeError` or `ValueError` if it is none."""
+    """The session in such a record; raises `LookupError`, `TypeError` or `ValueError` if it is invalid."""
     sizes, clients = (np.array(record[name], np.int64) for name in ('sizes', 'clients'))
     if len(sizes) != len(record['nodes']) or sizes.sum() != len(clients) or (sizes < 1).any():
       raise ValueError('sizes must say how many clients each node has, at least one')
@@ -66,22 +66,22 @@ class Session(NamedTuple):
 
   @classmethod
   def from_setup(cls, content: RecordDict) -> Session:
-    """From the server's first message. Without terms, `masks` is ''."""
+    """The session in the server's first message. Without terms, `masks` is ''."""
     if TERMS not in content.config_records:
       return cls('', 0, '', {})
     try:
       return cls.from_record(content.config_records[TERMS])
     except (LookupError, TypeError, ValueError) as error:
-      raise messages.RefusedRoundError(f'The server sent what are no terms of a secure sum: {error}.') from None
+      raise messages.RefusedRoundError(f'The server sent invalid terms of a secure sum: {error}.') from None
 
 
 def to_sign(digest: str, node: int, keys: Sequence[bytes]) -> bytes:
-  """What a node signs: that these are its public keys in the round with this history."""
+  """The text that a node signs: that these are its public keys in the round with this history."""
   return '\n'.join(['quap_tff secure sum', masks.NAME, digest, str(node), *(key.hex() for key in keys)]).encode()
 
 
 def digest_of(plan: guard.PublicPlan, history: Sequence[messages.Link]) -> str:
-  """That of a chain with these links, in hex; raises `messages.RefusedRoundError` if they make none."""
+  """The digest of a chain with these links, in hex; raises `messages.RefusedRoundError` if they make no chain."""
   chain = guard.Chain(plan)
   try:
     for link in history:

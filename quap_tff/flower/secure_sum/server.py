@@ -40,7 +40,7 @@ _LOG = logging.getLogger('flwr')
 
 
 class _Masked(NamedTuple):
-  """What a node sends in the third stage."""
+  """A node's message in the third stage."""
 
   answer: messages.Answer
   vectors: list[np.ndarray]
@@ -147,7 +147,7 @@ class _Round:
     return self._stage(list(keys), make, read)
 
   def _masked(self, sent: Mapping[int, Mapping[int, bytes]]) -> dict[int, _Masked]:
-    """What each node sends that answers."""
+    """The reply of each node that answers."""
 
     def make(node: int) -> RecordDict:
       others = [other for other in sent if other != node]
@@ -204,7 +204,7 @@ class _Round:
   def _stage(
     self, nodes: list[int], make: Callable[[int], RecordDict], read: Callable[[int, Message], Any], least: int = 0
   ) -> dict[int, Any]:
-    """What `read` makes of each node's reply; raises `_TooFewError` if the sum does not open for those who reply."""
+    """Each node's reply as `read` decodes it; raises `_TooFewError` if the sum does not open for those who reply."""
     round_num, seconds = self._announced.round_num, self._announced.seconds
     sent = [Message(make(node), node, MessageType.TRAIN, group_id=str(round_num)) for node in sorted(nodes)]
     replies = {one.metadata.src_node_id: one for one in self._grid.send_and_receive(sent, timeout=seconds)}

@@ -1,4 +1,4 @@
-"""What both ends of the secure sum of a round agree on, from the plan and the nodes that are announced.
+"""The terms of the secure sum of a round, on which both ends agree, from the plan and the nodes that are announced.
 
 Nodes are the parties of SecAgg+: all clients of a node are in a sum, or none. Let n nodes be announced, with W clients
 that have a weight. Flower splits each secret into n shares, of which t open it. Each node gives one share of each other
@@ -36,7 +36,7 @@ from quap_tff.mechanisms.held import guard
 
 # The round-off of φ, which must not refuse everybody.
 _ROUND_OFF = 1e-9
-# Of every node: its weights are in the integers.
+# The weight of every node: those of its clients are in the integers.
 WEIGHT = 1
 
 
@@ -113,5 +113,5 @@ class Terms:
     }
 
   def session(self, digest: str, parties: Collection[int]) -> bytes:
-    """What both ends of a mask agree on: the history, and the nodes that have shared keys."""
+    """The context of a mask, on which both ends agree: the history, and the nodes that have shared keys."""
     return f'{digest} {" ".join(map(str, sorted(parties)))}'.encode()

@@ -75,7 +75,7 @@ class Account(NamedTuple):
     return np.sqrt(self.spent) * (1 + 2.0**-52)
 
   def is_within(self, limit: Union[float, np.ndarray]) -> bool:
-    """Whether every μ_i² is at most `limit`: one number for all, or float64[N]."""
+    """True if every μ_i² is at most `limit`: one number for all, or float64[N]."""
     return bool((self.spent <= limit).all())
 
   def after(self, cohort: array_types.Ids, weights: np.ndarray) -> Account:
@@ -335,7 +335,7 @@ def discreteness_slack(
   num_participations: int,
   smallest_cohort: int = 1,
 ) -> slacks.Slack:
-  """What is lost if V and W are discrete Gaussians on the integers, and updates are integers.
+  """The loss if V and W are discrete Gaussians on the integers, and updates are integers.
 
   docs/privacy.md has the proof. It compares the integer noise of a run with the rounded noise of a run whose V and W
   are real. With a = 1/(m·(1-λ)²·s²), the logarithm of the first probability over the second is at most d·T·a/24. The
@@ -343,7 +343,7 @@ def discreteness_slack(
   lattice sums of Gaussians are from integrals, which is below 10⁻²⁸⁰ where V and W have ten steps or more.
 
   Args:
-    epsilon: ε >= 0, of the run with real noise. The result covers any smaller ε, too.
+    epsilon: ε >= 0, of the run with real noise. The result also covers any smaller ε.
     delta: δ in (0, 1), of the run with real noise.
     noise_steps: s in steps of the grid, greater than 0.
     decay: λ.

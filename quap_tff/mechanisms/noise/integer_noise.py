@@ -131,7 +131,7 @@ class Sampler:
     return weight + weight * series
 
   def decide(self, words: tf.Tensor, others: tf.Tensor, shifts: Optional[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
-    """What two random words make of each draw: a pure function, elementwise.
+    """The integers that two random words make of each draw: a pure function, elementwise.
 
     Args:
       words: int64[n], for the magnitudes. The sign bit is not used.

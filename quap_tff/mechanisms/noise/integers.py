@@ -42,7 +42,7 @@ COUNT_RANGE = '1/16 to 2^29'
 _PRODUCT_ERROR = 3
 # The error of float64 when a client's bound is computed, as a share.
 _BOUND_ERROR = 2.0**-40
-# Beyond so many releases, coefficients of the noise's inverse are bounded by 1 instead of being computed.
+# Beyond this many releases, coefficients of the noise's inverse are bounded by 1 instead of being computed.
 _COMPUTED_RELEASES = 10_000
 
 
@@ -52,7 +52,7 @@ def count_steps(stddev: float) -> float:
 
 
 def takes_count(stddev: float) -> bool:
-  """Whether noise with this standard deviation can be added to a count."""
+  """True if noise with this standard deviation can be added to a count."""
   return integer_noise.SMALLEST_STDDEV <= count_steps(stddev) <= integer_noise.LARGEST_STDDEV
 
 
@@ -174,7 +174,7 @@ class Grid:
     draws: Sequence[tuple[float, int]],
     more: slacks.Slack = slacks.Slack(),
   ) -> slacks.Slack:
-    """What rounding costs: twice ε' of `slack.slack_of_draws`, and the buffers' cost at the largest μ.
+    """The cost of rounding: twice ε' of `slack.slack_of_draws`, and the buffers' cost at the largest μ.
 
     Args:
       smallest: The smallest ε that a client has.
@@ -211,7 +211,7 @@ class Grid:
     return slacks.Slack(epsilon, reserve)
 
   def _cost_of_buffers(self, largest: float, delta: float) -> float:
-    """What `buffer_cost` adds to any ε up to `largest`.
+    """The addition of `buffer_cost` to any ε up to `largest`.
 
     With t = ε/μ + μ/2, dε/dμ is φ(t)/Φ(-t), which is less than t + 1/t and grows with μ.
     """

@@ -27,7 +27,7 @@ optimize = lazy.module('scipy.optimize')
 signal = lazy.module('scipy.signal')
 special = lazy.module('scipy.special')
 
-# What is chosen has so many decimals. Two processors then find the same numbers, although their last bits differ.
+# Coefficients have this many decimals. Two processors then find the same numbers, although their last bits differ.
 DECIMALS = 4
 # A further buffer must lower the root of the loss by this share. More than 4 did not for up to 2,000 releases.
 _SMALLEST_GAIN = 1e-3
@@ -153,7 +153,7 @@ def _log_loss(
 
 
 def _shares(releases: int) -> np.ndarray:
-  """In which share of the prefix sums each coefficient of A·C⁻¹ counts, float64[n]."""
+  """The share of the prefix sums in which each coefficient of A·C⁻¹ counts, float64[n]."""
   return 1 - np.arange(releases) / releases
 
 

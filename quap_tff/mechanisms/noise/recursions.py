@@ -33,7 +33,7 @@ class Correlation(checks.Checked, abc.ABC):
 
   @property
   def is_settled(self) -> bool:
-    """Whether all coefficients are given. If not, they are chosen from a schedule."""
+    """True if all coefficients are given. If not, they are chosen from a schedule."""
     return True
 
   def check_rounds(self, num_rounds: int) -> None:  # noqa: B027 (most families can do with any number)
@@ -98,7 +98,7 @@ class Correlation(checks.Checked, abc.ABC):
 
   @abc.abstractmethod
   def price(self, releases_left: array_types.Numbers) -> tuple[array_types.Numbers, list[array_types.Array]]:
-    """What a weight in a release costs, counting that release and all that may follow it.
+    """The cost of a weight in a release, counting that release and all that may follow it.
 
     Suppose that a client has weight w in a release, and that its buffers were h_j before it. The client shifts this
     release and each of the next `releases_left` ones by a vector. The weight raises the sum of the squared norms of
@@ -113,7 +113,7 @@ class Correlation(checks.Checked, abc.ABC):
 
   @abc.abstractmethod
   def overlap(self, gap: array_types.Numbers) -> array_types.Numbers:
-    """What evenly spread participations cost in addition to their own cost, in the limit of infinitely many.
+    """The cost of evenly spread participations in addition to their own, in the limit of infinitely many.
 
     It is the sum over m ≥ 1 of the inner products of two unit participations that are m·gap releases apart, divided by
     the squared norm of one.

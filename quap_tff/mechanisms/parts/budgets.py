@@ -79,7 +79,7 @@ class ClientBudgetRule(checks.Checked, abc.ABC):
     return []
 
   def observe(self, critical_update: Sequence[tf.Tensor], announced: array_types.Structure) -> tf.Tensor:
-    """What a client reports about the critical part of its finite update: a float32 scalar."""
+    """A client's report about the critical part of its finite update: a float32 scalar."""
     raise NotImplementedError
 
   def next_state(

@@ -285,7 +285,7 @@ def clip_factor(norm: tf.Tensor, clipping_norm: tf.Tensor) -> tf.Tensor:
 
 
 def scaled_down(tensors: Sequence[tf.Tensor], factor: tf.Tensor) -> list[tf.Tensor]:
-  """The tensors times a `clip_factor`, or a bit less: their norm is at most C after rounding, too; equal for 1."""
+  """The tensors times a `clip_factor`, or a bit less: their norm is at most C also after rounding; equal for 1."""
   factor = tf.where(factor < 1, factor * (1 - _ROUNDING), factor)
   return [tf.cast(tf.cast(one, tf.float64) * factor, one.dtype) for one in tensors]
 

@@ -175,7 +175,7 @@ def clip_groups(split: str, sizes: Sequence[int], layers: Optional[Sequence[Laye
 
 
 class ModelShape(NamedTuple):
-  """What must be known about a model to say what is protected.
+  """The facts about a model that say what is protected.
 
   Attributes:
     layers: Its layers.

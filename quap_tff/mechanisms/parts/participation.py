@@ -37,12 +37,12 @@ class ParticipationConfig(checks.Checked):
 
 
 def in_warmup(config: ParticipationConfig, round_num: array_types.Numbers) -> array_types.Booleans:
-  """Whether round `round_num` (int, from 1) is a warm-up round."""
+  """True if round `round_num` (int, from 1) is a warm-up round."""
   return round_num <= config.warmup_rounds
 
 
 def is_counted(config: ParticipationConfig, round_num: array_types.Numbers) -> array_types.Booleans:
-  """Whether taking part in round `round_num` is counted."""
+  """True if taking part in round `round_num` is counted."""
   xp = arrays.namespace(round_num)
   return xp.logical_or(config.count_during_warmup, xp.logical_not(in_warmup(config, round_num)))
 
@@ -85,7 +85,7 @@ def rates(
 
 
 def for_clients(state: array_types.Structure, client_ids: array_types.Array) -> array_types.Structure:
-  """The participation state of some clients, int[M] ids: that of `rates` and `rates_if_taking_part`, too."""
+  """The participation state of some clients, int[M] ids: also that of `rates` and `rates_if_taking_part`."""
   return collections.OrderedDict((name, arrays.take(values, client_ids)) for name, values in state.items())
 
 

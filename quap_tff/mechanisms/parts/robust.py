@@ -1,4 +1,4 @@
-"""What replaces the mean of the clipped updates, so that a few malicious clients cannot move it far.
+"""Replacements for the mean of the clipped updates, so that a few malicious clients cannot move it far.
 
     mean              (1/M)·Σ_i u_i
     median            coordinate by coordinate (Yin, Chen, Ramchandran and Bartlett 2018, definition 1)

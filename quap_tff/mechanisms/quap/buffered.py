@@ -73,7 +73,7 @@ class BufferedState(NamedTuple):
 
 
 class Release(NamedTuple):
-  """Who is in a buffer that is released: int64[m] ids, and float64[m] Σs(τ_i)."""
+  """The clients in a buffer that is released: int64[m] ids, and float64[m] Σs(τ_i)."""
 
   clients: np.ndarray
   shares: np.ndarray
@@ -136,7 +136,7 @@ class Buffered(mechanism.Configured):
     return dataclasses.replace(self, config=self.config.scaled(factor))
 
   def seen(self, state: mechanism.State) -> dict[str, Any]:
-    return self.config.seen(state.mechanism)  # Of those who arrived.
+    return self.config.seen(state.mechanism)  # Statistics of those who arrived.
 
   def spent(self, state: mechanism.State, metrics: mechanism.Measurements, cohort: np.ndarray) -> mechanism.RoundRecord:
     """The state has those who were released, whom the ledger charges."""

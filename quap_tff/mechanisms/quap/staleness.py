@@ -30,7 +30,7 @@ class Staleness(checks.Checked):
     scale: b >= 0, in versions; 0: every client trains on the newest version.
     spread: r >= 0, how much clients differ in speed; 0: not at all.
     max_staleness: τ_max >= 0. The server keeps τ_max + 1 versions of the model.
-    seed: Of the draws, a non-negative integer.
+    seed: The seed of the draws, a non-negative integer.
   """
 
   scale: float = checks.number_field('staleness scale', 2.0, at_least=0, at_most=1e6)

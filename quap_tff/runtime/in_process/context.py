@@ -187,7 +187,7 @@ class _Runner:
 
   @property
   def joins(self) -> bool:
-    """Whether sections may be joined. Only one CPU runs joined ones."""
+    """True if sections may be joined. Only one CPU runs joined ones."""
     return len(self._devices) == 1 and 'GPU' not in self._devices[0]
 
   def block_size(self, num_bytes: int) -> int:

@@ -1,4 +1,4 @@
-"""In which order a round's values are made, so that a cohort's large values need not be held all at once.
+"""The order in which a round's values are made, so that a cohort's large values need not be held all at once.
 
 A *pass* takes the cohort's clients one after the other, makes some values of each client, and gives them to
 aggregations. What no later pass needs is then released, so a round holds as many clients' values as there are threads
@@ -108,7 +108,7 @@ def plan(local_values: Sequence[NamedValue], result: Iterable[str]) -> list[Unio
 
 
 def _possible(left: Sequence[NamedValue], made: set[str]) -> list[NamedValue]:
-  """What one pass could make: all that needs no server value and no aggregation that is still to come."""
+  """The values that one pass could make: all that needs no server value and no aggregation that is still to come."""
   possible: list[NamedValue] = []
   reachable = set(made)
   for local in left:

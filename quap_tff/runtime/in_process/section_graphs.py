@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-# Not public. TFF's compiler uses it, too. The versions are pinned.
+# Not public. TFF's compiler also uses it. The versions are pinned.
 from tensorflow.python.grappler import tf_optimizer
 
 from quap_tff.runtime.in_process import dataset_loops
@@ -56,7 +56,7 @@ class SectionGraph:
     graph_def: The nodes, and the functions that they call.
     inputs: The names of `graph_def` that have no node, for which each call has a tensor: arguments, and then handles of
       variables.
-    used: Of each input that is an argument, its position among all arguments of the section.
+    used: For each input that is an argument, its position among all arguments of the section.
     variables: dtypes and shapes of the variables whose handles are inputs.
     fetches: Names of the tensors to return.
     depends_on_call_order: Whether a call's result depends on how many calls came before it.
@@ -208,7 +208,7 @@ def _with_calls_inlined(proto: Any, arguments: Sequence[str], results: Sequence[
   Otherwise functions' dataset arguments would be placed on GPUs, which have no kernels for datasets. A section that
   calls none is too small for its optimization to be worth the time.
 
-  Reductions become loops before that, so their steps are inlined, too. TensorFlow's pooling gradient is replaced by
+  Reductions become loops before that, so their steps are also inlined. TensorFlow's pooling gradient is replaced by
   oneDNN's only where it and the pooling are in one graph, with no argument of a function between them.
   """
   graph_def = tf.compat.v1.GraphDef.FromString(proto.graph_def.value)
@@ -241,7 +241,7 @@ def _initialize_first(nodes: dict[str, Any], initialize: str) -> None:
   for name, node in nodes.items():
     if name in before or name in free:
       continue
-    # One edge at the border is enough: a node that depends on one that waits waits, too.
+    # One edge at the border is enough: a node that depends on one that waits also waits.
     if all(_node_name(edge) in before or _node_name(edge) in free for edge in node.input):
       node.input.append(f'^{initialize}')
 

@@ -216,7 +216,7 @@ class _Pass:
     bindings.update(kept)
 
   def _each(self, shared: Bindings, clients: Sequence[Bindings]) -> tuple[tuple[tuple[Any, ...], tuple[Any, ...]], ...]:
-    """Of each client of a block the inputs of the aggregations, and the values to keep."""
+    """The inputs of the aggregations and the values to keep, for each client of a block."""
     return tuple([self._run_client({**shared, **own}) for own in clients])
 
   def _run_client(self, own: Bindings) -> tuple[tuple[Any, ...], tuple[Any, ...]]:

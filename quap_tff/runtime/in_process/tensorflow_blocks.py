@@ -122,7 +122,7 @@ class GraphFunction:
 
   @property
   def must_run_in_order(self) -> bool:
-    """Whether calls must follow each other in the clients' order for results to be reproducible."""
+    """True if calls must follow each other in the clients' order for results to be reproducible."""
     return self.graph.depends_on_call_order
 
   def prepare(self, concurrent: int = 1) -> None:
@@ -237,7 +237,7 @@ class TensorFlowBlock:
 
 
 def _positions(names: Any, arguments: Sequence[str]) -> Any:
-  """Where to find the tensors `names` (nested) among the fetches and the arguments, which follow these."""
+  """The places of the tensors `names` (nested) among the fetches and the arguments, which follow these."""
   positions = {name: i for i, name in enumerate([*_fetches(names, arguments), *arguments])}
   return tf.nest.map_structure(positions.__getitem__, names)
 
@@ -277,7 +277,7 @@ class Joined:
     self._lock = threading.Lock()
 
   def function(self, num_clients: int) -> GraphFunction:
-    """The function for so many clients."""
+    """The function for this many clients."""
     with self._lock:
       if num_clients not in self._functions:
         make_graph = functools.partial(self._make_graph, num_clients)
@@ -285,7 +285,7 @@ class Joined:
       return self._functions[num_clients]
 
   def wanted(self, name: str) -> Any:
-    """Which leaves of a client's own value `name` are used at all: booleans, nested as the value is."""
+    """The leaves of a client's own value `name` that are used at all: booleans, nested as the value is."""
     used = set(self.function(1).graph.used) | self._returned
     specs = [*self._shared.values(), *self._own.values()]
     is_used = [position in used for position in range(len(tf.nest.flatten(specs)))]

@@ -23,7 +23,7 @@ import tensorflow_federated as tff
 
 # A tensor, or a structure of them as TFF has it.
 _Structure = Any
-# Of each tensor of a value the sum, and an int32 scalar: how often it left its range.
+# The sum of each tensor of a value, and an int32 scalar: how often it left its range.
 _Sum = tuple[Sequence[tf.Tensor], Sequence[tf.Tensor]]
 # TFF's limit: of the 63 bits of an int64, one at least is for the sum of two values.
 _MOST_BITS = 62

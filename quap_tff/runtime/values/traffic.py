@@ -17,7 +17,7 @@ from quap_tff.runtime.values import values
 
 
 class Traffic(NamedTuple):
-  """What one invocation of a computation moved.
+  """The traffic of one invocation of a computation.
 
   Attributes:
     down_bytes_per_client: Bytes from the server to a client, mean over the clients; NaN without clients.
@@ -31,7 +31,7 @@ class Traffic(NamedTuple):
 
 
 class TrafficMeasurement:
-  """What `runtime.measure_traffic` yields: `traffic` of the last invocation in the block, None if there was none."""
+  """The value of `runtime.measure_traffic`: `traffic` of the last invocation in the block, None if there was none."""
 
   def __init__(self) -> None:
     self.traffic: Optional[Traffic] = None
@@ -51,7 +51,7 @@ class Meter:
       self._up += up
 
   def traffic(self, num_clients: int) -> Traffic:
-    """What has been counted."""
+    """The traffic that has been counted."""
     if not num_clients:
       return Traffic(float('nan'), float('nan'), 0)
     return Traffic(self._down / num_clients, self._up / num_clients, num_clients)

@@ -98,7 +98,7 @@ def static_bytes(type_spec: tff.Type) -> int:
 
 
 def differs_by_client(type_spec: Optional[tff.Type]) -> bool:
-  """Whether this is the type of a value that each client has for itself."""
+  """True if this is the type of a value that each client has for itself."""
   return isinstance(type_spec, tff.FederatedType) and type_spec.placement is tff.CLIENTS and not type_spec.all_equal
 
 
@@ -209,7 +209,7 @@ def _kind(dtype: tf.DType) -> str:
 
 @functools.cache
 def _widens(dtype: tf.DType, expected: tf.DType) -> bool:
-  """Whether every value of the one dtype is a value of the other one, and of the same kind."""
+  """True if every value of the one dtype is a value of the other one, and of the same kind."""
   if dtype == expected or _kind(expected) not in _NUMBERS:
     return dtype == expected
   return _kind(dtype) == _kind(expected) and np.can_cast(dtype.as_numpy_dtype, expected.as_numpy_dtype)
@@ -311,7 +311,7 @@ def _sequence(argument: Any, type_spec: tff.SequenceType, path: Path) -> tf.Tens
 
 
 def _has_its_names(element: Any, structure: Any) -> bool:
-  """Whether a dataset's dictionaries have the keys of the structure, which flattening forgets."""
+  """True if a dataset's dictionaries have the keys of the structure, which flattening forgets."""
   if isinstance(element, Mapping) and isinstance(structure, Mapping):
     return element.keys() == structure.keys() and all(_has_its_names(element[key], structure[key]) for key in structure)
   return not (type(element) is type(structure) is tuple) or all(map(_has_its_names, element, structure))

@@ -6,7 +6,7 @@ train as in federated averaging; otherwise, the server makes K_s steps on D_s:
     x <- x - η_s·∇L(x; batch of D_s),   K_s times
 
 D_s holds examples of people who are not clients. So in a server round, to which nobody is drawn, clients release
-nothing, and nothing is charged. A round to which nobody comes by chance is a server round, too.
+nothing, and nothing is charged. A round to which nobody comes by chance is also a server round.
 
 Only the abstract and descriptions of the paper could be read, not its algorithm. The choices that these leave open are
 an interpretation: plain SGD at the server, from the first weights on, in batches that are drawn anew in each round.

@@ -49,7 +49,7 @@ class TestPooled:
     assert load(tmp_path, contents(), ',classes=7', num_clients=2).num_classes == 7
     few = contents(y=np.arange(40) % 2 * 5, x_test=np.zeros((2, 6, 5), np.uint8), y_test=np.array([5, 6]))
     assert load(tmp_path, few, ',classes=7', num_clients=2).num_classes == 7
-    with pytest.raises(data.DataFileError, match='labels in y_test that are in y, too, found none'):
+    with pytest.raises(data.DataFileError, match='labels in y_test that are also in y, found none'):
       load(tmp_path, {**few, 'y_test': np.array([4, 6])}, ',classes=7', num_clients=2)
 
   @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ class TestFacts:
   'changes, message',
   [
     (dict(x=None), 'the wrong file: expected a dataset of your own: an .npz with x, y, found y'),
-    (dict(clients=np.zeros(40, int)), 'arrays named x, y, client, x_test, y_test, found clients, too'),
+    (dict(clients=np.zeros(40, int)), 'arrays named x, y, client, x_test, y_test, found also clients'),
     (dict(x_test=np.zeros((2, 6, 5), np.uint8)), 'x_test and y_test, or neither, found one of them'),
     (dict(x=np.array([object()] * 40)), 'holds Python objects, which are never read: .* Save arrays of numbers'),
     (dict(x=np.zeros((40, 6), int)), r'x to be images .* or float vectors \[n, d\], found int64\[40, 6\]'),

@@ -234,7 +234,7 @@ class TestGuarantee:
 
   def test_against_the_server_it_has_a_condition(self):
     said = [final_summary.guarantee(_summary(trust=trust)) for trust in ('server', 'secure_sum')]
-    condition = ' It holds against the server, too, if secure sums open as the plan assumes (docs/trust.md).'
+    condition = ' It also holds against the server, if secure sums open as the plan assumes (docs/trust.md).'
     assert said[1] == said[0] + condition
 
   def test_relations_have_short_names(self):

@@ -74,7 +74,7 @@ def test_refuses_a_missing_file(copied):
 
 def test_refuses_another_version(copied):
   _changed(copied, version=99)
-  with pytest.raises(ValueError, match='a bundle of version 99, and this quap_tff plays version 1 alone. Export the'):
+  with pytest.raises(ValueError, match='a bundle of version 99, and this quap_tff plays only version 1. Export the'):
     quap_tff.Bundle(copied)
 
 

@@ -629,11 +629,11 @@ def _first(how):
 
 
 _MODELS = {
-  'not a number': (_first(lambda t: t * np.nan), 'must hold finite floating-point numbers alone'),
-  'infinite': (_first(lambda t: t + np.inf), 'must hold finite floating-point numbers alone'),
-  'integers': (_first(lambda t: t.astype(np.int32)), 'must hold finite floating-point numbers alone'),
-  'complex': (_first(lambda t: t.astype(complex)), 'must hold finite floating-point numbers alone'),
-  'texts': (_first(lambda t: t.astype('S3')), 'must hold finite floating-point numbers alone'),
+  'not a number': (_first(lambda t: t * np.nan), 'must hold only finite floating-point numbers'),
+  'infinite': (_first(lambda t: t + np.inf), 'must hold only finite floating-point numbers'),
+  'integers': (_first(lambda t: t.astype(np.int32)), 'must hold only finite floating-point numbers'),
+  'complex': (_first(lambda t: t.astype(complex)), 'must hold only finite floating-point numbers'),
+  'texts': (_first(lambda t: t.astype('S3')), 'must hold only finite floating-point numbers'),
   'transposed': (_first(lambda t: t.T), 'holds tensors of the shapes [(2,), (2, 3)]'),
   'flat': (_first(np.ravel), 'holds tensors of the shapes [(2,), (6,)]'),
   'a tensor more': (lambda tensors: [*tensors, tensors[0]], 'holds tensors of the shapes'),

@@ -62,7 +62,7 @@ class TestAnswers:
     status, lines = made.answer(certified, capsys)
     assert status == 2 and lines == [
       'CANNOT BE VERIFIED',
-      f'  {name} has version {version}, and this program knows version 9 alone.',
+      f'  {name} has version {version}, and this program knows only version 9.',
     ]
 
   def test_no_folder(self, tmp_path, capsys):

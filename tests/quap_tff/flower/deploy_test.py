@@ -38,7 +38,7 @@ LIES = {
   'two cohorts': 'the nodes of this round have compared',
   'overlapping lists': 'is in both lists',
   'an old state': 'another history than before',
-  'a sum that the server sees': 'takes part in secure sums alone',
+  'a sum that the server sees': 'takes part only in secure sums',
 }
 KINDS = {
   'trusted': ['--algorithm=certified:clip=0.5'],

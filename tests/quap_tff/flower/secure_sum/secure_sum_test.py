@@ -293,7 +293,7 @@ class TestDishonestServer:
     node = min(federation.nodes)
     message = Message(messages.round_content(federation.announced(1)), node, MessageType.TRAIN)
     federation.deliver(message, '')
-    assert 'takes part in secure sums alone' in federation.refusals()[node]
+    assert 'takes part only in secure sums' in federation.refusals()[node]
     assert not federation.bundle.worked
 
   @pytest.mark.parametrize('signs', [False, True])
