@@ -201,11 +201,11 @@ class TestPlanning:
 
     config = _open(correlation=Ar1(), weights=weight_rules.Online())
     chosen, averaging = config.settled(self._COHORTS, postprocessing.PlannedAverage())
-    assert 0.5 < chosen.correlation.decay < 0.999
+    assert 0.5 < chosen.config.correlation.decay < 0.999
     assert averaging in postprocessing.PlannedAverage().candidates(40)
     # Everyone in every round: each participation overlaps with all the others, and independent noise is as good.
     everyone, _ = config.settled([np.arange(6)] * 10)
-    assert everyone.correlation.decay < chosen.correlation.decay
+    assert everyone.config.correlation.decay < chosen.config.correlation.decay
 
   def test_the_published_accounting_asks_for_more_noise(self):
     config = _open(correlation=Ar1(0.9))
@@ -228,7 +228,7 @@ class TestPlanning:
       model = cohorts_lib.make('separated:min_separation=3', 30, 5, seed)
       schedule = [model.cohort(t) for t in range(1, 21)]
       planned = config.settled(schedule, min_separation=3).mechanism
-      drawn.append((planned.noise_multiplier, planned.correlation))
+      drawn.append((planned.noise_multiplier, planned.config.correlation))
       assert all((found.weights == 1).all() for found in planned.simulated(schedule))
     assert len(set(drawn)) == 1
     multiplier, settled = drawn[0]
@@ -270,11 +270,11 @@ class TestPlanning:
     schedule = [np.sort(np.random.default_rng(t).choice(6, 2, replace=False)) for t in range(20)]
     config = _open(correlation=noise, weights=rule)
     planned = config.settled(schedule).mechanism
-    assert type(planned.correlation) is type(noise)
+    assert type(planned.config.correlation) is type(noise)
     weights = np.zeros([20, 6])
     for t, (cohort, found) in enumerate(zip(schedule, planned.simulated(schedule))):
       weights[t, cohort] = found.weights
-    matrix = scipy.linalg.toeplitz(planned.correlation.coefficients(20), np.zeros(20))
+    matrix = scipy.linalg.toeplitz(planned.config.correlation.coefficients(20), np.zeros(20))
     spent = np.square(matrix @ weights).sum(axis=0) / planned.noise_multiplier**2
     assert spent.max() <= config.limit * (1 + 1e-9)
     # The worst case of the schedule's bounds is that of no client here.
@@ -286,7 +286,7 @@ class TestPlanning:
     config = _open(num_clients=10_000, epsilon=30.0, correlation=Ar1(0.9))
     cohorts = [rng.choice(10_000, 100, replace=False) for _ in range(50)]
     chosen, _ = config.settled(cohorts)
-    assert chosen.num_rounds == 50 and chosen.noise_multiplier > 0
+    assert chosen.config.num_rounds == 50 and chosen.noise_multiplier > 0
 
 
 @pytest.mark.slow
