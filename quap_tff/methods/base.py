@@ -49,6 +49,9 @@ class PlanOptions(TypedDict, total=False):
 class Setting:
   """The facts about a run that methods use.
 
+  It is not `experiments.command.run.Run`: a run is flags, among them those for data, files and machines, of which the
+  library does not know, and a setting also has what is known only when the data are, such as N and the model's shape.
+
   Attributes:
     num_clients: N.
     rounds: T, the planned rounds.

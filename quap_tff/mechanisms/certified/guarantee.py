@@ -311,7 +311,7 @@ class Guarantee(mechanism.Configured):
   """
 
   config: GuaranteeConfig
-  needed: ClassVar[Sequence[str]] = ('noise_multiplier', 'divisor')
+  needed: ClassVar[Sequence[str]] = ('noise_multiplier', 'divisor', 'clip')
 
   def __post_init__(self) -> None:
     super().__post_init__()
@@ -323,11 +323,6 @@ class Guarantee(mechanism.Configured):
       raise ValueError(
         f'A mechanism needs its noise in numbers, found {config.correlation!r}. Give correlation=Independent() or one '
         'with all of its numbers, such as Ar1(0.9), or let `settled` choose them from a schedule.'
-      )
-    if config.clip is None:
-      raise ValueError(
-        'A mechanism needs a clipping norm, found clip=None. Give clip, such as clip_rules.Fixed(1.0), or num_rounds, '
-        'from which `settled` chooses it.'
       )
 
   @property

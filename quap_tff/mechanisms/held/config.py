@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 import dataclasses
+import functools
 import math
 from typing import NamedTuple, Optional
 
@@ -225,9 +226,9 @@ class Held(guarantee.Guarantee):
   """
 
   config: HeldConfig = dataclasses.field(metadata={checks.KEYS_IN_PLACE: True})
-  needed = ('noise_multiplier', 'divisor', 'num_rounds', 'planned_weights', 'most_clients')
+  needed = ('noise_multiplier', 'divisor', 'clip', 'num_rounds', 'planned_weights', 'most_clients')
 
-  @property
+  @functools.cached_property
   def planned_weights(self) -> np.ndarray:
     """float32[N], w_i of each client in each of its rounds."""
     return np.asarray(self.config.planned_weights, np.float32)
