@@ -139,7 +139,7 @@ class TestAccount:
     matrix = scipy.linalg.toeplitz(correlation.coefficients(len(releases)), np.zeros(len(releases)))
     mu = np.square(matrix @ releases).sum(axis=0) / multiplier**2
     mu += (weights > 0).sum(axis=0) * config.prices.count_cost
-    assert (tradeoff.epsilon_of(np.sqrt(mu), config.delta) <= config.epsilon).all()
+    assert (tradeoff.epsilon_of(np.sqrt(mu), config.config.delta) <= config.config.epsilon).all()
 
   @pytest.mark.usefixtures('undrawn')
   @pytest.mark.parametrize('correlation', _FAMILIES)
@@ -148,7 +148,7 @@ class TestAccount:
     rng = np.random.default_rng(2)
     cohorts = [np.flatnonzero(rng.uniform(size=6) < np.linspace(0.2, 0.9, 6)) for _ in range(15)]
     config = _config(epsilon=3.0, correlation=correlation, clip=clip, weights=weight_rules.Online(), num_rounds=15)
-    plan = plans.certified_plan(config, cohorts, certificate=False)
+    plan = plans.certified_plan(config.config, cohorts, certificate=False)
     ledger = plan.new_ledger()
     for (state, _, measurements), cohort, expected in zip(_rounds(config, cohorts), cohorts, config.simulated(cohorts)):
       np.testing.assert_allclose(state.weights[cohort], expected.weights, rtol=1e-6)
@@ -171,7 +171,7 @@ class TestAccount:
       num_rounds=40,
       noise_multiplier=24.0,
     )
-    plan, kept = plans.certified_plan(config, cohorts, certificate=False), []
+    plan, kept = plans.certified_plan(config.config, cohorts, certificate=False), []
     ledger = plan.new_ledger()
     for t, cohort in enumerate(cohorts):
       weights = config.simulated(cohorts[: t + 1], kept)[t].weights
@@ -324,7 +324,7 @@ class TestDistinguisher:
       clip=clip_rules.PrivateQuantile(0.5, 0.5, learning_rate=0.5, count_stddev=5.0),
       num_rounds=5,
     )
-    drawn = dataclasses.replace(config, noise_multiplier=config.noise_multiplier * scale)
+    drawn = dataclasses.replace(config.config, noise_multiplier=config.noise_multiplier * scale).to_mechanism()
     matrix = scipy.linalg.toeplitz(correlation.coefficients(5), np.zeros(5))
     takes_part = np.array([0 in cohort for cohort in self._COHORTS], float)
     shifts = matrix @ takes_part
