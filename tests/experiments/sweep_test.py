@@ -410,7 +410,7 @@ children.train = types.SimpleNamespace(main=lambda argv: exec(argv[1]))
 
 
 def ended(code, log):
-  child = children.Child([code], log)
+  child = children.Child(children.Process(), [code], log)
   child.join()
   return child
 
@@ -473,7 +473,7 @@ class TestChild:
   def test_is_asked_to_end(self, found):
     program = """
         code = 'signal.signal(15, lambda *_: exit(7)); print("up", flush=True); time.sleep(99)'
-        child = children.Child([code], sys.argv[1])
+        child = children.Child(children.Process(), [code], sys.argv[1])
         while not open(sys.argv[1]).read():
           time.sleep(0.01)
         child.terminate()
@@ -484,7 +484,7 @@ class TestChild:
 
   def test_is_asked_to_end_before_it_has_begun(self, found):
     program = """
-        child = children.Child(['time.sleep(99)'], sys.argv[1])
+        child = children.Child(children.Process(), ['time.sleep(99)'], sys.argv[1])
         child.terminate()
         child.join()
         print(json.dumps(child.exitcode))
@@ -517,8 +517,8 @@ class TestChild:
 
   def test_does_not_outlive_the_sweep(self, sweep):
     program = """
-        child = children.Child(['time.sleep(999)'], '/dev/null')
-        print(child.pid, flush=True)
+        child = children.Child(children.Process(), ['time.sleep(999)'], '/dev/null')
+        print(child.process.pid, flush=True)
         time.sleep(999)
     """
     parent = sweep(program)

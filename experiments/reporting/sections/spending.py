@@ -127,7 +127,7 @@ def _certified_figures(groups: Sequence[study.StudyGroup], where: Mapping[study.
   A method has one look and one name in all of them.
   """
   blocks: list[pages.Block] = []
-  bars = 'Bars are 95% intervals of the means over seeds.'
+  bars = f'Bars are 95% intervals of the means over seeds; fewer than {study.FEWEST_SEEDS} seeds have none.'
   for dataset in dict.fromkeys(g.dataset for g in groups):
     own = [g for g in groups if g.dataset == dataset]
     names = study.names(own, 'participation', 'epsilon')
@@ -152,8 +152,8 @@ def _certified_figures(groups: Sequence[study.StudyGroup], where: Mapping[study.
     shown = {place: points for place, points in shown.items() if points}
     if shown:
       caption = (
-        f'A panel for each participation model. {bars} Marks of one ε are moved apart. The scale of accuracies is '
-        f'logarithmic in the error.{left}'
+        f'A panel for each participation model. {bars} The chart cuts off what is far below all means. Marks of one ε '
+        f'are moved apart. The scale of accuracies is logarithmic in the error.{left}'
       )
       axis = 'formal ε of the released model, largest of any client'
       drawing = figures.in_panels(shown, axis, accuracy.ACCURACY)
