@@ -28,6 +28,8 @@ from experiments.folders import folder as run_folder
 from quap_tff.common import lazy
 
 _BYTES_OF_LOG_READ = 100_000
+# A run leaves 50 MB of garbage, and a search for it takes as long as some rounds of a small run.
+_RUNS_BETWEEN_COLLECTIONS = 4
 _KILL_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2).
 # Everything that takes long to import, in most runs.
 _LOADED = (
@@ -133,17 +135,18 @@ class Processes:
 
   def start(self, group: str, arguments: Sequence[str], log: str) -> Child:
     """Starts a run."""
-    process, used = None, []
-    for its_group, child in self._used:
-      if child.exitcode is None or process is None and its_group == group and child.process.is_alive():
-        if child.exitcode is None:
-          used.append((its_group, child))
-        else:
-          process = child.process
-      else:
-        child.process.end()
-    self._used = used
-    child = Child(process or Process(), arguments, log)
+    idle = [one for one in self._used if one[1].exitcode is not None]
+    for one in idle:
+      if one[0] == group and one[1].process.is_alive():
+        self._used.remove(one)
+        process = one[1].process
+        break
+    else:
+      for one in idle:
+        self._used.remove(one)
+        one[1].process.end()
+      process = Process()
+    child = Child(process, arguments, log)
     self._used.append((group, child))
     return child
 
@@ -185,8 +188,11 @@ def _serve(connection: multiprocessing.connection.Connection, parent: int) -> No
 
 
 def _run_all(connection: multiprocessing.connection.Connection) -> int:
-  status = 0
+  status = number = 0
   while (task := connection.recv()) is not None:
+    number += 1
+    if number % _RUNS_BETWEEN_COLLECTIONS == 0:
+      gc.collect()
     arguments, log = task
     with open(log, 'ab') as output:
       for stream in (1, 2):

@@ -131,7 +131,7 @@ def run_all(
   outside_rounds: list[float] = []  # Seconds of whole runs, without their rounds.
   failed: dict[str, str] = {}
   by_name = {run.name: run for run in runs}
-  interrupted, latest = False, ''
+  interrupted, idle = False, list[str]()  # The latter: the groups of processes without a run.
 
   def report(event: str) -> None:
     for name in active:
@@ -146,8 +146,12 @@ def run_all(
       while waiting and len(active) < parallel:
         # No signal may come between a child's start and its entry in `active`, or nothing would end the child.
         with interrupts.held_back():
-          run = _next(waiting, latest, {by_name[name].group for name in active})
+          run = _next(waiting, idle, [by_name[name].group for name in active])
           waiting.remove(run)
+          if run.group in idle:
+            idle.remove(run.group)
+          else:
+            idle.clear()  # A new process takes the place of those.
           active[run.name] = start(run)
         if not standings[run.name].rounds:
           began[run.name] = time.monotonic()
@@ -156,7 +160,7 @@ def run_all(
         if code is None:
           continue
         del active[name]
-        latest = by_name[name].group
+        idle.append(by_name[name].group)
         standings[name] = standing(by_name[name])
         if code:
           failed[name] = child.error()
@@ -183,9 +187,9 @@ def run_all(
   return failed, interrupted
 
 
-def _next(waiting: Sequence[sweep_runs.SweepRun], latest: str, at_work: Container[str]) -> sweep_runs.SweepRun:
-  """The first run of the group that a process has just worked on, or else of a group that none works on, or else of all."""
-  return min(waiting, key=lambda run: (run.group != latest, run.group in at_work))
+def _next(waiting: Sequence[sweep_runs.SweepRun], idle: Container[str], at_work: Container[str]) -> sweep_runs.SweepRun:
+  """The first run for a process that has none, or else of a group that no process works on, or else of all."""
+  return min(waiting, key=lambda run: (run.group not in idle, run.group in at_work))
 
 
 def _overview(runs: Sequence[sweep_runs.SweepRun], standings: Mapping[str, RunStanding], parallel: int) -> str:

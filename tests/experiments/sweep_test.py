@@ -237,6 +237,12 @@ class TestRuns:
       call('--vary=seed=1|2', '--parallel=2', runs=start)
     assert runs.children[0].was_waited_for
 
+  def test_a_process_goes_on_with_its_group_and_others_take_other_groups(self, call):
+    runs = _Runs()
+    ended, _ = call('--vary=seed=1|2|3', '--vary=algorithm=fedavg|quap', '--parallel=2', runs=runs)
+    methods = [name.split(',')[0].partition('=')[2] for name in runs.started]
+    assert ended.status == 0 and methods == 3 * ['fedavg', 'quap']
+
   def test_a_dry_run_lists_and_leaves_nothing(self, call, folder):
     ended, runs = call('--vary=seed=1|2', '--dry_run')
     assert ended.status == 0 and not runs.started and not folder.exists()
@@ -412,6 +418,7 @@ children.train = types.SimpleNamespace(main=lambda argv: exec(argv[1]))
 def ended(code, log):
   child = children.Child(children.Process(), [code], log)
   child.join()
+  child.process.end()
   return child
 
 
@@ -466,6 +473,32 @@ class TestChild:
         print(json.dumps(codes))
     """
     assert found(program) == [-11, 0, 3]
+
+  def test_a_process_takes_the_runs_of_its_group_while_it_lives(self, found):
+    program = """
+        processes, ids, codes = children.Processes(), [], []
+        for group, code in zip('aaabb', ('sys.exit(3)', 'raise KeyError', 'os.kill(os.getpid(), 11)', 'print(1)', '0')):
+          child = processes.start(group, [code], sys.argv[1])
+          child.join()
+          ids.append(child.process.pid)
+          codes.append(child.exitcode)
+        processes.close()
+        print(json.dumps([[ids.index(one) for one in ids], codes, [child.process.is_alive()]]))
+    """
+    assert found(program) == [[0, 0, 0, 3, 3], [3, 1, -11, 0, 0], [False]]
+
+  def test_other_groups_end_a_process_that_has_no_run(self, found):
+    program = """
+        processes = children.Processes()
+        first = processes.start('a', ['print(1)'], sys.argv[1])
+        first.join()
+        second = processes.start('b', ['print(1)'], sys.argv[1])
+        first.process.join()
+        second.join()
+        processes.close()
+        print(json.dumps([first.process.exitcode, second.exitcode, first.process.pid != second.process.pid]))
+    """
+    assert found(program) == [0, 0, True]
 
   def test_does_not_get_the_terminals_ctrl_c(self, found):
     assert found('print(json.dumps(ended("sys.exit(os.getsid(0) == os.getpid())", sys.argv[1]).exitcode))') == 1
@@ -560,3 +593,23 @@ def test_real_runs_compute_what_they_compute_alone_and_are_cut_off_with_the_swee
   models = [tf.keras.models.load_model(path / 'final_model.keras') for path in (tmp_path / 'alone', folder / whole)]
   alone, swept = ([weights.tobytes() for weights in model.get_weights()] for model in models)
   assert alone == swept
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('algorithm', ['fixed_dp', 'certified:weights=online,noise=ar1', 'tff_dp_ftrl:clip=1'])
+def test_a_run_leaves_the_same_files_whatever_its_process_ran_before(algorithm, tmp_path):
+  folder, alone = tmp_path / 'runs', tmp_path / 'alone'
+  base = [*harness.TINY, f'--algorithm={algorithm}', '--noise_seed=3', '--noclient_metrics', '--rounds=3']
+  command = [sys.executable, '-m', 'experiments.sweep', f'--output_dir={folder}', '--vary=seed=1|2|3', '--', *base]
+  ended = harness.finish(subprocess.Popen(command, cwd=harness.REPOSITORY, stdout=subprocess.PIPE, text=True))
+  assert ended.status == 0 and len(ended.summary['done']) == 3
+  command = [sys.executable, '-m', 'experiments.train', *base, '--seed=3', f'--output_dir={alone}']
+  assert harness.finish(subprocess.Popen(command, cwd=harness.REPOSITORY, stdout=subprocess.PIPE, text=True)).status == 0
+  swept, expected = ({path.name: path.read_bytes() for path in where.iterdir()} for where in (folder / 'seed=3', alone))
+  assert swept.keys() == expected.keys()
+  assert {name for name in swept if swept[name] != expected[name]} <= {'run.json', 'summary.json'}
+  for name in ('run.json', 'summary.json'):
+    swept_values, values = (json.loads(files_[name]) for files_ in (swept, expected))
+    named = {key for key in values if values[key] != swept_values[key]}
+    assert named <= {'output_dir', 'flags'}, (name, named)
+  assert (tmp_path / 'runs' / 'seed=3.log').read_text().count('Done: 3 of 3') == 1
