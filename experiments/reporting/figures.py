@@ -237,7 +237,7 @@ def in_panels(shown: Mapping[str, Sequence[Point]], xlabel: str, ylabel: str) ->
       axes.tick_params(labelbottom=True)
     means = [pages.known(point.total).mean for point in every]
     room = _ROOM * (max(means) - min(means))
-    plots.log_of_error(grid[0, 0].yaxis, [min(means) - room, min(max(means) + room, (max(means) + 100) / 2)])
+    plots.log_of_error(grid[0, 0].yaxis, [min(means) - room, min(max(means) + room, (2 * max(means) + 100) / 3)])
     plots.plain_log(grid[0, 0].xaxis)
     ticks = sorted({round(point.at) for point in every if round(point.at) > 0})
     if len(ticks) > 1:

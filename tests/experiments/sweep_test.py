@@ -412,7 +412,17 @@ from experiments.command import command_line
 from experiments.sweeps import children
 
 children._LOADED = ()
-children.train = types.SimpleNamespace(main=lambda argv: exec(argv[1]))
+
+
+def main(argv):
+  try:
+    exec(argv[1])
+  except SystemExit as ended:
+    return int(ended.code or 0)
+  return 0
+
+
+children.train = types.SimpleNamespace(main=main)
 
 
 def ended(code, log):
@@ -477,7 +487,7 @@ class TestChild:
   def test_a_process_takes_the_runs_of_its_group_while_it_lives(self, found):
     program = """
         processes, ids, codes = children.Processes(), [], []
-        for group, code in zip('aaabb', ('sys.exit(3)', 'raise KeyError', 'os.kill(os.getpid(), 11)', 'print(1)', '0')):
+        for group, code in zip('aaaab', ('sys.exit(3)', 'raise KeyError', 'os.kill(os.getpid(), 11)', 'print(1)', '0')):
           child = processes.start(group, [code], sys.argv[1])
           child.join()
           ids.append(child.process.pid)
@@ -485,7 +495,7 @@ class TestChild:
         processes.close()
         print(json.dumps([[ids.index(one) for one in ids], codes, [child.process.is_alive()]]))
     """
-    assert found(program) == [[0, 0, 0, 3, 3], [3, 1, -11, 0, 0], [False]]
+    assert found(program) == [[0, 0, 0, 3, 4], [3, 1, -11, 0, 0], [False]]
 
   def test_other_groups_end_a_process_that_has_no_run(self, found):
     program = """

@@ -145,17 +145,18 @@ def _certified_figures(groups: Sequence[study.StudyGroup], where: Mapping[study.
         title = f'Accuracy at a requested ε of {epsilon} of the released model: {naming.dataset(dataset)}'
         drawing = figures.over_values(points, 'participation', accuracy.ACCURACY)
         blocks.append(pages.Plot('certified', title, caption, *drawing))
-    # A line joins runs that differ in ε and in nothing else.
+    # A line joins runs that differ in ε and in nothing else. Where there is one, others are shown with it.
     counts = collections.Counter((place, point.label) for place, points in by_place.items() for point in points)
     joined = {label for (_, label), count in counts.items() if count > 1}
-    shown = {place: [point for point in points if point.label in joined] for place, points in by_place.items()}
-    shown = {place: points for place, points in shown.items() if points}
+    shown = {
+      place: points for place, points in by_place.items() if any(point.label in joined for point in points)
+    }
     if shown:
       caption = (
         f'A panel for each participation model. {bars} The chart cuts off what is far below all means. Marks of one ε '
         f'are moved apart. The scale of accuracies is logarithmic in the error.{left}'
       )
-      axis = 'formal ε of the released model, largest of any client'
+      axis = 'formal ε of the released model'
       drawing = figures.in_panels(shown, axis, accuracy.ACCURACY)
       blocks.append(
         pages.Plot('certified_by_epsilon', f'Accuracy by formal ε: {naming.dataset(dataset)}', caption, *drawing)
