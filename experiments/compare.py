@@ -240,7 +240,10 @@ def grids_of(setting: ComparisonSetting) -> list[tuple[list[str], int]]:
     f'averaging={tail}',
     f'epsilon={_EPSILON_OF_UNIFORM}',
   ]
-  return [([axis, _axis('seed', _SEEDS)], count * len(_SEEDS)) for axis, count in ((together, len(rows)), (';'.join(secret), 1))]
+  return [
+    ([axis, _axis('seed', _SEEDS)], count * len(_SEEDS))
+    for axis, count in ((together, len(rows)), (';'.join(secret), 1))
+  ]
 
 
 def _axis(name: str, values: Sequence[object]) -> str:

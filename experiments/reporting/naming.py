@@ -116,7 +116,7 @@ def order(algorithm: str) -> tuple[int, str]:
 
 
 def dataset(spec: str) -> str:
-  """The name in print of a --dataset spec: of one's own file, the file's. A dataset that is not listed keeps its spec."""
+  """The name in print of a --dataset spec: of a file of one's own, its name. One that is not listed keeps its spec."""
   name = spec.partition(':')[0]
   if name == 'npz':
     return os.path.basename(runs.parse('dataset', spec)[1]['path'])

@@ -1,9 +1,9 @@
 """The processes of a sweep, which run its runs one after another and do not outlive it.
 
 The sweep imports TensorFlow and the program once, and forks each process. So a process starts at once. Forking is safe
-as long as the sweep executes no TensorFlow operation: TensorFlow starts its threads and its generators of random numbers
-with the first one. A process takes the runs of one group (`sweep_runs.SweepRun.group`), so what they share is read,
-traced and compiled once. A run computes what it would compute in a process of its own.
+as long as the sweep executes no TensorFlow operation: TensorFlow starts its threads and its generators of random
+numbers with the first one. A process takes the runs of one group (`sweep_runs.SweepRun.group`), so what they share is
+read and compiled once. A run computes what it would compute in a process of its own.
 """
 
 import atexit

@@ -614,7 +614,9 @@ def test_a_run_leaves_the_same_files_whatever_its_process_ran_before(algorithm, 
   ended = harness.finish(subprocess.Popen(command, cwd=harness.REPOSITORY, stdout=subprocess.PIPE, text=True))
   assert ended.status == 0 and len(ended.summary['done']) == 3
   command = [sys.executable, '-m', 'experiments.train', *base, '--seed=3', f'--output_dir={alone}']
-  assert harness.finish(subprocess.Popen(command, cwd=harness.REPOSITORY, stdout=subprocess.PIPE, text=True)).status == 0
+  assert (
+    harness.finish(subprocess.Popen(command, cwd=harness.REPOSITORY, stdout=subprocess.PIPE, text=True)).status == 0
+  )
   swept, expected = ({path.name: path.read_bytes() for path in where.iterdir()} for where in (folder / 'seed=3', alone))
   assert swept.keys() == expected.keys()
   assert {name for name in swept if swept[name] != expected[name]} <= {'run.json', 'summary.json'}

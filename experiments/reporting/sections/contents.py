@@ -293,8 +293,12 @@ def _comparison(groups: Sequence[study.StudyGroup], names: Mapping[study.StudyGr
   means = f'{_mean(best):.1f}% against {_mean(other):.1f}%'
   if gain is None or gain.deviation is None:
     words = f'{names[best]} is ahead of {names[other]}, with {means}'
-    return f'{words} (one run each)' if len(best.runs) == 1 else f'{words}; the seeds are too few to tell it from chance'
-  words = f'{names[best]} is {gain._replace(digits=1)} points ahead of {names[other]} ({means}; {gain.count} seeds, paired, '
+    return (
+      f'{words} (one run each)' if len(best.runs) == 1 else f'{words}; the seeds are too few to tell it from chance'
+    )
+  words = (
+    f'{names[best]} is {gain._replace(digits=1)} points ahead of {names[other]} ({means}; {gain.count} seeds, paired, '
+  )
   words += '95% interval' + '; each the best of its kind by these seeds' * (len(groups) > 2) + ')'
   return words if gain.mean > gain.deviation else f'{words}, which the seeds do not tell from chance'
 

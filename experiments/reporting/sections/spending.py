@@ -148,9 +148,7 @@ def _certified_figures(groups: Sequence[study.StudyGroup], where: Mapping[study.
     # A line joins runs that differ in ε and in nothing else. Where there is one, others are shown with it.
     counts = collections.Counter((place, point.label) for place, points in by_place.items() for point in points)
     joined = {label for (_, label), count in counts.items() if count > 1}
-    shown = {
-      place: points for place, points in by_place.items() if any(point.label in joined for point in points)
-    }
+    shown = {place: points for place, points in by_place.items() if any(point.label in joined for point in points)}
     if shown:
       caption = (
         f'A panel for each participation model. {bars} The chart cuts off what is far below all means. Marks of one ε '

@@ -217,10 +217,7 @@ def test_methods_at_an_equal_guarantee_and_where_another_wins(tmp_path):
 def test_the_best_of_each_kind_is_said_to_be_chosen_by_the_seeds(tmp_path):
   others = factory.seeds(1, 2, 3, accuracy=[0.8, 0.81, 0.8], **{**_TFF, 'algorithm': 'tff_dp_ftrl'})
   words, _, _ = _found(
-    tmp_path,
-    *factory.seeds(1, 2, 3, accuracy=0.9, **_OURS),
-    *factory.seeds(1, 2, 3, accuracy=0.7, **_TFF),
-    *others,
+    tmp_path, *factory.seeds(1, 2, 3, accuracy=0.9, **_OURS), *factory.seeds(1, 2, 3, accuracy=0.7, **_TFF), *others
   )
   assert 'points ahead of TFF DP-FTRL (' in words and 'each the best of its kind by these seeds)' in words
 
@@ -255,7 +252,9 @@ def test_secret_cohorts_are_always_named(tmp_path):
   words, rows, _ = _found(
     tmp_path, {**_OURS, 'participation': 'uniform'}, {**secret, 'algorithm': 'tff_dp_fedavg:clip=0.2'}
   )
-  assert 'TFF DP-FedAvg with secret cohorts is ahead of Certified QuAP-FL' in words and 'with uniform cohorts of' in words
+  assert (
+    'TFF DP-FedAvg with secret cohorts is ahead of Certified QuAP-FL' in words and 'with uniform cohorts of' in words
+  )
   assert [row['method'] for row in rows] == ['TFF DP-FedAvg with secret cohorts †', 'Certified QuAP-FL']
 
 
