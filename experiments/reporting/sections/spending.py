@@ -145,10 +145,14 @@ def _certified_figures(groups: Sequence[study.StudyGroup], where: Mapping[study.
         title = f'Accuracy at a requested ε of {epsilon} of the released model: {naming.dataset(dataset)}'
         drawing = figures.over_values(points, 'participation', accuracy.ACCURACY)
         blocks.append(pages.Plot('certified', title, caption, *drawing))
-    # A line joins runs that differ in ε and in nothing else. Where there is one, others are shown with it.
+    # A line joins runs that differ in ε and in nothing else. A panel without a line of its own has all marks.
     counts = collections.Counter((place, point.label) for place, points in by_place.items() for point in points)
-    joined = {label for (_, label), count in counts.items() if count > 1}
-    shown = {place: points for place, points in by_place.items() if any(point.label in joined for point in points)}
+    lines = {key for key, count in counts.items() if count > 1}
+    joined, with_lines = {label for _, label in lines}, {place for place, _ in lines}
+    shown = {}
+    for place, points in by_place.items():
+      if any(point.label in joined for point in points):
+        shown[place] = [point for point in points if place not in with_lines or point.label in joined]
     if shown:
       caption = (
         f'A panel for each participation model. {bars} The chart cuts off what is far below all means. Marks of one ε '

@@ -94,6 +94,14 @@ class TestCertified:
       'Certified QuAP-FL, features none',
     ]
 
+  def test_a_panel_without_a_line_has_all_marks(self, groups_of):
+    other = {'algorithm': 'tff_dp_fedavg', 'epsilon': 3, 'covers': 'released model', 'epsilon_max': 3.0}
+    there = {'participation': 'uniform'}
+    groups = groups_of(*self._at((1, 3)), *self._at((3,), **there), {**other, **there})
+    *_, shown = factory.drawings(spending.certified(groups))
+    (legend,) = plots.drawn(*shown.titled).legends
+    assert [text.get_text() for text in legend.get_texts()] == ['Certified QuAP-FL', 'TFF DP-FedAvg']
+
   def test_methods_of_one_requested_epsilon_have_a_panel_for_each_participation(self, groups_of):
     other = {'algorithm': 'tff_dp_fedavg', 'epsilon': 3, 'covers': 'released model', 'epsilon_max': 3.0}
     groups = groups_of(
