@@ -1,6 +1,6 @@
 # make setup       sets up .venv, in which quap_tff, data and experiments run from any folder; other targets do so first
 # make demo        trains QuAP-FL on handwritten digits, and then with a guarantee, whose certificate it verifies
-# make compare     compares it with TFF's own private methods: three minutes on digits; DATA=DIR DATASET=femnist: about an hour
+# make compare     compares it with TFF's own private methods: minutes on digits; DATA=DIR DATASET=femnist: hours; DATASET=npz:path=FILE: your own
 # make test        runs all tests
 # make test-fast   runs the fast ones in about 90 seconds; the others are marked as slow, see pytest.ini
 # make test-light  runs those that need no TensorFlow, with the newest Python and packages, see tests/light.py

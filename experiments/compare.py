@@ -2,18 +2,21 @@ r"""Compares certified QuAP-FL with TFF's own private methods at an equal guaran
 
     python -m experiments.compare
     python -m experiments.compare --dataset=femnist --data_dir=DIR
+    python -m experiments.compare --dataset=npz:path=FILE
 
-The first compares on 8×8 digits, offline, in about three minutes on two cores. Other datasets are mnist and cifar10.
+The first compares on 8×8 digits, offline, in about four minutes on two cores. Other datasets are mnist and cifar10.
+The last compares on a file of your own (see docs/usage.md), with a linear model and with the constants of the digits,
+which are not chosen for it.
 
-Five methods train at a formal ε of 1, 3 and 6 for the whole released model, under uneven participation, with three
+Five methods train at a formal ε of 1, 3 and 6 for the whole released model, under uneven participation, with eight
 seeds each: certified with a trusted server, certified without one, TFF's DP-FTRL, DP-FedAvg and adaptive clipping.
-Under uniform participation, where others win, the two certified methods meet DP-FedAvg with secret cohorts, whose
-sampling then counts. If the dataset needs a network for its features, the program makes that first. It then says how
-long the runs will take. The same command continues what was interrupted. `experiments.sweep` and `experiments.report`
-do the work.
+Under uniform participation, where others win, certified runs with a trusted server meet DP-FedAvg with secret cohorts,
+whose sampling then counts, at an ε of 3. Methods share seeds, cohorts and partitions, so differences are taken seed by
+seed. If the dataset needs a network for its features, the program makes that first. It then says how long the runs
+will take. The same command continues what was interrupted. `experiments.sweep` and `experiments.report` do the work.
 
-Standard output gets the finding, its table, and where figure and page are. Progress goes to standard error. Exit
-status: 0, 1 for wrong input or if a run failed, 130 when interrupted.
+The first line of standard output is the finding. Its table, and where figure and page are, follow. Progress goes to
+standard error. Exit status: 0, 1 for wrong input or if a run failed, 130 when interrupted.
 """
 
 from collections.abc import Sequence
@@ -29,17 +32,23 @@ from typing import NamedTuple, Optional
 
 from absl import flags
 
+import data
+from data import datasets
 from experiments import report
 from experiments import sweep
 from experiments.command import command_line
 from experiments.command import interrupts
 from experiments.folders import folder as run_folder
+from experiments.reporting import naming
 from experiments.reporting import pages
+from quap_tff.cohorts import default_cohort_size
 from quap_tff.common import registry
 
 _PRESETS = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'presets')
-_SEEDS, _EPSILONS = (42, 123, 7), (1, 3, 6)
+_SEEDS, _EPSILONS, _EPSILON_OF_UNIFORM = (42, 123, 7, 999, 2024, 11, 77, 500), (1, 3, 6), 3
 _UNEVEN, _UNIFORM = 'beta:a=2,b=5', 'uniform'
+# The preset's.
+_PARTITION = 'dirichlet:alpha=0.5'
 # Methods without their clipping norms. Those of TFF average the last quarter of the rounds, as ours do in their way.
 _OURS = ('certified:weights=online,noise=ar1,clip=', 'certified:trust=secure_sum,noise=held,clip=')
 _THEIRS = ('tff_dp_ftrl:clip=', 'tff_dp_fedavg:clip=', 'tff_dp_fedavg_adaptive:initial_clip=')
@@ -55,7 +64,7 @@ class ComparisonSetting(NamedTuple):
     rate: The share of the clients that a cohort has, for secret ones.
     constants: The clipping norm and the client's learning rate of `_OURS` and `_THEIRS`, and at last those of DP-FedAvg
       with secret cohorts.
-    seconds: What a run takes on one core, rounded up.
+    seconds: What a run takes on one core, with its share of what is done once for many.
     file: The file that --data_dir must have; '' if none.
     needs_network: Whether the features need a network that was trained on drawings.
   """
@@ -74,7 +83,7 @@ SETTINGS = {
   # Ours have the constants of the preset. Those of TFF's methods are the best of a grid on these digits, with other
   # seeds: norms of 0.05 to 2, and rates of 0.3, 1 and 3, at ε = 3.
   'digits': ComparisonSetting(
-    'digits_secure_sum', (), 20, 0.3, ((0.5, 1), (0.5, 1), (0.1, 1), (0.25, 0.3), (0.1, 1), (1, 1)), seconds=4.5
+    'digits_secure_sum', (), 20, 0.3, ((0.5, 1), (0.5, 1), (0.1, 1), (0.25, 0.3), (0.1, 1), (1, 1)), seconds=3.5
   ),
   # The best norms on drawings, at ε = 3.
   'mnist': ComparisonSetting(
@@ -103,11 +112,17 @@ SETTINGS = {
   ),
 }
 
+_OWN = 'npz'
 _FLAGS = command_line.new_flags()
-_DATASET = flags.DEFINE_string('dataset', 'digits', f'One of: {", ".join(SETTINGS)}.', flag_values=_FLAGS)
+_DATASET = flags.DEFINE_string(
+  'dataset', 'digits', f'One of: {", ".join(SETTINGS)}; or npz:path=FILE.', flag_values=_FLAGS
+)
 _DATA_DIR = flags.DEFINE_string('data_dir', None, 'Folder with the data. Digits need none.', flag_values=_FLAGS)
 _OUTPUT_DIR = flags.DEFINE_string(
-  'output_dir', None, 'Folder for the runs and the report. Default: runs/compare/DATASET.', flag_values=_FLAGS
+  'output_dir',
+  None,
+  'Folder for the runs and the report. Default: runs/compare/DATASET, or the name of your file.',
+  flag_values=_FLAGS,
 )
 
 
@@ -115,7 +130,8 @@ def main(argv: list[str]) -> int:
   """Does what the flags in `argv[1:]` say; returns the exit status."""
   command_line.refuse_arguments(command_line.parse(_FLAGS, argv, __doc__))
   setting = _setting(_DATASET.value, _DATA_DIR.value)
-  folder = _OUTPUT_DIR.value or os.path.join('runs', 'compare', _DATASET.value)
+  name = os.path.splitext(naming.dataset(_DATASET.value))[0] if _is_own(_DATASET.value) else _DATASET.value
+  folder = _OUTPUT_DIR.value or os.path.join('runs', 'compare', name)
   interrupts.install()
   if setting.needs_network and not os.path.exists(os.path.join(folder, 'network', 'card.json')):
     _say('First a small network learns from drawings, for the features: about five minutes.')
@@ -127,13 +143,30 @@ def main(argv: list[str]) -> int:
   return _run(setting, folder)
 
 
+def _is_own(dataset: str) -> bool:
+  return dataset.partition(':')[0] == _OWN
+
+
 def _setting(dataset: str, data_dir: Optional[str]) -> ComparisonSetting:
+  if _is_own(dataset):
+    return _own_setting(dataset, data_dir)
   if dataset not in SETTINGS:
-    raise registry.unknown_name_error('dataset', dataset, list(SETTINGS))
+    raise registry.unknown_name_error('dataset', dataset, [*SETTINGS, f'{_OWN}:path=FILE'])
   setting = SETTINGS[dataset]
   if setting.file and not os.path.exists(os.path.join(data_dir or '', setting.file)):
     raise ValueError(f'{dataset} needs {setting.file}: give the folder that has it as --data_dir, found {data_dir}.')
   return setting
+
+
+def _own_setting(dataset: str, data_dir: Optional[str]) -> ComparisonSetting:
+  """The digits' comparison on a file of one's own, whose clients are counted."""
+  asked = registry.parse_spec('dataset', dataset, datasets.DATASETS).default_num_clients
+  clients = data.load(dataset, data_dir=data_dir, num_clients=asked, partition=_PARTITION).num_clients
+  size = default_cohort_size(clients)
+  flags_ = [f'--dataset={dataset}', '--features=none', '--model=logistic_regression', f'--num_clients={clients}']
+  flags_ += [f'--cohort_size={size}', '--tuning=None: all constants are those of 8×8 digits.']
+  _say(f'{clients} clients, {size} in a cohort. All constants are those of 8×8 digits, and the model is linear.')
+  return SETTINGS['digits']._replace(flags=flags_, rate=float(f'{size / clients:g}'))
 
 
 def _run(setting: ComparisonSetting, folder: str) -> int:
@@ -142,7 +175,8 @@ def _run(setting: ComparisonSetting, folder: str) -> int:
   done = len(glob.glob(os.path.join(glob.escape(runs), '*', run_folder.SUMMARY)))
   left = sum(count for _, count in grids) - done
   minutes = max(1, math.ceil(left * setting.seconds / cores / 60))
-  _say(f'{left} runs of about {setting.seconds:g} s: {minutes} minute{"s" * (minutes > 1)} on {cores} cores.')
+  if left > 0:
+    _say(f'{left} runs of about {setting.seconds:g} s: {minutes} minute{"s" * (minutes > 1)} on {cores} cores.')
   for axes, _ in grids:
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
@@ -159,13 +193,15 @@ def _run(setting: ComparisonSetting, folder: str) -> int:
   command = ['python', '-m', 'experiments.compare', f'--dataset={_DATASET.value}']
   command += [f'--data_dir={_DATA_DIR.value}'] if _DATA_DIR.value else []
   _, (first, *_) = report.write_report([runs], os.path.join(folder, 'report'), shlex.join(command))
-  for block in first.blocks:
+  finding, *others = first.blocks
+  print(str(finding).replace('**', ''))
+  for block in others:
     if isinstance(block, pages.Table):
       print(f'\n{pages.in_text(block)}')
     elif isinstance(block, pages.Plot):
       print(f'\nFigure: {os.path.join(folder, "report", "figures", block.name)}.png')
-    elif block.startswith(('**', '†')):
-      print('\n' + '\n'.join(command_line.filled(block.replace('**', ''))))
+    elif block.startswith(('Of all', '†')):
+      print('\n' + '\n'.join(command_line.filled(block)))
   print(f'Page: {os.path.join(folder, "report", "index.html")}')
   return command_line.FAILED if failed else 0
 
@@ -189,23 +225,26 @@ def grids_of(setting: ComparisonSetting) -> list[tuple[list[str], int]]:
   """The axes of the two sweeps, and the number of runs in each."""
   tail = f'tail:start={setting.rounds * 3 // 4 + 1}'
   *pairs, (norm_of_secret, rate_of_secret) = setting.constants
-  uneven = [
-    (f'{method}{norm:g}', f'sgd:learning_rate={rate:g}', 'planned' if method in _OURS else tail, _UNEVEN)
+  rows = [
+    (f'{method}{norm:g}', f'sgd:learning_rate={rate:g}', 'planned' if method in _OURS else tail, _UNEVEN, epsilon)
     for method, (norm, rate) in zip((*_OURS, *_THEIRS), pairs)
+    for epsilon in _EPSILONS
   ]
-  rows = [*uneven, *((*row[:-1], _UNIFORM) for row in uneven[: len(_OURS)])]
-  names = ('algorithm', 'client_optimizer', 'averaging', 'participation')
+  rows.append((*rows[0][:-2], _UNIFORM, _EPSILON_OF_UNIFORM))
+  names = ('algorithm', 'client_optimizer', 'averaging', 'participation', 'epsilon')
   together = ';'.join(_axis(name, values) for name, values in zip(names, zip(*rows)))
-  repeated = [_axis('epsilon', _EPSILONS), _axis('seed', _SEEDS)]
   secret = [
     f'algorithm=tff_dp_fedavg:clip={norm_of_secret:g}',
     f'client_optimizer=sgd:learning_rate={rate_of_secret:g}',
     'cohort_seed=secret',
     f'participation=bernoulli:q={setting.rate:g}',
     f'averaging={tail}',
+    f'epsilon={_EPSILON_OF_UNIFORM}',
   ]
-  times = len(_EPSILONS) * len(_SEEDS)
-  return [([together, *repeated], len(rows) * times), ([';'.join(secret), *repeated], times)]
+  return [
+    ([axis, _axis('seed', _SEEDS)], count * len(_SEEDS))
+    for axis, count in ((together, len(rows)), (';'.join(secret), 1))
+  ]
 
 
 def _axis(name: str, values: Sequence[object]) -> str:

@@ -24,12 +24,13 @@ when interrupted by Ctrl-C or SIGTERM (the active runs have saved their last rou
 """
 
 from collections.abc import Sequence
+import contextlib
 import json
 import os
 import shlex
 import sys
 import time
-from typing import Callable
+from typing import Callable, Optional
 
 from absl import flags
 
@@ -59,11 +60,7 @@ _PARALLEL = flags.DEFINE_integer(
 _DRY_RUN = flags.DEFINE_bool('dry_run', False, 'List the runs and their commands, and start none.', flag_values=_FLAGS)
 
 
-def _start(run: sweep_runs.SweepRun) -> children.Child:
-  return children.Child(_arguments(run), f'{run.path}.log')
-
-
-def main(argv: list[str], start: Callable[[sweep_runs.SweepRun], children.Child] = _start) -> int:
+def main(argv: list[str], start: Optional[Callable[[sweep_runs.SweepRun], children.Child]] = None) -> int:
   """Does what the flags in `argv[1:]` say; returns the exit status. `start` starts a run, by default in a process."""
   interrupts.install()
   try:
@@ -75,7 +72,9 @@ def main(argv: list[str], start: Callable[[sweep_runs.SweepRun], children.Child]
       _say(f'Changed for what is left: {line.strip()}.')
     with sweep_runs.held(_OUTPUT_DIR.value, record):
       begin = time.monotonic()
-      failed, interrupted = scheduler.run_all(runs, _PARALLEL.value, start, _say)
+      with contextlib.closing(children.Processes()) as processes:
+        in_process = lambda run: processes.start(run.group, _arguments(run), f'{run.path}.log')
+        failed, interrupted = scheduler.run_all(runs, _PARALLEL.value, start or in_process, _say)
       return _summarize(runs, failed, interrupted, time.monotonic() - begin)
   except KeyboardInterrupt:
     print('\nInterrupted before a run was started.', file=sys.stderr)

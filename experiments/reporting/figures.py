@@ -23,6 +23,8 @@ MOST_LABELS = len(plots.COLOURS)
 _MOST_BANDS = 4
 # How far the marks of two series at one place are moved apart, as a share of a logarithmic axis.
 _ASIDE = 0.012
+# How far an axis reaches beyond the means, as a share of their range.
+_ROOM = 0.12
 
 Drawing = tuple[plots.Draw, tuple[float, float]]
 
@@ -206,7 +208,8 @@ def in_panels(shown: Mapping[str, Sequence[Point]], xlabel: str, ylabel: str) ->
   """Percentages over a positive number, with a panel for each title. A line joins the points of a label.
 
   The axes are common, and logarithmic: the one of percentages in the distance to 100, so that 98 and 99 are as far
-  apart as 60 and 80. Bars are the points' deviations.
+  apart as 60 and 80. Bars are the points' deviations. The means decide the range of percentages, so that a wide bar may
+  be cut off.
   """
   every = [point for points in shown.values() for point in points]
   look = looks(every)
@@ -226,8 +229,9 @@ def in_panels(shown: Mapping[str, Sequence[Point]], xlabel: str, ylabel: str) ->
           _line(axes, own, aside, capsize=2, elinewidth=1, **style)
       axes.set_title(title, loc='left')
       axes.tick_params(labelbottom=True)
-    totals = [pages.known(point.total) for point in every]
-    plots.log_of_error(grid[0, 0].yaxis, [t.mean + s * (t.deviation or 0) for t in totals for s in (-1, 1)])
+    means = [pages.known(point.total).mean for point in every]
+    room = _ROOM * (max(means) - min(means))
+    plots.log_of_error(grid[0, 0].yaxis, [min(means) - room, min(max(means) + room, (2 * max(means) + 100) / 3)])
     plots.plain_log(grid[0, 0].xaxis)
     ticks = sorted({round(point.at) for point in every if round(point.at) > 0})
     if len(ticks) > 1:
@@ -237,10 +241,10 @@ def in_panels(shown: Mapping[str, Sequence[Point]], xlabel: str, ylabel: str) ->
     for axes in grid[:, 0]:
       axes.set_ylabel(ylabel)
     handles = [grid[0, 0].errorbar([], [], [], capsize=2, elinewidth=1, **style) for style in look.values()]
-    names = [_wrapped(label, 54) for label in look]
-    figure.legend(handles, names, loc='outside lower center', ncols=2)
+    names = [_wrapped(label, 40) for label in look]
+    figure.legend(handles, names, loc='outside lower center', ncols=2, fontsize=8.5)
 
-  return draw, (9, 3.1 * lines_ + 0.34 * legend_rows + 0.4)
+  return draw, (6.8, 2.7 * lines_ + 0.27 * legend_rows + 0.3)
 
 
 def lines(points: Sequence[Point], xlabel: str, ylabel: str, log: bool = False) -> Drawing:

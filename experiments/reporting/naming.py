@@ -1,6 +1,7 @@
 """The names that a person would say for methods, data, participation and flags, in every figure and table."""
 
 from collections.abc import Mapping, Sequence
+import os
 
 from experiments.reporting import runs
 from quap_tff import methods
@@ -115,8 +116,11 @@ def order(algorithm: str) -> tuple[int, str]:
 
 
 def dataset(spec: str) -> str:
-  """The name in print of a --dataset spec. A dataset that is not listed keeps its spec."""
-  return _DATASETS.get(spec.partition(':')[0], spec)
+  """The name in print of a --dataset spec: of a file of one's own, its name. One that is not listed keeps its spec."""
+  name = spec.partition(':')[0]
+  if name == 'npz':
+    return os.path.basename(runs.parse('dataset', spec)[1]['path'])
+  return _DATASETS.get(name, spec)
 
 
 def participation(spec: str) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from data import cohorts
+from data import datasets
 from data import partition
 from experiments.command import run_choices as run_parts
 from experiments.folders import folder as run_folder
@@ -30,6 +31,7 @@ _SPENT = ('rounds', 'nominal_', 'formal_')
 # The flags whose values are choices with parameters. Then the choices whose parameters are always written out.
 _CHOICES: dict[str, Mapping[str, type[Any]]] = {
   'algorithm': methods.METHODS,
+  'dataset': datasets.DATASETS,
   'participation': cohorts.PARTICIPATION_MODELS,
   'partition': partition.PARTITIONS,
   'clip': clip_rules.RULES,

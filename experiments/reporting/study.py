@@ -19,6 +19,8 @@ from quap_tff.common import lazy
 
 stats = lazy.module('scipy.stats')
 
+# An interval of fewer seeds is left out.
+FEWEST_SEEDS = 3
 # What columns begin with in tables that compare measured figures with those of the documents.
 _DOCUMENT, _MEASURED = 'document: ', 'measured: '
 
@@ -348,11 +350,13 @@ def over(values: Iterable[Optional[float]], digits: int = 2, is_bound: bool = Fa
 def interval(values: Iterable[float]) -> Optional[pages.Quantity]:
   """The mean, and half of Student's 95% interval of it in place of the deviation; None if there is no finite value.
 
-  A single value has no interval.
+  Fewer than `FEWEST_SEEDS` values have no interval: that of two is 13 times as wide as their standard error.
   """
   found = over(values)
   if found is None or found.deviation is None or found.count is None:
     return found
+  if found.count < FEWEST_SEEDS:
+    return found._replace(deviation=None)
   half = stats.t.ppf(0.975, found.count - 1) * found.deviation / np.sqrt(found.count)
   return found._replace(deviation=float(half))
 

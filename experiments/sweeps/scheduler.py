@@ -1,6 +1,5 @@
 """Runs the runs of a sweep, several at a time, and reports how far each has come."""
 
-import collections
 from collections.abc import Container, Iterable, Mapping, Sequence
 import os
 import time
@@ -110,7 +109,7 @@ def run_all(
   start: Callable[[sweep_runs.SweepRun], children.Child],
   say: Callable[[str], None],
 ) -> tuple[dict[str, str], bool]:
-  """Runs all runs that are not finished, those that have begun first. If one fails, the others go on.
+  """Runs all runs that are not finished, those that have begun first, group by group. If one fails, the others go on.
 
   On KeyboardInterrupt, no more runs start, the active ones are asked to end, and the call waits until they have ended.
 
@@ -124,15 +123,15 @@ def run_all(
     Why runs failed, by the run's name, and whether the user interrupted the sweep.
   """
   standings = {run.name: standing(run) for run in runs}
-  waiting = collections.deque(
-    sorted((run for run in runs if not standings[run.name].finished), key=lambda run: not standings[run.name].rounds)
+  waiting = sorted(
+    (run for run in runs if not standings[run.name].finished), key=lambda run: not standings[run.name].rounds
   )
   active: dict[str, children.Child] = {}
   began: dict[str, float] = {}  # When new runs were started.
   outside_rounds: list[float] = []  # Seconds of whole runs, without their rounds.
   failed: dict[str, str] = {}
   by_name = {run.name: run for run in runs}
-  interrupted = False
+  interrupted, idle = False, list[str]()  # The latter: the groups of processes without a run.
 
   def report(event: str) -> None:
     for name in active:
@@ -147,7 +146,12 @@ def run_all(
       while waiting and len(active) < parallel:
         # No signal may come between a child's start and its entry in `active`, or nothing would end the child.
         with interrupts.held_back():
-          run = waiting.popleft()
+          run = _next(waiting, idle, [by_name[name].group for name in active])
+          waiting.remove(run)
+          if run.group in idle:
+            idle.remove(run.group)
+          else:
+            idle.clear()  # A new process takes the place of those.
           active[run.name] = start(run)
         if not standings[run.name].rounds:
           began[run.name] = time.monotonic()
@@ -156,6 +160,7 @@ def run_all(
         if code is None:
           continue
         del active[name]
+        idle.append(by_name[name].group)
         standings[name] = standing(by_name[name])
         if code:
           failed[name] = child.error()
@@ -180,6 +185,11 @@ def run_all(
     for child in active.values():
       child.join()
   return failed, interrupted
+
+
+def _next(waiting: Sequence[sweep_runs.SweepRun], idle: Container[str], at_work: Container[str]) -> sweep_runs.SweepRun:
+  """The first run for a process that has none, or else of a group that no process works on, or else of all."""
+  return min(waiting, key=lambda run: (run.group not in idle, run.group in at_work))
 
 
 def _overview(runs: Sequence[sweep_runs.SweepRun], standings: Mapping[str, RunStanding], parallel: int) -> str:

@@ -31,6 +31,8 @@ _NAME = 'sweep.json'
 _LOCK = '.lock'
 _MOST_BYTES_OF_A_NAME = 255
 _FLAGFILE = 'flagfile'
+# Flags that may differ between the runs of a group.
+_WITHIN_GROUPS = ('seed', 'noise_seed', 'epsilon', 'participation')
 
 
 class SweepRun(NamedTuple):
@@ -44,6 +46,7 @@ class SweepRun(NamedTuple):
     last_round: The round after which it ends.
     stop_at_accuracy: The test accuracy at which it ends earlier.
     num_threads: The value of this flag.
+    group: Runs with the same text may share a process: they differ in nothing but seeds, cohorts and amounts of noise.
   """
 
   name: str
@@ -53,6 +56,7 @@ class SweepRun(NamedTuple):
   last_round: int
   stop_at_accuracy: Optional[float]
   num_threads: Optional[int]
+  group: str
 
 
 class Record(NamedTuple):
@@ -226,7 +230,9 @@ def _run(output_dir: str, base: Sequence[str], combination: Any) -> tuple[SweepR
     identity = run_lib.Run.from_flags(values).identity()
   run_folder.check(path, identity)
   stop_at_accuracy = settings.schedule.stop_at_accuracy
-  run = SweepRun(name, path, arguments, identity, settings.last_round, stop_at_accuracy, settings.runtime.num_threads)
+  group = json.dumps({key: value for key, value in every_value.items() if key not in _WITHIN_GROUPS}, sort_keys=True)
+  num_threads = settings.runtime.num_threads
+  run = SweepRun(name, path, arguments, identity, settings.last_round, stop_at_accuracy, num_threads, group)
   return run, every_value, without_effect
 
 

@@ -4,6 +4,7 @@ import collections
 import json
 import os
 
+import numpy as np
 import pytest
 
 from experiments import compare
@@ -36,8 +37,8 @@ def test_every_method_has_the_same_guarantee_and_the_same_rounds(name, tmp_path)
     key = (identity['participation'], identity['epsilon'], identity['seed'])
     cells.setdefault(key, set()).add(identity['algorithm'].partition(':')[0] + str('held' in identity['algorithm']))
   kinds = [(participation.partition(':')[0], len(methods)) for (participation, *_), methods in cells.items()]
-  assert collections.Counter(kinds) == {('beta', 5): 9, ('uniform', 2): 9, ('bernoulli', 1): 9}
-  assert sum(identity.get('cohort_seed') == 'secret' for identity in found) == 9
+  assert collections.Counter(kinds) == {('beta', 5): 24, ('uniform', 1): 8, ('bernoulli', 1): 8}
+  assert sum(identity.get('cohort_seed') == 'secret' for identity in found) == 8
 
 
 def test_its_end_says_what_was_found_and_where(tmp_path, monkeypatch, capsys):
@@ -49,17 +50,20 @@ def test_its_end_says_what_was_found_and_where(tmp_path, monkeypatch, capsys):
     runs = tmp_path / 'out' / 'runs'
     ours = {'algorithm': 'certified', 'certified_epsilon': 3.0}
     theirs = {'algorithm': 'tff_dp_ftrl', 'covers': 'released model', 'epsilon_max': 3.0, 'accuracy': 0.8}
-    for number, run in enumerate((ours, theirs)):
-      factory.write_run(runs / str(number), epsilon=3.0, dataset='digits', **run)
+    for number, run in enumerate(3 * (ours, theirs)):
+      factory.write_run(runs / str(number), epsilon=3.0, dataset='digits', seed=number // 2, **run)
     return 0
 
   monkeypatch.setattr(sweep, 'main', sweep_main)
   assert _main(f'--output_dir={tmp_path / "out"}') == 0
   out, err = capsys.readouterr()
   assert len(calls) == 2 and all(f'--output_dir={tmp_path}/out/runs' in argv for argv in calls)
-  assert '72 runs of about' in err and '"runs"' not in err + out
+  assert '136 runs of about' in err and '"runs"' not in err + out
   words = ' '.join(out.split())
-  assert 'Certified QuAP-FL is ahead of TFF DP-FTRL, with 90.0% against 80.0%' in words
+  assert out.splitlines()[0] == (
+    'At ε = 3 with Beta(2,5) cohorts of 8×8 digits, Certified QuAP-FL is 10.0 ± 0.0 points ahead of TFF DP-FTRL (90.0% '
+    'against 80.0%; 3 seeds, paired, 95% interval).'
+  )
   assert '| TFF DP-FTRL †' in words and '† ' in words
   figure, page = (line.partition(': ')[2] for line in out.splitlines() if line.startswith(('Figure: ', 'Page: ')))
   assert os.path.isfile(figure) and os.path.isfile(page)
@@ -100,9 +104,33 @@ def test_the_network_comes_first_and_only_once(tmp_path, monkeypatch):
   assert _main(*arguments) == 130 and len(made) == 1
 
 
+@pytest.mark.parametrize('has_clients, size', [(True, 8), (False, 30)])
+def test_data_of_ones_own_have_the_digits_constants_and_a_linear_model(
+  has_clients, size, tmp_path, monkeypatch, capsys
+):
+  values = np.random.default_rng(0)
+  owners = {'client': np.arange(270) % 27} if has_clients else {}
+  x, y = values.normal(size=(270, 5)).astype(np.float32), np.arange(270) % 3
+  np.savez(tmp_path / 'tab.npz', x=x, y=y, x_test=x[:9], y_test=y[:9], **owners)
+  calls = []
+  monkeypatch.setattr(sweep, 'main', lambda argv: calls.append(argv) or 130)
+  monkeypatch.chdir(tmp_path)
+  assert _main('--dataset=npz:path=tab.npz') == 130
+  (argv,) = calls
+  assert f'--output_dir={os.path.join("runs", "compare", "tab", "runs")}' in argv
+  flags_ = argv[argv.index('--') + 1 :]
+  assert {'--model=logistic_regression', '--features=none', f'--cohort_size={size}'} <= set(flags_)
+  assert 'All constants are those of 8×8 digits' in capsys.readouterr().err
+  axes = [word.partition('=')[2] for word in argv if word.startswith('--vary=')]
+  (runs,) = sweep_runs.runs_of(str(tmp_path / 'runs'), flags_, [axes])
+  assert len(runs) == 128
+
+
 @pytest.mark.parametrize(
   'arguments, words',
   [
+    (['--dataset=npz:path=absent.npz'], 'absent.npz'),
+    (['--dataset=npz'], 'needs its file: npz:path=FILE'),
     (['--dataset=femnist'], 'femnist needs emnist_all.sqlite: give the folder that has it as --data_dir'),
     (['--dataset=digit'], "Unknown dataset 'digit'"),
     (['digits'], "Unexpected argument 'digits'"),

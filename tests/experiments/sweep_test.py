@@ -237,6 +237,12 @@ class TestRuns:
       call('--vary=seed=1|2', '--parallel=2', runs=start)
     assert runs.children[0].was_waited_for
 
+  def test_a_process_goes_on_with_its_group_and_others_take_other_groups(self, call):
+    runs = _Runs()
+    ended, _ = call('--vary=seed=1|2|3', '--vary=algorithm=fedavg|quap', '--parallel=2', runs=runs)
+    methods = [name.split(',')[0].partition('=')[2] for name in runs.started]
+    assert ended.status == 0 and methods == 3 * ['fedavg', 'quap']
+
   def test_a_dry_run_lists_and_leaves_nothing(self, call, folder):
     ended, runs = call('--vary=seed=1|2', '--dry_run')
     assert ended.status == 0 and not runs.started and not folder.exists()
@@ -406,12 +412,23 @@ from experiments.command import command_line
 from experiments.sweeps import children
 
 children._LOADED = ()
-children.train = types.SimpleNamespace(main=lambda argv: exec(argv[1]))
+
+
+def main(argv):
+  try:
+    exec(argv[1])
+  except SystemExit as ended:
+    return int(ended.code or 0)
+  return 0
+
+
+children.train = types.SimpleNamespace(main=main)
 
 
 def ended(code, log):
-  child = children.Child([code], log)
+  child = children.Child(children.Process(), [code], log)
   child.join()
+  child.process.end()
   return child
 
 
@@ -467,13 +484,39 @@ class TestChild:
     """
     assert found(program) == [-11, 0, 3]
 
+  def test_a_process_takes_the_runs_of_its_group_while_it_lives(self, found):
+    program = """
+        processes, ids, codes = children.Processes(), [], []
+        for group, code in zip('aaaab', ('sys.exit(3)', 'raise KeyError', 'os.kill(os.getpid(), 11)', 'print(1)', '0')):
+          child = processes.start(group, [code], sys.argv[1])
+          child.join()
+          ids.append(child.process.pid)
+          codes.append(child.exitcode)
+        processes.close()
+        print(json.dumps([[ids.index(one) for one in ids], codes, [child.process.is_alive()]]))
+    """
+    assert found(program) == [[0, 0, 0, 3, 4], [3, 1, -11, 0, 0], [False]]
+
+  def test_other_groups_end_a_process_that_has_no_run(self, found):
+    program = """
+        processes = children.Processes()
+        first = processes.start('a', ['print(1)'], sys.argv[1])
+        first.join()
+        second = processes.start('b', ['print(1)'], sys.argv[1])
+        first.process.join()
+        second.join()
+        processes.close()
+        print(json.dumps([first.process.exitcode, second.exitcode, first.process.pid != second.process.pid]))
+    """
+    assert found(program) == [0, 0, True]
+
   def test_does_not_get_the_terminals_ctrl_c(self, found):
     assert found('print(json.dumps(ended("sys.exit(os.getsid(0) == os.getpid())", sys.argv[1]).exitcode))') == 1
 
   def test_is_asked_to_end(self, found):
     program = """
         code = 'signal.signal(15, lambda *_: exit(7)); print("up", flush=True); time.sleep(99)'
-        child = children.Child([code], sys.argv[1])
+        child = children.Child(children.Process(), [code], sys.argv[1])
         while not open(sys.argv[1]).read():
           time.sleep(0.01)
         child.terminate()
@@ -484,7 +527,7 @@ class TestChild:
 
   def test_is_asked_to_end_before_it_has_begun(self, found):
     program = """
-        child = children.Child(['time.sleep(99)'], sys.argv[1])
+        child = children.Child(children.Process(), ['time.sleep(99)'], sys.argv[1])
         child.terminate()
         child.join()
         print(json.dumps(child.exitcode))
@@ -517,8 +560,8 @@ class TestChild:
 
   def test_does_not_outlive_the_sweep(self, sweep):
     program = """
-        child = children.Child(['time.sleep(999)'], '/dev/null')
-        print(child.pid, flush=True)
+        child = children.Child(children.Process(), ['time.sleep(999)'], '/dev/null')
+        print(child.process.pid, flush=True)
         time.sleep(999)
     """
     parent = sweep(program)
@@ -560,3 +603,27 @@ def test_real_runs_compute_what_they_compute_alone_and_are_cut_off_with_the_swee
   models = [tf.keras.models.load_model(path / 'final_model.keras') for path in (tmp_path / 'alone', folder / whole)]
   alone, swept = ([weights.tobytes() for weights in model.get_weights()] for model in models)
   assert alone == swept
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('algorithm', ['fixed_dp', 'certified:certificate=false', 'tff_dp_ftrl:clip=1'])
+def test_a_run_leaves_the_same_files_whatever_its_process_ran_before(algorithm, tmp_path):
+  folder, alone = tmp_path / 'runs', tmp_path / 'alone'
+  base = [*harness.TINY, f'--algorithm={algorithm}', '--noise_seed=3', '--noclient_metrics']
+  command = [sys.executable, '-m', 'experiments.sweep', f'--output_dir={folder}', '--vary=seed=1|2|3', '--', *base]
+  ended = harness.finish(subprocess.Popen(command, cwd=harness.REPOSITORY, stdout=subprocess.PIPE, text=True))
+  assert ended.status == 0 and len(ended.summary['done']) == 3
+  command = [sys.executable, '-m', 'experiments.train', *base, '--seed=3', f'--output_dir={alone}']
+  assert (
+    harness.finish(subprocess.Popen(command, cwd=harness.REPOSITORY, stdout=subprocess.PIPE, text=True)).status == 0
+  )
+  swept, expected = ({path.name: path.read_bytes() for path in where.iterdir()} for where in (folder / 'seed=3', alone))
+  assert swept.keys() == expected.keys()
+  assert {name for name in swept if swept[name] != expected[name]} <= {'run.json', 'summary.json'}
+  for name in ('run.json', 'summary.json'):
+    swept_values, values = (json.loads(files_[name]) for files_ in (swept, expected))
+    for one in (swept_values, values):
+      one.get('resolved', {}).pop('data_commitment', None)  # It has a secret of the run in it.
+    named = {key for key in values if values[key] != swept_values[key]}
+    assert named <= {'output_dir', 'flags'}, (name, named)
+  assert (tmp_path / 'runs' / 'seed=3.log').read_text().count('Done: 8 of 8') == 1

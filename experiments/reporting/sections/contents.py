@@ -5,7 +5,7 @@ A new section is a function from groups to blocks, and a line in `SECTIONS`.
 
 import collections
 from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional, Union
 
 from experiments.reporting import figures
 from experiments.reporting import naming
@@ -209,22 +209,20 @@ def _at_equal_epsilon(groups: Sequence[study.StudyGroup]) -> tuple[str, list[pag
   for g in groups:
     cells.setdefault((g.setting['epsilon'], where[g]), []).append(g)
   epsilon, place = min(cells, key=lambda cell: (-len(cells[cell]), cell[0] != _EPSILON, *cell))
-  words = (
-    f'At a formal ε of {epsilon:g} for the whole released model, on {dataset} with participation {place}, '
-    f'{_comparison(cells[epsilon, place], names)}'
-  )
+  words = f'At ε = {epsilon:g} with {place} cohorts of {dataset}, {_comparison(cells[epsilon, place], names)}'
   compared = [own for own in cells.values() if len(own) > 1]
+  others = []
   if len(compared) > 1:
     wins = collections.Counter(names[_ranked(own)[0]] for own in compared)
-    words += f'; of all {len(compared)} combinations of ε and participation, the best mean is that of '
-    words += ', '.join(f'{name} in {count}' for name, count in wins.most_common())
+    best = ', '.join(f'{name} in {count}' for name, count in wins.most_common())
+    others = [f'Of all {len(compared)} combinations of ε and participation, the best mean is that of {best}.']
   title = (
-    f'Test accuracy in % at a formal ε of the whole released model, {dataset}: mean ± standard deviation over '
-    f'{_seeds(groups)}'
+    f'Test accuracy in % at a formal ε of the whole released model, {dataset}: mean ± half of its 95% interval over '
+    f'{_seeds(groups)}. "Minus best": at ε = {epsilon:g}, seed by seed, from the best of the same participation'
   )
   ideal = {names[g] for g in groups if privacy.ideal_note(g.runs[0])}
-  rows, left = _by_epsilon(groups, names, where, ideal)
-  return f'{words}.', [pages.Table('finding', title + left, rows), *([privacy.WEAKER] if ideal else [])]
+  rows, left = _by_epsilon(groups, names, where, ideal, epsilon)
+  return f'{words}.', [pages.Table('finding', title + left, rows), *([privacy.WEAKER] if ideal else []), *others]
 
 
 def _by_epsilon(
@@ -232,10 +230,16 @@ def _by_epsilon(
   names: Mapping[study.StudyGroup, str],
   where: Mapping[study.StudyGroup, str],
   ideal: Container[str],
+  epsilon: float,
 ) -> tuple[list[dict[str, Any]], str]:
-  """A row for each place and name, a column for each ε; the best first. And words if the table has the best alone."""
+  """A row for each place and name, a column for each ε; the best first. And words if the table has the best alone.
+
+  At the one `epsilon`, the last column has the differences from the best of the place.
+  """
   kept, _ = figures.most({name: [g.accuracy() for g in groups if names[g] == name] for name in names.values()})
   epsilons, count = sorted({g.setting['epsilon'] for g in groups}), len(set(names.values()))
+  at_one = [g for g in groups if g.setting['epsilon'] == epsilon]
+  first = {place: _ranked(g for g in at_one if where[g] == place)[:1] for place in where.values()}
   found: dict[Any, dict[Any, study.StudyGroup]] = {}
   for g in groups:
     if names[g] in kept:
@@ -245,11 +249,22 @@ def _by_epsilon(
     {
       'participation': place,
       'method': name + f' {privacy.IDEAL}' * (name in ideal),
-      **{f'ε = {epsilon:g}': _accuracy(own.get(epsilon)) for epsilon in epsilons},
+      **{f'ε = {one:g}': _accuracy(own.get(one)) for one in epsilons},
+      'minus best': _minus_best(own.get(epsilon), *first[place]),
     }
     for (place, name), own in sorted(found.items(), key=lambda item: (item[0][0], best(item[1])))
   ]
   return rows, f'. The best {len(kept)} of {count}' if len(kept) < count else ''
+
+
+def _minus_best(
+  group: Optional[study.StudyGroup], best: Optional[study.StudyGroup] = None
+) -> Union[pages.Quantity, str, None]:
+  """The difference in points over the seeds that both have; the best itself is said to be it."""
+  if group is None or best is None:
+    return None
+  difference = study.minus(group, best)
+  return 'the best' if group is best else difference and difference._replace(digits=1)
 
 
 def _by_accuracy(groups: Sequence[study.StudyGroup]) -> tuple[str, list[pages.Block]]:
@@ -274,11 +289,18 @@ def _comparison(groups: Sequence[study.StudyGroup], names: Mapping[study.StudyGr
   other = next((g for g in others if g.method != best.method), others[0] if others else None)
   if other is None:
     return f'{names[best]} reaches {_accuracy(best)}%'
-  gain = study.minus(best, other) or pages.Quantity(_mean(best) - _mean(other))
-  words = f'{names[best]} is ahead of {names[other]}, with {_accuracy(best)}% against {_accuracy(other)}%'
-  if gain.mean <= (gain.deviation or 0):
-    words += ', a lead that the seeds do not tell from chance'
-  return words if len(best.runs) > 1 else f'{words} (one run each)'
+  gain = study.minus(best, other)
+  means = f'{_mean(best):.1f}% against {_mean(other):.1f}%'
+  if gain is None or gain.deviation is None:
+    words = f'{names[best]} is ahead of {names[other]}, with {means}'
+    return (
+      f'{words} (one run each)' if len(best.runs) == 1 else f'{words}; the seeds are too few to tell it from chance'
+    )
+  words = (
+    f'{names[best]} is {gain._replace(digits=1)} points ahead of {names[other]} ({means}; {gain.count} seeds, paired, '
+  )
+  words += '95% interval' + '; each the best of its kind by these seeds' * (len(groups) > 2) + ')'
+  return words if gain.mean > gain.deviation else f'{words}, which the seeds do not tell from chance'
 
 
 def _ranked(groups: Iterable[study.StudyGroup]) -> list[study.StudyGroup]:
@@ -290,7 +312,7 @@ def _mean(group: study.StudyGroup) -> float:
 
 
 def _accuracy(group: Optional[study.StudyGroup]) -> Optional[pages.Quantity]:
-  return None if group is None else pages.known(group.accuracy())._replace(digits=1)
+  return None if group is None else pages.known(group.interval())._replace(digits=1)
 
 
 def _seeds(groups: Iterable[study.StudyGroup]) -> str:

@@ -127,7 +127,7 @@ def _certified_figures(groups: Sequence[study.StudyGroup], where: Mapping[study.
   A method has one look and one name in all of them.
   """
   blocks: list[pages.Block] = []
-  bars = 'Bars are 95% intervals of the means over seeds.'
+  bars = f'Bars are 95% intervals of the means over seeds; fewer than {study.FEWEST_SEEDS} seeds have none.'
   for dataset in dict.fromkeys(g.dataset for g in groups):
     own = [g for g in groups if g.dataset == dataset]
     names = study.names(own, 'participation', 'epsilon')
@@ -145,17 +145,20 @@ def _certified_figures(groups: Sequence[study.StudyGroup], where: Mapping[study.
         title = f'Accuracy at a requested ε of {epsilon} of the released model: {naming.dataset(dataset)}'
         drawing = figures.over_values(points, 'participation', accuracy.ACCURACY)
         blocks.append(pages.Plot('certified', title, caption, *drawing))
-    # A line joins runs that differ in ε and in nothing else.
+    # A line joins runs that differ in ε and in nothing else. A panel without a line of its own has all marks.
     counts = collections.Counter((place, point.label) for place, points in by_place.items() for point in points)
-    joined = {label for (_, label), count in counts.items() if count > 1}
-    shown = {place: [point for point in points if point.label in joined] for place, points in by_place.items()}
-    shown = {place: points for place, points in shown.items() if points}
+    lines = {key for key, count in counts.items() if count > 1}
+    joined, with_lines = {label for _, label in lines}, {place for place, _ in lines}
+    shown = {}
+    for place, points in by_place.items():
+      if any(point.label in joined for point in points):
+        shown[place] = [point for point in points if place not in with_lines or point.label in joined]
     if shown:
       caption = (
-        f'A panel for each participation model. {bars} Marks of one ε are moved apart. The scale of accuracies is '
-        f'logarithmic in the error.{left}'
+        f'A panel for each participation model. {bars} The chart cuts off what is far below all means. Marks of one ε '
+        f'are moved apart. The scale of accuracies is logarithmic in the error.{left}'
       )
-      axis = 'formal ε of the released model, largest of any client'
+      axis = 'formal ε of the released model'
       drawing = figures.in_panels(shown, axis, accuracy.ACCURACY)
       blocks.append(
         pages.Plot('certified_by_epsilon', f'Accuracy by formal ε: {naming.dataset(dataset)}', caption, *drawing)

@@ -23,8 +23,9 @@ from quap_tff.runtime.values import values
 # How many clients' results may wait for that of a slower client before them, for each thread.
 _AHEAD = 4
 # How many clients a call takes where they are small and many. What a call costs is then shared by them. More of them in
-# a call gained nothing that could be measured.
-_BLOCK, _SMALL_BYTES = 4, 2**20
+# a call gained nothing that could be measured. Such a function takes several times as long to make as that of one
+# client, so many clients must have come before.
+_BLOCK, _SMALL_BYTES, _MANY_CLIENTS = 4, 2**20, 2000
 
 
 def _most_calls(num_threads: int, size: int) -> int:
@@ -190,8 +191,12 @@ class _Runner:
     """True if sections may be joined. Only one CPU runs joined ones."""
     return len(self._devices) == 1 and 'GPU' not in self._devices[0]
 
-  def block_size(self, num_bytes: int) -> int:
+  def block_size(self, num_bytes: int, clients_before: int = 0) -> int:
     """How many clients one call of TensorFlow should take, if each makes values of `num_bytes`.
+
+    Args:
+      num_bytes: The size of the values.
+      clients_before: How many clients earlier rounds have had.
 
     Raises:
       ValueError: If the caller's choice needs more memory than this machine has.
@@ -199,6 +204,7 @@ class _Runner:
     given, num_threads = self._context._clients_per_call, self._context._num_threads
     if given is None:
       is_worth_it = num_bytes <= _SMALL_BYTES and self.num_clients >= 4 * _BLOCK * num_threads
+      is_worth_it &= self.num_clients + clients_before >= _MANY_CLIENTS
       return _BLOCK if is_worth_it else 1
     # In a smaller cohort, the largest power of two in it: few functions are traced, whatever the sizes of cohorts.
     size = given if given <= self.num_clients else 1 << max(0, self.num_clients.bit_length() - 1)

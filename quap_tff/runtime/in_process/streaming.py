@@ -39,7 +39,7 @@ class Runner(Protocol):
   @property
   def joins(self) -> bool: ...
 
-  def block_size(self, num_bytes: int) -> int: ...
+  def block_size(self, num_bytes: int, clients_before: int) -> int: ...
 
   def device(self) -> str: ...
 
@@ -186,6 +186,7 @@ class _Pass:
     # A zip gathers values that are there already, such as what the server has sent to all.
     made = [name for name in entry.steps if _intrinsic(body.blocks[name]) != 'federated_zip_at_clients']
     self._num_bytes = sum(values.static_bytes(body.types[name]) for name in made)
+    self._clients_before = 0  # In all rounds.
 
   def run(self, bindings: Bindings) -> None:
     for aggregation in self._aggregations:
@@ -197,7 +198,7 @@ class _Pass:
     size, functions, wanted = 1, self._functions, True
     if joined is not None:
       # What a client draws may depend on all who came before it.
-      size = 1 if joined.function(1).must_run_in_order else runner.block_size(self._num_bytes)
+      size = 1 if joined.function(1).must_run_in_order else runner.block_size(self._num_bytes, self._clients_before)
       functions = [joined.function(count) for count in sorted({size, 1} if runner.num_clients % size else {size})]
       wanted = True if self._argument_name is None else joined.wanted(self._argument_name)
 
@@ -211,6 +212,7 @@ class _Pass:
           for name, value in zip(self._kept, own_kept):
             kept[name].append(value)
         del block
+    self._clients_before += runner.num_clients
     for aggregation in self._aggregations:
       aggregation.finish(bindings)
     bindings.update(kept)

@@ -68,7 +68,11 @@ class TestLooks:
     assert naming.participation('beta:a=2,b=5') == 'Beta(2,5)'
     assert naming.participation('extreme_imbalance:rare_rate=0.01') == 'extreme_imbalance:rare_rate=0.01'
     assert naming.value('client_optimizer', 'sgd:learning_rate=1') == 'client optimizer sgd, learning rate 1'
-    assert naming.value('epsilon', 3) == 'ε = 3' and naming.dataset('npz:path=x') == 'npz:path=x'
+    assert naming.value('epsilon', 3) == 'ε = 3'
+
+  def test_data_of_ones_own_have_the_name_of_their_file(self):
+    assert naming.dataset('npz:path=a/tab.npz,test_share=0.2,test_of_clients=False,classes=0') == 'tab.npz'
+    assert naming.dataset('of_another_version:a=1') == 'of_another_version:a=1'
 
   def test_labels_name_only_what_differs(self):
     participation = 'certified:clip=0.5,weights=participation'

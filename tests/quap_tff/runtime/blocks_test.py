@@ -116,9 +116,13 @@ def _calls_of(calls):
   return calls_of
 
 
-def test_small_and_many_clients_share_calls(calls_of):
+def test_small_and_many_clients_share_calls_when_many_have_come(calls_of, monkeypatch):
   with _context(2, None):
-    assert calls_of(31) - calls_of(1) == 2 * 30  # Each makes its value and is summed.
+    few = calls_of(32)
+    assert few - calls_of(1) == 2 * 31  # Each makes its value and is summed.
+  monkeypatch.setattr(in_process, '_MANY_CLIENTS', 0)
+  with _context(2, None):
+    assert calls_of(31) - calls_of(1) == 2 * 30
     assert calls_of(32) - calls_of(1) == 2 * (32 // 4 - 1)
 
 
@@ -131,7 +135,8 @@ def _looked_up(numbers):
   return tff.federated_sum(tff.federated_map(look_up, (table, numbers)))
 
 
-def test_small_clients_share_calls_whatever_the_server_sends(calls_of):
+def test_small_clients_share_calls_whatever_the_server_sends(calls_of, monkeypatch):
+  monkeypatch.setattr(in_process, '_MANY_CLIENTS', 0)
   with _context(2, None):
     assert _looked_up([1, 2]) == 3
     assert calls_of(32, _looked_up) - calls_of(1, _looked_up) == 2 * (32 // 4 - 1)
@@ -140,8 +145,9 @@ def test_small_clients_share_calls_whatever_the_server_sends(calls_of):
 def test_large_clients_do_not():
   with _context(2, None):
     runner = in_process._Runner(_shared_context(), 1000)
-    assert runner.block_size(in_process._SMALL_BYTES) == in_process._BLOCK
-    assert runner.block_size(in_process._SMALL_BYTES + 1) == 1
+    assert runner.block_size(in_process._SMALL_BYTES) == 1
+    assert runner.block_size(in_process._SMALL_BYTES, 1000) == in_process._BLOCK
+    assert runner.block_size(in_process._SMALL_BYTES + 1, 1000) == 1
 
 
 def test_a_block_that_no_memory_holds_is_refused():

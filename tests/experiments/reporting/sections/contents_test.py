@@ -198,15 +198,36 @@ def test_methods_at_an_equal_guarantee_and_where_another_wins(tmp_path):
     {'algorithm': 'quap', 'accuracy': 0.99},
   )
   assert words == (
-    'At a formal ε of 3 for the whole released model, on MNIST with participation Beta(2,5), Certified QuAP-FL is '
-    'ahead of TFF DP-FedAvg, with 91.0 ± 1.0% against 71.3 ± 1.5%; of all 2 combinations of ε and participation, the '
-    'best mean is that of Certified QuAP-FL in 1, TFF DP-FedAvg in 1.'
+    # The differences are 20, 20 and 19: their mean ± 4.303·0.577/√3.
+    'At ε = 3 with Beta(2,5) cohorts of MNIST, Certified QuAP-FL is 19.7 ± 1.4 points ahead of TFF DP-FedAvg (91.0% '
+    'against 71.3%; 3 seeds, paired, 95% interval).'
   )
-  assert [(row['method'], row['ε = 1'], row['ε = 3']) for row in rows] == [
-    ('Certified QuAP-FL', '80.0 ± 0.0', '91.0 ± 1.0'),
-    ('TFF DP-FedAvg †', '85.0 ± 0.0', '71.3 ± 1.5'),
+  # Student's intervals: 4.303·1/√3 and 4.303·1.528/√3.
+  assert [(row['method'], row['ε = 1'], row['ε = 3'], row['minus best']) for row in rows] == [
+    ('Certified QuAP-FL', '80.0 ± 0.0', '91.0 ± 2.5', 'the best'),
+    ('TFF DP-FedAvg †', '85.0 ± 0.0', '71.3 ± 3.8', '-19.7 ± 1.4'),
   ]
   assert notes.startswith('† These figures hold for ideal Gaussian noise.')
+  assert (
+    'Of all 2 combinations of ε and participation, the best mean is that of Certified QuAP-FL in 1, TFF DP-FedAvg in 1.'
+    in notes
+  )
+
+
+def test_the_best_of_each_kind_is_said_to_be_chosen_by_the_seeds(tmp_path):
+  others = factory.seeds(1, 2, 3, accuracy=[0.8, 0.81, 0.8], **{**_TFF, 'algorithm': 'tff_dp_ftrl'})
+  words, _, _ = _found(
+    tmp_path, *factory.seeds(1, 2, 3, accuracy=0.9, **_OURS), *factory.seeds(1, 2, 3, accuracy=0.7, **_TFF), *others
+  )
+  assert 'points ahead of TFF DP-FTRL (' in words and 'each the best of its kind by these seeds)' in words
+
+
+def test_two_seeds_have_no_interval(tmp_path):
+  words, rows, _ = _found(
+    tmp_path, *factory.seeds(1, 2, accuracy=[0.9, 0.5], **_OURS), *factory.seeds(1, 2, accuracy=0.6, **_TFF)
+  )
+  assert 'with 70.0% against 60.0%; the seeds are too few to tell it from chance' in words
+  assert rows[0]['ε = 3'] == '70.0'
 
 
 @pytest.mark.parametrize('others, is_clear', [([0.5, 0.51, 0.9], False), ([0.5, 0.51, 0.52], True)])
@@ -214,8 +235,8 @@ def test_a_lead_within_the_interval_is_said_to_be_unclear(tmp_path, others, is_c
   words, _, _ = _found(
     tmp_path, *factory.seeds(1, 2, 3, accuracy=0.9, **_OURS), *factory.seeds(1, 2, 3, accuracy=others, **_TFF)
   )
-  assert 'Certified QuAP-FL is ahead of TFF DP-FedAvg' in words
-  assert ('a lead that the seeds do not tell from chance' in words) is not is_clear
+  assert 'Certified QuAP-FL is ' in words and ' points ahead of TFF DP-FedAvg' in words
+  assert ('which the seeds do not tell from chance' in words) is not is_clear
 
 
 def test_without_equal_guarantees_it_is_about_accuracy(tmp_path):
@@ -231,7 +252,9 @@ def test_secret_cohorts_are_always_named(tmp_path):
   words, rows, _ = _found(
     tmp_path, {**_OURS, 'participation': 'uniform'}, {**secret, 'algorithm': 'tff_dp_fedavg:clip=0.2'}
   )
-  assert 'TFF DP-FedAvg with secret cohorts is ahead of Certified QuAP-FL' in words and 'participation uniform' in words
+  assert (
+    'TFF DP-FedAvg with secret cohorts is ahead of Certified QuAP-FL' in words and 'with uniform cohorts of' in words
+  )
   assert [row['method'] for row in rows] == ['TFF DP-FedAvg with secret cohorts †', 'Certified QuAP-FL']
 
 

@@ -94,6 +94,14 @@ class TestCertified:
       'Certified QuAP-FL, features none',
     ]
 
+  def test_a_panel_without_a_line_has_all_marks(self, groups_of):
+    other = {'algorithm': 'tff_dp_fedavg', 'epsilon': 3, 'covers': 'released model', 'epsilon_max': 3.0}
+    there = {'participation': 'uniform'}
+    groups = groups_of(*self._at((1, 3)), *self._at((3,), **there), {**other, **there})
+    *_, shown = factory.drawings(spending.certified(groups))
+    (legend,) = plots.drawn(*shown.titled).legends
+    assert [text.get_text() for text in legend.get_texts()] == ['Certified QuAP-FL', 'TFF DP-FedAvg']
+
   def test_methods_of_one_requested_epsilon_have_a_panel_for_each_participation(self, groups_of):
     other = {'algorithm': 'tff_dp_fedavg', 'epsilon': 3, 'covers': 'released model', 'epsilon_max': 3.0}
     groups = groups_of(
@@ -112,14 +120,14 @@ class TestCertified:
     groups = groups_of(
       *factory.seeds(1, 2, 3, accuracy=[0.95, 0.96, 0.97], **self._at((3,), share_of_ceiling=0.791)[0]),
       *factory.seeds(
-        2, 3, 4, accuracy=[0.93, 0.92, 0.5], algorithm='tff_dp_fedavg', epsilon=3, covers='released model'
+        1, 2, 3, 4, accuracy=[0.92, 0.93, 0.92, 0.5], algorithm='tff_dp_fedavg', epsilon=3, covers='released model'
       ),
     )
     certified, other = factory.table(spending.certified(groups), 'certified')
-    # Student's quantiles of 2 and of 1 degrees of freedom are 4.303 and 12.706.
+    # Student's quantile of 2 degrees of freedom is 4.303. The differences are -3, -3 and -5.
     assert (certified['accuracy (%)'], certified['accuracy (%), 95% ±']) == ('96.00', f'{4.3027 / 3**0.5:.2f}')
     assert (certified['minus reference'], certified['share of ceiling']) == ('the reference', '0.79 ± 0.00')
-    assert (other['minus reference'], other['minus reference, 95% ±']) == ('-4.00', f'{12.706 / 1:.2f}')
+    assert (other['minus reference'], other['minus reference, 95% ±']) == ('-3.67', f'{4.3027 * 1.1547 / 3**0.5:.2f}')
     assert other['share of ceiling'] == '-' and other['trust'] == certified['trust'] == 'server'
 
   def test_a_table_for_each_participation_and_epsilon(self, groups_of):
