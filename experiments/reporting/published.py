@@ -81,8 +81,8 @@ _FIGURES = _FIGURES.where(_FIGURES.notna(), None)
 def notes(name: str, blocks: Sequence[pages.Block]) -> list[pages.Block]:
   """The blocks and the paragraphs of a heading; of those that are about a column, the ones whose column is there."""
   columns = [c.removeprefix('measured: ') for block in blocks if isinstance(block, pages.Table) for c in block.frame]
-  found = [(_NEEDS.match(str(note)), str(note)) for note in NOTES[name]]
-  kept = [(need, note) for need, note in found if need is None or any(c.startswith(need[1]) for c in columns)]
+  matched = [(_NEEDS.match(str(note)), str(note)) for note in NOTES[name]]
+  kept = [(need, note) for need, note in matched if need is None or any(c.startswith(need[1]) for c in columns)]
   return [*blocks, *(note[need.end() :] if need else note for need, note in kept)] if blocks else []
 
 

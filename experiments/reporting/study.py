@@ -242,20 +242,22 @@ def families(groups: Sequence[StudyGroup], *axes: str, at_least: int = 1) -> lis
   return [sorted((groups[i] for i in ids), key=lambda g: g.place) for ids in sorted(found, key=min)]
 
 
-def titled(found: Sequence[Sequence[StudyGroup]], *axes: str) -> list[Family]:
+def titled(families: Sequence[Sequence[StudyGroup]], *axes: str) -> list[Family]:
   """The families, with settings that tell them apart. Within a family, groups differ in `axes`."""
-  shared = [{k: v for g in groups for k, v in g.setting.items() if k not in axes} for groups in found]
+  shared = [{k: v for g in groups for k, v in g.setting.items() if k not in axes} for groups in families]
   words, _ = describe(shared, in_full=True)
-  return [Family(s['dataset'], w, groups) for s, w, groups in zip(shared, words, found)]
+  return [Family(s['dataset'], w, groups) for s, w, groups in zip(shared, words, families)]
 
 
 def places(groups: Sequence[StudyGroup]) -> list[Family]:
   """Methods side by side: for each dataset and participation, the setting in which most methods were run."""
-  found: dict[Any, list[StudyGroup]] = {}
+  by_place: dict[Any, list[StudyGroup]] = {}
   for members in families(groups, 'algorithm'):
     place = (members[0].dataset, members[0].setting['participation'])
-    found[place] = max(found.get(place, []), members, key=lambda these: (len(these), sum(len(g.runs) for g in these)))
-  return titled(list(found.values()), 'algorithm')
+    by_place[place] = max(
+      by_place.get(place, []), members, key=lambda these: (len(these), sum(len(g.runs) for g in these))
+    )
+  return titled(list(by_place.values()), 'algorithm')
 
 
 class Row(NamedTuple):
@@ -352,13 +354,13 @@ def interval(values: Iterable[float]) -> Optional[pages.Quantity]:
 
   Fewer than `FEWEST_SEEDS` values have no interval: that of two is 13 times as wide as their standard error.
   """
-  found = over(values)
-  if found is None or found.deviation is None or found.count is None:
-    return found
-  if found.count < FEWEST_SEEDS:
-    return found._replace(deviation=None)
-  half = stats.t.ppf(0.975, found.count - 1) * found.deviation / np.sqrt(found.count)
-  return found._replace(deviation=float(half))
+  quantity = over(values)
+  if quantity is None or quantity.deviation is None or quantity.count is None:
+    return quantity
+  if quantity.count < FEWEST_SEEDS:
+    return quantity._replace(deviation=None)
+  half = stats.t.ppf(0.975, quantity.count - 1) * quantity.deviation / np.sqrt(quantity.count)
+  return quantity._replace(deviation=float(half))
 
 
 def minus(group: StudyGroup, reference: StudyGroup) -> Optional[pages.Quantity]:

@@ -271,8 +271,8 @@ def _axis(axis: str) -> list[dict[str, str]]:
       raise ValueError(f'--vary={axis!r}: {name!r} has an empty value: write name=value|value.')
   lengths = {name: len(values) for name, values in columns.items()}
   if len(set(lengths.values())) > 1:
-    found = ', '.join(f'{name!r} has {length}' for name, length in lengths.items())
-    raise ValueError(f'--vary={axis!r}: flags that vary together need the same number of values; {found}.')
+    sizes = ', '.join(f'{name!r} has {length}' for name, length in lengths.items())
+    raise ValueError(f'--vary={axis!r}: flags that vary together need the same number of values; {sizes}.')
   alternatives = [dict(zip(columns, values)) for values in zip(*columns.values())]
   for alternative, count in collections.Counter(tuple(a.items()) for a in alternatives).items():
     if count > 1:

@@ -51,13 +51,13 @@ def against(
   rows = []
   for row in published.table(name):
     of_row = {'dataset': row['dataset']} if row['dataset'] else {}
-    found = select(groups, row['method'], row['scenario'], **of_row, **flags)
+    others = select(groups, row['method'], row['scenario'], **of_row, **flags)
     shown = {
       'dataset': row['dataset'] and naming.dataset(row['dataset']),
       'participation': published.SCENARIOS.get(row['scenario']),
     }
     figure = 'not reached' if row['figure'] is None else row['figure']
-    rows += study.beside(what, figure, found, row['method'], {cell: shown[cell] for cell in cells}, measure)
+    rows += study.beside(what, figure, others, row['method'], {cell: shown[cell] for cell in cells}, measure)
   return study.table(name, title, rows, *known)
 
 

@@ -106,13 +106,13 @@ def build(
   missing = '; '.join(section.title for section in built if not section.blocks)
   without = [{'where': item.path, 'what': item.reason} for item in left_out]
   is_compared = any(g.is_of_documents for g in groups)
-  found, table = finding(groups)
+  sentence, table = finding(groups)
   first = _first_figure(built)
   others = [section._replace(blocks=[b for b in section.blocks if b is not first]) for section in built]
   return [
     pages.Section(
       'QuAP-FL: measured figures and those of the documents' if is_compared else 'QuAP-FL: measured figures',
-      [f'**{found}**', *filter(None, [first]), *table, *published.NOTES['how_to_read'][: 2 if is_compared else 1]],
+      [f'**{sentence}**', *filter(None, [first]), *table, *published.NOTES['how_to_read'][: 2 if is_compared else 1]],
     ),
     *(section for section in others if section.blocks),
     *(
@@ -240,10 +240,10 @@ def _by_epsilon(
   epsilons, count = sorted({g.setting['epsilon'] for g in groups}), len(set(names.values()))
   at_one = [g for g in groups if g.setting['epsilon'] == epsilon]
   first = {place: _ranked(g for g in at_one if where[g] == place)[:1] for place in where.values()}
-  found: dict[Any, dict[Any, study.StudyGroup]] = {}
+  by_method: dict[Any, dict[Any, study.StudyGroup]] = {}
   for g in groups:
     if names[g] in kept:
-      found.setdefault((where[g], names[g]), {})[g.setting['epsilon']] = g
+      by_method.setdefault((where[g], names[g]), {})[g.setting['epsilon']] = g
   best = lambda own: -max(_mean(g) for g in own.values())
   rows = [
     {
@@ -252,7 +252,7 @@ def _by_epsilon(
       **{f'ε = {one:g}': _accuracy(own.get(one)) for one in epsilons},
       'minus best': _minus_best(own.get(epsilon), *first[place]),
     }
-    for (place, name), own in sorted(found.items(), key=lambda item: (item[0][0], best(item[1])))
+    for (place, name), own in sorted(by_method.items(), key=lambda item: (item[0][0], best(item[1])))
   ]
   return rows, f'. The best {len(kept)} of {count}' if len(kept) < count else ''
 

@@ -155,7 +155,7 @@ def pairs(
 
   Both runs of a pair have the `value`, and are equally long unless they stop at an accuracy.
   """
-  found: list[tuple[dict[str, Any], Sides]] = []
+  sides: list[tuple[dict[str, Any], Sides]] = []
   both_methods = study.families([g for g in groups if g.method in (left, right)], 'algorithm', at_least=2)
   for family in study.titled(both_methods, 'algorithm'):
     of_method = ([g for g in family.groups if g.method == method] for method in (left, right))
@@ -170,5 +170,5 @@ def pairs(
       if both:
         names = ' and '.join(naming.full(g.algorithm) for g in (a, b))
         lefts, rights = zip(*both)
-        found.append(({'runs': family.title, 'methods': names}, (lefts, rights)))
-  return found
+        sides.append(({'runs': family.title, 'methods': names}, (lefts, rights)))
+  return sides

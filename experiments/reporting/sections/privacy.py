@@ -74,19 +74,19 @@ def formal_text(group: study.StudyGroup) -> str:
 
 def footnotes(groups: Sequence[study.StudyGroup]) -> list[str]:
   """The unit, the relation and the δ of the formal figures, and the meaning of †."""
-  found = [run for group in groups for run in group.runs if _smallest(run)]
-  if not found:
+  runs = [run for group in groups for run in group.runs if _smallest(run)]
+  if not runs:
     certified = any(run.certificate is not None for group in groups for run in group.runs)
     return [] if certified else ['No run has a formal figure.']
   each = lambda values: ' or '.join(dict.fromkeys(map(str, values)))
   noted: dict[str, dict[str, bool]] = {}
-  for run in found:
+  for run in runs:
     noted.setdefault(ideal_note(run), {})[naming.name_of(run.algorithm)] = True
   return [
-    f'Formal figures hold for {each(_formal(run).get("unit") for run in found)}. Neighbouring datasets: '
-    f'{each(_smallest(run).get("neighbours") for run in found)}. Total δ: '
-    f'{each(_formal(run).get("delta") for run in found)}. Amplification by sampling: '
-    f'{each(_smallest(run).get("amplification") for run in found)}.',
+    f'Formal figures hold for {each(_formal(run).get("unit") for run in runs)}. Neighbouring datasets: '
+    f'{each(_smallest(run).get("neighbours") for run in runs)}. Total δ: '
+    f'{each(_formal(run).get("delta") for run in runs)}. Amplification by sampling: '
+    f'{each(_smallest(run).get("amplification") for run in runs)}.',
     *(f'{IDEAL} {", ".join(methods)}: {note}' for note, methods in noted.items() if note),
   ]
 

@@ -169,8 +169,8 @@ def _certified_figures(groups: Sequence[study.StudyGroup], where: Mapping[study.
 def budgets(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
   """Budget of a round by participation rate, ε_i(t) = ε_base·(1 + α·exp(-β·p_i(t))): figure 2 of the first document."""
   alpha, beta = published.COMMON['alpha'], published.COMMON['beta']
-  found = [measured_budgets(run) for g in groups if g.parts[0] and g.has(alpha=alpha, beta=beta) for run in g.runs]
-  rates, ratios = (np.concatenate([np.empty(0), *(pair[i] for pair in found)]) for i in range(2))
+  measured = [measured_budgets(run) for g in groups if g.parts[0] and g.has(alpha=alpha, beta=beta) for run in g.runs]
+  rates, ratios = (np.concatenate([np.empty(0), *(pair[i] for pair in measured)]) for i in range(2))
   if not len(rates):
     return []
   is_printed = any(g.is_of_documents for g in groups)
@@ -205,7 +205,7 @@ def budgets(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
   blocks: list[pages.Block] = [
     pages.Table('budget_by_rate', title, rows),
     pages.Plot('budget_by_rate', title, caption, draw),
-    'The points are from one run.' if len(found) == 1 else f'The points are from {len(found)} runs.',
+    'The points are from one run.' if len(measured) == 1 else f'The points are from {len(measured)} runs.',
   ]
   return published.notes('budget_by_rate', blocks)
 
@@ -222,7 +222,7 @@ def measured_budgets(run: runs_lib.RunFolder) -> tuple[np.ndarray, np.ndarray]:
 def cumulative(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
   """Cumulative nominal ε of the top and bottom 20% of clients: figure 3 of the November 2025 document."""
   # QuAP-FL, and the method that differs from it only in the budget.
-  found = study.places(
+  places = study.places(
     [
       g
       for g in groups
@@ -247,7 +247,7 @@ def cumulative(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
   blocks = study.by_group(
     'cumulative_privacy',
     f'{title}, at the end, group means',
-    [g for family in found for g in family.groups],
+    [g for family in places for g in family.groups],
     columns,
     'participation',
     'epsilon',
@@ -260,7 +260,7 @@ def cumulative(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
         family.caption('Lines: means over the group and over seeds. Bands: all seeds.'),
         functools.partial(_draw_cumulative, groups=family.groups),
       )
-      for family in found
+      for family in places
       if all(run.ledger is not None and run.ledger.num_rounds > 1 for g in family.groups for run in g.runs)
     ),
     *published.NOTES['cumulative_privacy'],

@@ -230,10 +230,10 @@ class GuaranteeConfig(mechanism.Configuration):
   @property
   def limit(self) -> Union[float, np.ndarray]:
     """The most μ² that each client may spend, after what it has spent before: a number or float64[N]."""
-    found: Union[float, np.ndarray] = self._limit_of(self.epsilon)
+    limits: Union[float, np.ndarray] = self._limit_of(self.epsilon)
     if self.own_epsilon is not None:
-      found = np.array([self._limit_of(own) for own in self.own_epsilon], np.float64)
-    return found if self.spent_before is None else privacy_filter.left_of(found, self.spent_before)
+      limits = np.array([self._limit_of(own) for own in self.own_epsilon], np.float64)
+    return limits if self.spent_before is None else privacy_filter.left_of(limits, self.spent_before)
 
   @property
   def holds_noise(self) -> bool:

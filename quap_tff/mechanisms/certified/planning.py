@@ -75,11 +75,11 @@ def calibrated(
   if config.spent_before is not None and not np.asarray(config.limit)[np.unique(np.concatenate(releases))].any():
     raise ValueError(guarantee.NOTHING_LEFT)
   bounds = participation_bounds(releases, config.num_clients, min_separation)
-  found = config.correlation.candidates(len(releases), *bounds)
-  if len(found) > 1:
-    chosen = (_chosen(config, one, cohorts, averages, bounds, _FEW_CANDIDATES) for one in found)
-    found = (max(chosen, key=lambda choice: choice[0])[1].mechanism.config.correlation,)
-  return _chosen(config, found[0], cohorts, averages, bounds, _MOST_CANDIDATES)[1]
+  candidates = config.correlation.candidates(len(releases), *bounds)
+  if len(candidates) > 1:
+    chosen = (_chosen(config, one, cohorts, averages, bounds, _FEW_CANDIDATES) for one in candidates)
+    candidates = (max(chosen, key=lambda choice: choice[0])[1].mechanism.config.correlation,)
+  return _chosen(config, candidates[0], cohorts, averages, bounds, _MOST_CANDIDATES)[1]
 
 
 def share_of_ceiling(planned: guarantee.SettledMechanism, cohorts: Sequence[array_types.Ids]) -> float:
@@ -149,14 +149,14 @@ def _mechanism(
   config: configs.CertifiedConfig, correlation: correlations.Correlation, cohorts: Sequence[np.ndarray]
 ) -> configs.Certified:
   """The mechanism with this correlation, and with 1 as its noise multiplier or divisor if that is not given."""
-  found: dict[str, Any] = {name: 1.0 for name in ('noise_multiplier', 'divisor') if getattr(config, name) is None}
+  values: dict[str, Any] = {name: 1.0 for name in ('noise_multiplier', 'divisor') if getattr(config, name) is None}
   releases = [cohort for cohort in cohorts if len(cohort)]
   if config.weights.needs_plan and releases and config.planned_rounds is None:
     # What weights of 1 in each client's planned rounds would cost is rounded up.
     rounds = np.bincount(np.concatenate(releases), minlength=config.num_clients)
     squares = correlation.squared_norms(releases, [np.ones(len(ids)) for ids in releases], config.num_clients)
-    found.update(planned_rounds=tuple(rounds.tolist()), planned_costs=tuple(np.maximum(squares, rounds).tolist()))
-  return dataclasses.replace(config, correlation=correlation, **found).to_mechanism()
+    values.update(planned_rounds=tuple(rounds.tolist()), planned_costs=tuple(np.maximum(squares, rounds).tolist()))
+  return dataclasses.replace(config, correlation=correlation, **values).to_mechanism()
 
 
 def _worst_case_multiplier(

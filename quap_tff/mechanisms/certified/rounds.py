@@ -159,8 +159,8 @@ class CertifiedRounds(RoundsInIntegers):
       return self._weights_of(state, tf.range(count, dtype=tf.int64))
     starts = tf.range(0, count, _BLOCK, dtype=tf.int64)
     block = lambda start: self._weights_of(state, tf.minimum(start + tf.range(_BLOCK, dtype=tf.int64), count - 1))
-    found = tf.map_fn(block, starts, fn_output_signature=tf.TensorSpec([_BLOCK], tf.float32), parallel_iterations=1)
-    return tf.reshape(found, [-1])[:count]
+    weights = tf.map_fn(block, starts, fn_output_signature=tf.TensorSpec([_BLOCK], tf.float32), parallel_iterations=1)
+    return tf.reshape(weights, [-1])[:count]
 
   def _weights_of(self, state: CertifiedState, ids: tf.Tensor) -> tf.Tensor:
     config, round_num, release = self.config, state.round + 1, state.noise.counter
@@ -293,17 +293,17 @@ def check_weights(core: configs.Certified) -> None:
     state = rounds.initial_state()
     for number in range(1, len(cohorts) + 1):
       try:
-        found = rounds.announce(state)['weights'].numpy()[ids]
+        given = rounds.announce(state)['weights'].numpy()[ids]
       except Exception as error:  # The rule is anybody's.
         raise ValueError(f'Weight rule {name} fails for tensors ({type(error).__name__}: {error}). {remedy}') from error
       expected = core.simulated(cohorts[:number], kept)[-1].weights
-      other = np.flatnonzero(~np.isclose(found, expected, rtol=_SAME_WEIGHT, atol=0))
+      other = np.flatnonzero(~np.isclose(given, expected, rtol=_SAME_WEIGHT, atol=0))
       if len(other):
         raise ValueError(
-          f'Weight rule {name} gives client {other[0]} the weight {found[other[0]]:g} in round {number} for tensors, '
+          f'Weight rule {name} gives client {other[0]} the weight {given[other[0]]:g} in round {number} for tensors, '
           f'and {expected[other[0]]:g} for arrays, so nobody could verify it. {remedy}'
         )
-      kept.append(found)
+      kept.append(given)
       reports = collections.OrderedDict(client_id=tf.constant(ids, tf.int64), norm=tf.ones(len(ids)))
       state = rounds.admit(state, rounds.announce(state), reports).after
 

@@ -78,15 +78,15 @@ class Spending:
   @classmethod
   def restored(cls, correlation: correlations.Correlation, state: Mapping[str, np.ndarray]) -> Spending:
     """The accounts that `state_dict` gave. Raises `ValueError` or `KeyError` if the arrays do not fit each other."""
-    found = cls(correlation, len(state['spent']))
-    shapes = {name: value.shape for name, value in found.state_dict().items()}
+    spending = cls(correlation, len(state['spent']))
+    shapes = {name: value.shape for name, value in spending.state_dict().items()}
     if shapes != {name: state[name].shape for name in shapes}:
       raise ValueError('The arrays of an account must have one value for each client.')
     sums = [state[f'sums{j}'] for j in range(correlation.num_buffers)]
-    found._accounts = privacy_filter.Accounts(state['spent'], sums, state['latest'])
-    found._unbounded, found.counts = state['unbounded'], state['counts']
-    found.num_rounds, found.num_releases = state['counters'].tolist()
-    return found
+    spending._accounts = privacy_filter.Accounts(state['spent'], sums, state['latest'])
+    spending._unbounded, spending.counts = state['unbounded'], state['counts']
+    spending.num_rounds, spending.num_releases = state['counters'].tolist()
+    return spending
 
   def add(self, record: mechanism.RoundRecord, releases_left: array_types.Numbers) -> None:
     """Charges the clients of the next round, in time in proportion to their number.
@@ -168,13 +168,13 @@ def spending(
   Raises:
     ValueError: As `Spending.add`; or if there are more rounds than planned.
   """
-  found, releases = Spending(correlation, num_clients), math.inf
+  account, releases = Spending(correlation, num_clients), math.inf
   if num_rounds is None and correlation.num_buffers:
     releases = sum(record.releases for record in history)
   for record in history:
-    number = found.num_rounds + 1
+    number = account.num_rounds + 1
     if num_rounds is not None and number > num_rounds:
       raise ValueError(f'There are more than the {num_rounds:g} planned rounds. Plan as many as there are.')
-    left = releases - found.num_releases - 1 if num_rounds is None else num_rounds - number
-    found.add(record, left)
-  return found
+    left = releases - account.num_releases - 1 if num_rounds is None else num_rounds - number
+    account.add(record, left)
+  return account

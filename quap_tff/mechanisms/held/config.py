@@ -176,19 +176,19 @@ class HeldConfig(guarantee.GuaranteeConfig):
     # A decay is chosen by mean costs, which are far cheaper to compute than their margins.
     decays = correlations.DECAYS if decay is None else (decay,)
     decay = max(decays, key=lambda one: self._plan_for(releases, limits, one, shares, has_margin=False).objective)
-    found = self._plan_for(releases, limits, decay, shares, has_margin=True)
-    weights = found.weights.astype(np.float32)
-    weights = np.where(weights > found.weights, np.nextafter(weights, np.float32(0)), weights)
+    chosen = self._plan_for(releases, limits, decay, shares, has_margin=True)
+    weights = chosen.weights.astype(np.float32)
+    weights = np.where(weights > chosen.weights, np.nextafter(weights, np.float32(0)), weights)
     settled = dataclasses.replace(
       self.clipped(len(releases)),
-      noise_multiplier=found.noise_multiplier,
+      noise_multiplier=chosen.noise_multiplier,
       correlation=correlations.HeldNoise(float(decay)),
-      divisor=found.divisor if self.divisor is None else self.divisor,
+      divisor=chosen.divisor if self.divisor is None else self.divisor,
       num_rounds=len(releases),
       planned_weights=tuple(weights.tolist()),
       most_clients=max(map(len, checked)),
     )
-    return guarantee.SettledMechanism(settled.to_mechanism(), averages[found.average])
+    return guarantee.SettledMechanism(settled.to_mechanism(), averages[chosen.average])
 
   def to_mechanism(self) -> Held:
     return Held(self)
@@ -261,7 +261,7 @@ class Held(guarantee.Guarantee):
   ) -> list[guarantee.PlannedRound]:
     """A round that somebody's budget does not pay for is not released."""
     account = held_noise.opened(self.num_clients, self.noise_multiplier, self.config.correlation.chosen)
-    found, limit = list[guarantee.PlannedRound](), self.config.limit
+    rounds, limit = list[guarantee.PlannedRound](), self.config.limit
     for index, cohort in enumerate(cohorts):
       ids = np.asarray(cohort, np.int64)
       after = self._after(account, ids)
@@ -271,10 +271,10 @@ class Held(guarantee.Guarantee):
       if is_released:
         account = after
       weights = self.planned_weights[ids] * np.float32(is_released)
-      found.append(
+      rounds.append(
         guarantee.PlannedRound(weights, float(np.max(privacy_filter.share_of(limit, account.spent), initial=0.0)))
       )
-    return found
+    return rounds
 
   def _after(self, account: held_noise.Account, ids: np.ndarray) -> held_noise.Account:
     """The account after a round in which these clients, int64[M], have their weights."""
@@ -383,17 +383,17 @@ def _costs(
   costs = (here * moved).sum(axis=0)
   if not dropout:
     return costs
-  found, fresh = held_noise.histories(cohorts), (1 - decay) ** 2
-  begins = np.isin(np.arange(len(found.clients)), found.starts)[:, np.newaxis]
+  by_client, fresh = held_noise.histories(cohorts), (1 - decay) ** 2
+  begins = np.isin(np.arange(len(by_client.clients)), by_client.starts)[:, np.newaxis]
   quantile, variance = -special.ndtri(_EXCEEDED / len(members)), dropout * (1 - dropout)
   for begin in range(0, len(members), _BLOCK):
     block = slice(begin, begin + _BLOCK)
-    x = moved[found.rounds, block]
-    following = found.differences(x)
+    x = moved[by_client.rounds, block]
+    following = by_client.differences(x)
     before = np.append(np.zeros_like(x[:1]), following[:-1], axis=0)  # x_{t_{r-1}} - x_{t_r} of the same client.
     # What one participation adds to xᵀΣx, and so takes away from q_i.
     change = fresh * x**2 + decay * np.where(begins, following**2, -2 * before * following)
-    change *= found.clients[:, np.newaxis] != members[block]
+    change *= by_client.clients[:, np.newaxis] != members[block]
     squares = np.maximum((change**2).sum(axis=0), _NOTHING)
     skew = (1 - 2 * dropout) * (change**3).sum(axis=0) / np.sqrt(variance * squares**3)
     deviations = quantile + np.maximum(skew, 0.0) * (quantile**2 - 1) / 6  # Cornish and Fisher's expansion.

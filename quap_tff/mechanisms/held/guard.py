@@ -221,14 +221,14 @@ class Chain:
 
   def links_since(self, earlier: Chain) -> list[Chain]:
     """The links that follow `earlier`, oldest first; raises `RefusedError` if this chain does not go on from it."""
-    found: list[Chain] = []
+    links: list[Chain] = []
     link: Optional[Chain] = self
     while link is not None and link.digest != earlier.digest:
-      found.append(link)
+      links.append(link)
       link = link.before
     if link is None:
       raise RefusedError('The server tells another history than before: the digests of the chain differ.')
-    return found[::-1]
+    return links[::-1]
 
 
 class ClientGuard:

@@ -74,8 +74,8 @@ class Memory:
         f'{self.path}{_LOCK} is missing or empty. It says how far the memory {self.path} has come, and without it an '
         'older copy could not be told from the latest one. Put the lock back.'
       )
-    found = os.lstat(self.path)
-    if not stat.S_ISREG(found.st_mode) or not found.st_mode & stat.S_IWUSR:
+    status = os.lstat(self.path)
+    if not stat.S_ISREG(status.st_mode) or not status.st_mode & stat.S_IWUSR:
       raise DamagedMemoryError(f'The memory {self.path} must be a regular file that may be written.')
     with open(self.path, 'rb') as f:
       content = f.read()

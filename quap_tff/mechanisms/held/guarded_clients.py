@@ -64,9 +64,9 @@ class GuardedClients:
     """
     chain = self._chain = self._chain.then(round_num, cohort, self._came)
     self._came = sends = self._plan.sends(chain.cohort) if chain.pays else chain.cohort[:0]
-    found = dict.fromkeys(chain.cohort.tolist(), guard.silence(self._plan, round_num))
-    found.update((client, self._guard(client).answer_at(chain)) for client in sends.tolist())
-    return found
+    answers = dict.fromkeys(chain.cohort.tolist(), guard.silence(self._plan, round_num))
+    answers.update((client, self._guard(client).answer_at(chain)) for client in sends.tolist())
+    return answers
 
   def _guard(self, client: int) -> guard.ClientGuard:
     if client not in self._guards:

@@ -88,10 +88,10 @@ def least_noise(
   at_one = spent(1.0)
   if not at_one:
     raise ValueError('Nobody takes part, so there is no noise to choose.')
-  found = math.sqrt(at_one) / tradeoff.mu_at_most(epsilon, delta)
-  while tradeoff.epsilon_of(math.sqrt(spent(found)), delta) > epsilon:
-    found *= 1 + 2.0**-36
-  return found
+  multiplier = math.sqrt(at_one) / tradeoff.mu_at_most(epsilon, delta)
+  while tradeoff.epsilon_of(math.sqrt(spent(multiplier)), delta) > epsilon:
+    multiplier *= 1 + 2.0**-36
+  return multiplier
 
 
 def choices(cohorts: Sequence[np.ndarray], num_clients: int, epsilon: float, delta: float) -> Iterator[Choice]:

@@ -118,7 +118,7 @@ def formal(
     digest.update(np.ascontiguousarray(array).data)
   key = digest.digest()
   if key not in _LAST:
-    found = accounting.formal_report(ledger, *others)
+    report = accounting.formal_report(ledger, *others)
     _LAST.clear()
-    _LAST[key] = found
+    _LAST[key] = report
   return _LAST[key]

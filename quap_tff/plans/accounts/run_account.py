@@ -185,10 +185,10 @@ class RunAccount:
   @property
   def public_metrics(self) -> frozenset[str]:
     """Names of the round's metrics that are not exact functions of clients' data, nor of cohorts that are secret."""
-    found = self.mechanism.facts.public_metrics
-    if self.model is not None and 'clipping_norm' in found:
-      found |= {f'clipping_norm_{layer.name}' for layer in self.model.layers}
-    return found - _OF_COHORTS if self.draw.secret else found
+    names = self.mechanism.facts.public_metrics
+    if self.model is not None and 'clipping_norm' in names:
+      names |= {f'clipping_norm_{layer.name}' for layer in self.model.layers}
+    return names - _OF_COHORTS if self.draw.secret else names
 
   @property
   def correlation(self) -> correlations.Correlation:
@@ -265,12 +265,14 @@ class RunAccount:
     """What may be said about the released model."""
     lines = [self.mechanism.facts.note, protections.large_delta(self.mechanism.facts, self.num_clients)]
     exact_uses = self.extension.exact_releases if self.extension is not None else ()
-    found = accounting.describe_protection(self.mechanism.facts, self.model, self.exact_logs, exact_uses)
-    if self.mechanism.facts.trust == 'client' and found.covers == protections.RELEASED_MODEL:
-      found = found._replace(text=found.text.replace(found.statement, _LOCAL_STATEMENT), statement=_LOCAL_STATEMENT)
+    protection = accounting.describe_protection(self.mechanism.facts, self.model, self.exact_logs, exact_uses)
+    if self.mechanism.facts.trust == 'client' and protection.covers == protections.RELEASED_MODEL:
+      protection = protection._replace(
+        text=protection.text.replace(protection.statement, _LOCAL_STATEMENT), statement=_LOCAL_STATEMENT
+      )
     if self.extension is not None:
       lines.insert(0, self.extension.statement)
-    return found._replace(text='\n'.join(filter(None, [found.text, *lines, self.sparsity.sentence()])))
+    return protection._replace(text='\n'.join(filter(None, [protection.text, *lines, self.sparsity.sentence()])))
 
   @property
   def exact_logs(self) -> tuple[str, ...]:
@@ -363,11 +365,11 @@ class RunAccount:
     ledger, cohorts = self.new_ledger(), checks.schedule(cohorts, self.num_clients)
     for index, spent in enumerate(self.mechanism.planned(cohorts)):
       if released is not None:
-        found = tuple(int(released[index][name]) for name in ('round', 'cohort_size'))
-        if found != (index + 1, len(cohorts[index])):
+        logged = tuple(int(released[index][name]) for name in ('round', 'cohort_size'))
+        if logged != (index + 1, len(cohorts[index])):
           raise ValueError(
-            f'Round {index + 1} has {len(cohorts[index])} clients, but the measurements are of round {found[0]} with '
-            f'{found[1]}. Give those of each round, in order.'
+            f'Round {index + 1} has {len(cohorts[index])} clients, but the measurements are of round {logged[0]} with '
+            f'{logged[1]}. Give those of each round, in order.'
           )
         spent = spent._replace(clipping_norm=float(released[index]['clipping_norm']))
       ledger.append(spent)
@@ -416,8 +418,8 @@ class RunAccount:
 
   def _check_ledger(self, ledger: accounting.RunLedger) -> None:
     """Raises `ValueError` if the ledger is of another plan."""
-    own, found = (one.state_dict()['fingerprint'] for one in (self.new_ledger(), ledger))
-    if not np.array_equal(own, found):
+    own, given = (one.state_dict()['fingerprint'] for one in (self.new_ledger(), ledger))
+    if not np.array_equal(own, given):
       raise ValueError(
         'This ledger is of another plan, because their fingerprints differ. Give a ledger that new_ledger of this plan '
         'has made, or ask the plan of the run for the report.'
