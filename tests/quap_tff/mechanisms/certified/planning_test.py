@@ -153,9 +153,9 @@ class TestRoundRecord:
     assert np.any(np.asarray(state.weights)[cohorts[-1]] == 0), 'No client has run out.'
     mu = accounting.total_mu(ledger).whole
     np.testing.assert_allclose(mu**2, state.accounts.spent, rtol=1e-9)
-    assert (tradeoff.epsilon_of(mu, config.delta) <= config.epsilon).all()
+    assert (tradeoff.epsilon_of(mu, config.config.delta) <= config.config.epsilon).all()
     # Basic composition is looser, and never says less than is so.
-    assert (ledger.epsilon[mu > 0] >= tradeoff.epsilon_of(mu, 25 * config.delta)[mu > 0]).all()
+    assert (ledger.epsilon[mu > 0] >= tradeoff.epsilon_of(mu, 25 * config.config.delta)[mu > 0]).all()
 
   def test_by_hand(self):
     config = _config(clip=clip_rules.PrivateQuantile(count_stddev=3.0), noise_multiplier=4.0, divisor=1.0)

@@ -449,5 +449,5 @@ class TestHistories:
       assert not np.any(weights[np.setdiff1d(np.arange(5), cohort)])
       squares += np.where(weights > 0, (weights / multiplier) ** 2 + 1 / clip.count_noise_multiplier**2, 0.0)
       # By the exact accountant, which rounds up.
-      assert (tradeoff.epsilon_of(np.sqrt(squares), config.delta) <= config.epsilon).all()
+      assert (tradeoff.epsilon_of(np.sqrt(squares), config.config.delta) <= config.config.epsilon).all()
       np.testing.assert_allclose(state.accounts.spent, squares, rtol=1e-12)
