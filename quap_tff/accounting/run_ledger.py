@@ -6,7 +6,7 @@ quantile of the clients' norms. They hold only for noise by the documents' formu
 released model. Guarantees come from `quap_tff.accounting.formal`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import hashlib
 import math
 import os
@@ -107,7 +107,7 @@ class RunLedger:
     delta: float,
     fingerprint: str,
     correlation: correlations.Correlation = correlations.Independent(),
-    spent_before: Optional[np.ndarray] = None,
+    spent_before: Optional[Union[np.ndarray, Sequence[float]]] = None,
   ):
     self._num_clients = int(checks.integer('num_clients', num_clients, at_least=1, at_most=2**31 - 1))
     self._delta = checks.number('delta', delta, above=0, below=1)
@@ -313,7 +313,9 @@ def completed(ledger: RunLedger, planned: RunLedger) -> RunLedger:
   )
 
 
-def ledger_of_limits(mu: np.ndarray, delta: float, spent_before: Optional[np.ndarray] = None) -> RunLedger:
+def ledger_of_limits(
+  mu: np.ndarray, delta: float, spent_before: Optional[Union[np.ndarray, Sequence[float]]] = None
+) -> RunLedger:
   """A ledger of one round that costs each client all that it may spend: float64[N] μ, 0 for nothing."""
   clients, largest = np.flatnonzero(mu), float(mu.max()) or 1.0
   ledger = RunLedger(len(mu), delta, 'limits', spent_before=spent_before)

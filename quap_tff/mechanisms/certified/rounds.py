@@ -83,21 +83,24 @@ class RoundsInIntegers(mechanism.Rounds):
   """What the rounds of both certified mechanisms share.
 
   Attributes:
-    mechanism: The mechanism.
+    core: The mechanism.
     config: Its configuration.
     groups: The tensors that are clipped together.
     grid: The grid of its integers.
   """
 
+  core: guarantee.Guarantee
+  config: guarantee.GuaranteeConfig
+
   reports_by_sum = True
 
-  def __init__(self, core: Any, specs: mechanism.Specs, layers: Sequence[layers_lib.Layer]):
+  def __init__(self, core: guarantee.Guarantee, specs: mechanism.Specs, layers: Sequence[layers_lib.Layer]):
     if any(spec.dtype not in (tf.float32, tf.float64) for spec in specs):
       raise TypeError(
         f'Updates must be float32 or float64, found {[spec.dtype.name for spec in specs]}. With fewer bits, rounding '
         'could make an update larger than its clipping norm.'
       )
-    self.mechanism, self.config, self.specs = core, core.config, specs
+    self.core, self.config, self.specs = core, core.config, specs
     self._sizes = [math.prod(spec.shape) for spec in specs]
     self.groups = layers_lib.clip_groups(self.config.clip_split, self._sizes, layers)
     core.slack(sum(self._sizes))  # Refuses what cannot be paid for.
@@ -114,6 +117,9 @@ class RoundsInIntegers(mechanism.Rounds):
 class CertifiedRounds(RoundsInIntegers):
   """The functions of a trusted server's certified mechanism for updates of known tensors."""
 
+  core: configs.Certified
+  config: configs.CertifiedConfig
+
   def __init__(self, core: configs.Certified, specs: mechanism.Specs, layers: Sequence[layers_lib.Layer]):
     super().__init__(core, specs, layers)
     # An entry of a client has at most K steps, and nobody is in a sum twice.
@@ -125,7 +131,7 @@ class CertifiedRounds(RoundsInIntegers):
     return CertifiedState(
       round=tf.constant(0, tf.int32),
       participation=mechanism.initial_participation(config),
-      clip=tf.constant(self.mechanism.clip.initial_norm, tf.float32),
+      clip=tf.constant(self.core.clip.initial_norm, tf.float32),
       noise=self.initial_noise(config.noise_seed),
       buffers=self.grid.initial_buffers(),
       # Made by tf.zeros, so that the graph does not contain whole arrays.
@@ -165,11 +171,11 @@ class CertifiedRounds(RoundsInIntegers):
   def _weights_of(self, state: CertifiedState, ids: tf.Tensor) -> tf.Tensor:
     config, round_num, release = self.config, state.round + 1, state.noise.counter
     own = tf.nest.map_structure(lambda part: tf.gather(part, ids), state.accounts)
-    prices = self.mechanism.prices_of(self.mechanism.prices, ids, round_num)
+    prices = self.core.prices_of(self.core.prices, ids, round_num)
     participation = participations.for_clients(state.participation, ids)
     places = tf.range(tf.size(ids, tf.int64), dtype=tf.int64)
     as_if_all_came = participations.next_state(config.participation, participation, places, round_num)
-    view = planning.round_view(self.mechanism, prices, as_if_all_came, own, release, round_num, ids)
+    view = planning.round_view(self.core, prices, as_if_all_came, own, release, round_num, ids)
     return privacy_filter.spend(prices, own, release, view.rounds_left, config.weights.weights(view))[0]
 
   def report(self, update: list[tf.Tensor], own: mechanism.Struct, announced: mechanism.Struct) -> mechanism.Struct:
@@ -221,7 +227,7 @@ class CertifiedRounds(RoundsInIntegers):
     participation = participations.next_state(config.participation, state.participation, client_ids, round_num)
     weights = tf.gather(announced['weights'], client_ids)
     own = tf.nest.map_structure(lambda part: tf.gather(part, client_ids), state.accounts)
-    prices = self.mechanism.prices_of(self.mechanism.prices, client_ids, round_num)
+    prices = self.core.prices_of(self.core.prices, client_ids, round_num)
     own = privacy_filter.charged(prices, own, release, config.rounds_left(round_num), weights)
     places = client_ids[:, tf.newaxis]
     accounts = tf.nest.map_structure(
@@ -232,7 +238,7 @@ class CertifiedRounds(RoundsInIntegers):
       # Only clients with a positive weight count.
       counted = tf.boolean_mask(reports['norm'], weights > 0)
       key = self.round_key(state.noise, client_ids)
-      moved = self.mechanism.clip.next_norm(clip, counted, lambda stddev: integers.count_noise(key, stddev))
+      moved = self.core.clip.next_norm(clip, counted, lambda stddev: integers.count_noise(key, stddev))
       clip = tf.minimum(moved, guarantee.LARGEST_CLIP)
     after = state._replace(
       clip=clip,
@@ -240,7 +246,7 @@ class CertifiedRounds(RoundsInIntegers):
       accounts=accounts,
     )
     spent_max = tf.cast(tf.reduce_max(privacy_filter.share_of(config.limit, accounts.spent)), tf.float32)
-    return admitted(self.mechanism, client_ids, weights, participation, state, after, spent_max=spent_max)
+    return admitted(self.core, client_ids, weights, participation, state, after, spent_max=spent_max)
 
   def release(
     self, state: mechanism.State, admitted: mechanism.AdmittedRound, total: list[tf.Tensor]
@@ -255,7 +261,7 @@ class CertifiedRounds(RoundsInIntegers):
       tf.cast(tf.cast(part, tf.int64) + tf.reshape(own, part.shape), tf.float64) * step
       for part, own in zip(total, noise)
     ]
-    result = [tf.cast(one / self.mechanism.divisor, spec.dtype) for one, spec in zip(sums, self.specs)]
+    result = [tf.cast(one / self.core.divisor, spec.dtype) for one, spec in zip(sums, self.specs)]
     return admitted.after._replace(buffers=buffers), result, admitted.metrics
 
   def round_key(self, noise: mechanism.NoiseState, client_ids: tf.Tensor) -> tf.Tensor:

@@ -135,7 +135,7 @@ class HeldRounds(certified.RoundsInIntegers):
       state.last_rounds, client_ids[:, tf.newaxis], tf.where(sends, tf.cast(round_num, tf.int64), known)
     )
     return certified.admitted(
-      self.mechanism, client_ids, weights, participation, state, state._replace(last_rounds=last_rounds)
+      self.core, client_ids, weights, participation, state, state._replace(last_rounds=last_rounds)
     )
 
   def contribution(
@@ -177,6 +177,6 @@ class HeldRounds(certified.RoundsInIntegers):
   def release(
     self, state: mechanism.State, admitted: mechanism.AdmittedRound, total: list[tf.Tensor]
   ) -> tuple[mechanism.State, list[tf.Tensor], mechanism.Struct]:
-    step = float(self._clip) / self.grid.steps / self.mechanism.divisor
+    step = float(self._clip) / self.grid.steps / self.core.divisor
     result = [tf.cast(tf.cast(one, tf.float64) * step, spec.dtype) for one, spec in zip(total, self.specs)]
     return admitted.after, result, admitted.metrics

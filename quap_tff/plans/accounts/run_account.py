@@ -145,12 +145,12 @@ class RunAccount:
       object.__setattr__(self, name, value)
 
   @property
-  def config(self) -> mechanisms.Mechanism:
+  def config(self) -> mechanisms.Configuration:
     """The configuration of the mechanism, without what is around it."""
     return self.core.configuration
 
   @property
-  def core(self) -> Any:
+  def core(self) -> mechanisms.Mechanism:
     """The mechanism, without what chooses a part of each update."""
     return self.mechanism.core
 
