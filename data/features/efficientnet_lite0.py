@@ -92,10 +92,9 @@ def read_tensors(f: IO[bytes]) -> dict[str, np.ndarray]:
 
 
 def _read_storage(f: IO[bytes], storage: _Storage) -> np.ndarray:
-  content = f.read(8 + storage.count * storage.dtype.itemsize)
-  if (
-    len(content) != 8 + storage.count * storage.dtype.itemsize or int.from_bytes(content[:8], 'little') != storage.count
-  ):
+  size = 8 + storage.count * storage.dtype.itemsize
+  content = f.read(size)
+  if len(content) != size or int.from_bytes(content[:8], 'little') != storage.count:
     raise ValueError(f'storage {storage.key} is cut short or has another size than {storage.count}')
   return np.frombuffer(content, storage.dtype, offset=8)
 
