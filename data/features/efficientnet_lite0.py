@@ -40,7 +40,7 @@ _EPSILON = 1e-3
 class _Storage(NamedTuple):
   dtype: np.dtype
   key: str
-  count: int
+  size: int
 
 
 class _Slice(NamedTuple):
@@ -92,10 +92,10 @@ def read_tensors(f: IO[bytes]) -> dict[str, np.ndarray]:
 
 
 def _read_storage(f: IO[bytes], storage: _Storage) -> np.ndarray:
-  size = 8 + storage.count * storage.dtype.itemsize
+  size = 8 + storage.size * storage.dtype.itemsize
   content = f.read(size)
-  if len(content) != size or int.from_bytes(content[:8], 'little') != storage.count:
-    raise ValueError(f'storage {storage.key} is cut short or has another size than {storage.count}')
+  if len(content) != size or int.from_bytes(content[:8], 'little') != storage.size:
+    raise ValueError(f'storage {storage.key} is cut short or has another size than {storage.size}')
   return np.frombuffer(content, storage.dtype, offset=8)
 
 
