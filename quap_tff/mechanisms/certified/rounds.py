@@ -31,7 +31,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Sequence
 import math
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
