@@ -429,6 +429,7 @@ def ended(code, log):
   child = children.Child(children.Process(), [code], log)
   child.join()
   child.process.end()
+  child.process.join()
   return child
 
 

@@ -311,11 +311,16 @@ class Guarantee(mechanism.Configured):
   """
 
   config: GuaranteeConfig
-  needed: ClassVar[Sequence[str]] = ('noise_multiplier', 'divisor', 'clip')
+  needed: ClassVar[Sequence[str]] = ('noise_multiplier', 'divisor')
 
   def __post_init__(self) -> None:
     super().__post_init__()
     config = self.config
+    if config.clip is None:
+      raise ValueError(
+        'A mechanism needs a clipping norm, found clip=None. Give clip, such as clip_rules.Fixed(1.0), or num_rounds, '
+        'from which `settled` chooses it.'
+      )
     for name in self.needed:
       if getattr(config, name) is None:
         raise ValueError(f'A mechanism needs its {name}, found None. Give it, or let `settled` choose it.')

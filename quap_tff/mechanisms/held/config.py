@@ -226,7 +226,7 @@ class Held(guarantee.Guarantee):
   """
 
   config: HeldConfig = dataclasses.field(metadata={checks.KEYS_IN_PLACE: True})
-  needed = ('noise_multiplier', 'divisor', 'clip', 'num_rounds', 'planned_weights', 'most_clients')
+  needed = ('noise_multiplier', 'divisor', 'num_rounds', 'planned_weights', 'most_clients')
 
   @functools.cached_property
   def planned_weights(self) -> np.ndarray:

@@ -109,7 +109,7 @@ def test_what_discrete_shares_cost():
 def test_a_sum_that_opens_for_one_client():
   planned = held_config.HeldConfig(300, 3.0, _DELTA).settled([range(300)] * 20).mechanism
   account, weights = (
-    held_noise.opened(300, planned.noise_multiplier, planned.correlation.chosen),
+    held_noise.opened(300, planned.noise_multiplier, planned.config.correlation.chosen),
     planned.planned_weights,
   )
   for came in [np.arange(300)] * 19 + [np.array([7])]:
