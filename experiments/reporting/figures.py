@@ -63,15 +63,15 @@ def looks(shown: Iterable[Union[Series, Point]]) -> dict[str, dict[str, Any]]:
   """
   pairs = sorted({(one.place, one.label) for one in shown})
   wanted = {place % MOST_LABELS for place, _ in pairs}
-  looks: dict[str, dict[str, Any]] = {}
+  by_label: dict[str, dict[str, Any]] = {}
   taken: set[int] = set()
   for place, label in pairs:
     look = place % MOST_LABELS
     if look in taken:
       look = next((n for n in range(MOST_LABELS) if n not in taken | wanted), look)
     taken.add(look)
-    looks[label] = {**plots.look(look), 'label': label}
-  return looks
+    by_label[label] = {**plots.look(look), 'label': label}
+  return by_label
 
 
 def most(totals: Mapping[str, Sequence[Optional[pages.Quantity]]]) -> tuple[list[str], str]:

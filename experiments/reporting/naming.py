@@ -153,7 +153,7 @@ def labels(algorithms: Sequence[str]) -> list[str]:
 def distinguished(algorithms: Sequence[str]) -> list[tuple[str, str]]:
   """For each --algorithm spec its label, and the words for the other parameters in which specs of its method differ."""
   parsed = [runs.parse('algorithm', algorithm)[:2] for algorithm in algorithms]
-  labels = []
+  pairs = []
   for name, own in parsed:
     others = [parameters for other, parameters in parsed if other == name]
     differing = [key for key in own if any(other.get(key) != own[key] for other in others)]
@@ -161,8 +161,8 @@ def distinguished(algorithms: Sequence[str]) -> list[tuple[str, str]]:
     named = _telling(differing, others)
     words = lambda keys, own=own: ', '.join(value(key, own[key]) for key in keys)
     label = METHODS.get(name, name) + (f' ({words(named)})' if named else '')
-    labels.append((label, words([key for key in differing if key not in named])))
-  return labels
+    pairs.append((label, words([key for key in differing if key not in named])))
+  return pairs
 
 
 def _telling(keys: Sequence[str], specs: Sequence[Mapping[str, str]]) -> list[str]:

@@ -242,11 +242,11 @@ def families(groups: Sequence[StudyGroup], *axes: str, at_least: int = 1) -> lis
   return [sorted((groups[i] for i in ids), key=lambda g: g.place) for ids in sorted(found, key=min)]
 
 
-def titled(families: Sequence[Sequence[StudyGroup]], *axes: str) -> list[Family]:
+def titled(members: Sequence[Sequence[StudyGroup]], *axes: str) -> list[Family]:
   """The families, with settings that tell them apart. Within a family, groups differ in `axes`."""
-  shared = [{k: v for g in groups for k, v in g.setting.items() if k not in axes} for groups in families]
+  shared = [{k: v for g in groups for k, v in g.setting.items() if k not in axes} for groups in members]
   words, _ = describe(shared, in_full=True)
-  return [Family(s['dataset'], w, groups) for s, w, groups in zip(shared, words, families)]
+  return [Family(s['dataset'], w, groups) for s, w, groups in zip(shared, words, members)]
 
 
 def places(groups: Sequence[StudyGroup]) -> list[Family]:

@@ -208,29 +208,28 @@ def clients_text(clients: Iterable[Any], rounds: np.ndarray, epsilons: Mapping[s
   return text.getvalue()
 
 
-def write_report(folder: str, report: LogReport, head: Sequence[str]) -> list[str]:
+def write_report(folder: str, made: LogReport, head: Sequence[str]) -> list[str]:
   """Writes clients.csv, the figure and the page to a folder; returns a sentence for each that was not written.
 
   Args:
     folder: Made if need be.
-    report: The report.
+    made: The report.
     head: Sentences for the page.
   """
   os.makedirs(folder, exist_ok=True)
   files.write(
-    os.path.join(folder, CLIENTS),
-    clients_text(report.account.names, report.account.counts, {'epsilon': report.epsilon}),
+    os.path.join(folder, CLIENTS), clients_text(made.account.names, made.account.counts, {'epsilon': made.epsilon})
   )
-  image, missing = _image(report), []
+  image, missing = _image(made), []
   if image:
     files.write(os.path.join(folder, FIGURE), image)
   else:
     missing.append(f'{FIGURE} was not made: it needs the package matplotlib.')
-  files.write(os.path.join(folder, PAGE), _page(report, head, image))
+  files.write(os.path.join(folder, PAGE), _page(made, head, image))
   return missing
 
 
-def _image(report: LogReport) -> bytes:
+def _image(made: LogReport) -> bytes:
   """A PNG: how many clients have spent which ε; empty without matplotlib."""
   try:
     figures = lazy.load('matplotlib.figure')
@@ -238,9 +237,9 @@ def _image(report: LogReport) -> bytes:
     return b''
   figure = figures.Figure(figsize=(7, 3.5), layout='constrained')
   axes = figure.add_subplot()
-  axes.hist(report.epsilon, bins=40, color='#555')
-  if report.bound is not None:
-    axes.axvline(report.bound, color='#111', linestyle='--', label=f'bound: ε = {report.bound:g}')
+  axes.hist(made.epsilon, bins=40, color='#555')
+  if made.bound is not None:
+    axes.axvline(made.bound, color='#111', linestyle='--', label=f'bound: ε = {made.bound:g}')
     axes.legend(frameon=False)
   axes.set(xlabel='ε', ylabel='clients', title='What clients have spent')
   axes.spines[['top', 'right']].set_visible(False)
@@ -249,13 +248,13 @@ def _image(report: LogReport) -> bytes:
   return content.getvalue()
 
 
-def _page(report: LogReport, head: Sequence[str], image: bytes) -> str:
+def _page(made: LogReport, head: Sequence[str], image: bytes) -> str:
   """One HTML file that needs no network."""
   row = lambda cells, tag: '<tr>' + ''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells) + '</tr>'
   parts = [f'<p>{html.escape(one)}</p>' for one in head]
   if image:
     parts.append(f'<img alt="Clients by ε" src="data:image/png;base64,{base64.b64encode(image).decode()}">')
-  for table in report.tables:
+  for table in made.tables:
     rows = [row(table.header, 'th'), *(row(one, 'td') for one in table.rows)]
     parts.append(f'<h2>{html.escape(table.title)}</h2>')
     parts.append(html_page.framed(f'<table>{"".join(rows)}</table>', table.title))
@@ -267,15 +266,15 @@ def _page(report: LogReport, head: Sequence[str], image: bytes) -> str:
   return html_page.page('Account of a log', '\n'.join(parts), '50rem', style)
 
 
-def summary(report: LogReport) -> dict[str, Any]:
+def summary(made: LogReport) -> dict[str, Any]:
   """The figures, for a program."""
   return {
-    'clients': len(report.epsilon),
-    'rounds': report.account.num_rounds,
-    'participations': int(report.account.counts.sum()),
-    'epsilon_max': float(report.epsilon.max()),
-    'epsilon_mean': float(report.epsilon.mean()),
-    'epsilon_quantiles': {f'{q:g}': float(np.quantile(report.epsilon, q, method='higher')) for q in QUANTILES},
-    'bound': report.bound,
-    'over': report.over,
+    'clients': len(made.epsilon),
+    'rounds': made.account.num_rounds,
+    'participations': int(made.account.counts.sum()),
+    'epsilon_max': float(made.epsilon.max()),
+    'epsilon_mean': float(made.epsilon.mean()),
+    'epsilon_quantiles': {f'{q:g}': float(np.quantile(made.epsilon, q, method='higher')) for q in QUANTILES},
+    'bound': made.bound,
+    'over': made.over,
   }

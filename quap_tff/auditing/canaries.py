@@ -115,20 +115,18 @@ def directions(seed: tf.Tensor, size: int, count: int) -> Directions:
   return Directions(block, tf.cast(2 * coin - 1, tf.float32), tf.constant(np.diff(edges), tf.float32))
 
 
-def one_direction(directions: Directions, index: tf.Tensor) -> tf.Tensor:
+def one_direction(basis: Directions, index: tf.Tensor) -> tf.Tensor:
   """Direction `index` (int32 scalar), float32[d], of norm 1."""
-  inside = tf.equal(directions.block, index)
-  return tf.where(inside, directions.sign, 0.0) * tf.math.rsqrt(tf.gather(directions.sizes, index))
+  inside = tf.equal(basis.block, index)
+  return tf.where(inside, basis.sign, 0.0) * tf.math.rsqrt(tf.gather(basis.sizes, index))
 
 
-def replaced(
-  canaries: Canaries, directions: Directions, update: Sequence[tf.Tensor], client_id: tf.Tensor
-) -> list[Any]:
+def replaced(canaries: Canaries, basis: Directions, update: Sequence[tf.Tensor], client_id: tf.Tensor) -> list[Any]:
   """The update that a client sends: a canary's is `canaries.norm` times its direction, and anybody else's is its own.
 
   Args:
     canaries: The canaries.
-    directions: All directions.
+    basis: All directions.
     update: The tensors of the client's own update.
     client_id: int64 scalar.
   """
@@ -137,7 +135,7 @@ def replaced(
   is_own = tf.equal(tf.constant(canaries.clients, tf.int64), client_id)
 
   def canary() -> list[tf.Tensor]:
-    flat = canaries.norm * one_direction(directions, tf.argmax(is_own, output_type=tf.int32))
+    flat = canaries.norm * one_direction(basis, tf.argmax(is_own, output_type=tf.int32))
     parts = dict(zip(places, tf.split(flat, [sizes[i] for i in places])))
     return [
       tf.cast(tf.reshape(parts[i], leaf.shape), leaf.dtype) if i in parts else tf.zeros(leaf.shape, leaf.dtype)
@@ -148,7 +146,7 @@ def replaced(
 
 
 def observed(
-  canaries: Canaries, directions: Directions, update: Sequence[tf.Tensor], client_id: tf.Tensor
+  canaries: Canaries, basis: Directions, update: Sequence[tf.Tensor], client_id: tf.Tensor
 ) -> 'collections.OrderedDict[str, Any]':
   """The facts that are kept of a client's update before clipping; 0 for a canary, and for an update that is not finite.
 
@@ -162,18 +160,16 @@ def observed(
   return collections.OrderedDict(
     client_ids=client_id,
     norms=tf.math.multiply_no_nan(norm, counts),
-    client_projections=tf.math.multiply_no_nan(projected(canaries, directions, update), counts),
+    client_projections=tf.math.multiply_no_nan(projected(canaries, basis, update), counts),
   )
 
 
-def projected(canaries: Canaries, directions: Directions, update: Sequence[tf.Tensor]) -> tf.Tensor:
+def projected(canaries: Canaries, basis: Directions, update: Sequence[tf.Tensor]) -> tf.Tensor:
   """float64[K + U], the inner products of the tensors of an update, or of an aggregate, with all directions."""
   places = canaries.places([leaf.shape.num_elements() for leaf in update])
   flat = tf.concat([tf.reshape(tf.cast(update[i], tf.float64), [-1]) for i in places], 0)
-  sums = tf.math.unsorted_segment_sum(
-    flat * tf.cast(directions.sign, tf.float64), directions.block, directions.sizes.shape[0]
-  )
-  return sums / tf.sqrt(tf.cast(directions.sizes, tf.float64))
+  sums = tf.math.unsorted_segment_sum(flat * tf.cast(basis.sign, tf.float64), basis.block, basis.sizes.shape[0])
+  return sums / tf.sqrt(tf.cast(basis.sizes, tf.float64))
 
 
 class CanaryAggregationFactory(tff.aggregators.WeightedAggregationFactory):

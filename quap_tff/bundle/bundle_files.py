@@ -91,12 +91,12 @@ def texts(
   about: Optional[abouts.About],
 ) -> dict[str, str]:
   """All files but graphs and manifest, by name. Raises `ValueError` if the plan can't be written."""
-  texts = {GRAPHS: json.dumps(bindings), PLAN: json.dumps(_plan_facts(plan)), RUN: json.dumps(_encoded(rounds))}
+  contents = {GRAPHS: json.dumps(bindings), PLAN: json.dumps(_plan_facts(plan)), RUN: json.dumps(_encoded(rounds))}
   if plan is not None and plan.mechanism.facts.is_certified:
     about = _UNSTATED if about is None else about
     leaving = plan.leaving or ()
-    texts[folders.MECHANISM] = folders.mechanism_text(plan, leaving, about, folders.LIBRARY, abouts.this_code())
-  return texts
+    contents[folders.MECHANISM] = folders.mechanism_text(plan, leaving, about, folders.LIBRARY, abouts.this_code())
+  return contents
 
 
 def _plan_facts(plan: Optional[run_account.RunAccount]) -> Optional[dict[str, Any]]:

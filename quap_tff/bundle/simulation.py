@@ -155,7 +155,7 @@ def no_data(bundle: player.Bundle, client: int) -> Any:
 
 def keep(
   bundle: player.Bundle,
-  outcome: SimulationOutcome,
+  simulated: SimulationOutcome,
   folder: str,
   signing_key: Optional[str] = None,
   *,
@@ -177,19 +177,19 @@ def keep(
   """
   if os.path.lexists(folder):
     raise ValueError(f'{folder} already exists: give a new folder.')
-  plan, ledger, planned, test = bundle.plan, outcome.ledger, bundle.rounds.cohorts, outcome.test
-  trainable = [np.asarray(tensor) for tensor in outcome.weights.trainable]
-  summary: dict[str, Any] = {'rounds': outcome.rounds, 'planned_rounds': len(planned)}
+  plan, ledger, planned, test = bundle.plan, simulated.ledger, bundle.rounds.cohorts, simulated.test
+  trainable = [np.asarray(tensor) for tensor in simulated.weights.trainable]
+  summary: dict[str, Any] = {'rounds': simulated.rounds, 'planned_rounds': len(planned)}
   if test is not None:
     summary.update({f'test_{name}': test[name] if math.isfinite(test[name]) else None for name in ('accuracy', 'loss')})
   if plan is not None and ledger is not None:
-    summary.update(plan.report(ledger, planned if outcome.rounds < len(planned) else None).as_dict())
+    summary.update(plan.report(ledger, planned if simulated.rounds < len(planned) else None).as_dict())
     if no_certificate:
       summary['no_certificate'] = no_certificate
     elif plan.mechanism.facts.is_certified:
       about = dataclasses.replace(
         bundle.about,
-        tests=int(test is not None and outcome.rounds > 0),
+        tests=int(test is not None and simulated.rounds > 0),
         test_accuracy=summary.get('test_accuracy'),
         date=datetime.date.today().isoformat(),
         secure_sum=secure_sum,

@@ -327,19 +327,19 @@ def assumptions_before(config: guarantee.GuaranteeConfig, counts_rounding: bool 
   if config.spent_before is None:
     return []
   kept = config.slack_before
-  assumptions = [
+  result = [
     'What clients had spent before is taken from the issuer. It is assumed that nothing else was released about them, '
     "that each client's bound was fixed before the first of these releases, and that no earlier run had a larger one. "
     'If a bound was raised because of what was released, the figures are readings and not guarantees.'
   ]
   if config.holds_noise:
-    assumptions.append('No guard checks it: a client that has spent something before must compare it with the plan.')
+    result.append('No guard checks it: a client that has spent something before must compare it with the plan.')
   if counts_rounding:
-    assumptions.append(
+    result.append(
       f'It is assumed that rounding in all earlier runs costs at most {rounding.down(kept.epsilon, 3)} in ε and '
       f'{rounding.down(kept.delta, 3)} in δ. So much is counted for every client that took part in this run.'
     )
-  return assumptions
+  return result
 
 
 def accountant(ledger: accounting.RunLedger) -> str:

@@ -67,9 +67,9 @@ def flag(default: Any = None, **facts: Any) -> Any:
 
   The `repr` of a configuration leaves these fields out: it shows the parameters that a spec has.
   """
-  flag = Flag(default, **facts)
-  metadata = {_KEY: flag, registry.NOT_IN_SPECS: True}
-  return dataclasses.field(default=flag.value(default), repr=False, metadata=metadata)
+  definition = Flag(default, **facts)
+  metadata = {_KEY: definition, registry.NOT_IN_SPECS: True}
+  return dataclasses.field(default=definition.value(default), repr=False, metadata=metadata)
 
 
 def part(config: Any) -> Any:
@@ -124,9 +124,9 @@ def decoded(config: _T, values: Mapping[str, Any]) -> _T:
 
 def helps(config: type) -> dict[str, str]:
   """The words of a class's docstring, and of its bases', on its fields under "Attributes:", by name."""
-  helps: dict[str, str] = {}
+  by_name: dict[str, str] = {}
   for one in reversed(config.__mro__):
     _, _, attributes = inspect.cleandoc(one.__doc__ or '').partition('\nAttributes:\n')
     for names, text in re.findall(r'^  (\w+(?:, \w+)*): (.*(?:\n    .*)*)', attributes, re.MULTILINE):
-      helps.update(dict.fromkeys(names.split(', '), ' '.join(text.split())))
-  return helps
+      by_name.update(dict.fromkeys(names.split(', '), ' '.join(text.split())))
+  return by_name

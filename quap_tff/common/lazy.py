@@ -85,14 +85,14 @@ def exports(package: str, modules: dict[str, Sequence[str]]) -> tuple[Callable[[
       raise AttributeError(f'module {package!r} has no attribute {name!r}')
     path, attribute = places[name]
     try:
-      module = load(f'{package}.{path}')
+      loaded = load(f'{package}.{path}')
     except MissingPackageError as error:
       # `from package import name` looks for the name first. After an AttributeError it would say "cannot import name"
       # in place of the remedy.
       if sys._getframe(1).f_globals['__name__'] == 'importlib._bootstrap':
         raise
       raise _MissingAttributeError(str(error)) from None
-    return getattr(module, attribute) if attribute else module
+    return getattr(loaded, attribute) if attribute else loaded
 
   listed = {name for path, names in modules.items() for name in names or [own_names[path]]}
   return getattribute, lambda: sorted(listed)

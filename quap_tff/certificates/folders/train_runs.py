@@ -74,18 +74,18 @@ class TrainRun(programs.Program):
     return name == PLOT or name.startswith('features/')
 
   def warnings(self, path: str, is_checked: bool) -> list[str]:
-    warnings = []
+    sentences = []
     if not is_checked:
-      warnings.append(
+      sentences.append(
         f'What {RUN}, {SUMMARY} and {METRICS} say in addition was not compared. python -m experiments.verify does it.'
       )
     folder = os.path.join(path, CHECKPOINTS)
     if os.path.isdir(folder):
-      warnings.append(
+      sentences.append(
         f'{folder} holds the state of the run, which contains the key of the noise. Anyone who has it can subtract the '
         'noise, so do not hand this folder out. python -m experiments.verify --publish copies everything else.'
       )
-    return warnings
+    return sentences
 
 
 class RunFiles(NamedTuple):
@@ -141,19 +141,19 @@ def stretches(run: Mapping[str, Any], last_round: int) -> list[dict[str, Any]]:
     ValueError: If they are not stretches of these rounds.
   """
   try:
-    stretches = run[STRETCHES]
-    for one in stretches:
+    entries = run[STRETCHES]
+    for one in entries:
       _check_keys('a stretch', one, _STRETCH)
       abouts.check_code(one['code'])
       _check_machine(one)
-    firsts = [one['first_round'] for one in stretches]
+    firsts = [one['first_round'] for one in entries]
     if any(type(first) is not int for first in firsts) or firsts != sorted(set(firsts)) or firsts[:1] not in ([], [1]):
       raise ValueError(f'the first rounds must ascend from 1, found {firsts}')
     if last_round > 0 and not firsts:
       raise ValueError('there is none')
   except (ValueError, TypeError, KeyError, AttributeError) as error:
     raise ValueError(f'the {STRETCHES} are not those of a run: {error}') from None
-  return [one for one in stretches if one['first_round'] <= last_round]
+  return [one for one in entries if one['first_round'] <= last_round]
 
 
 def stated_stretches(run: Mapping[str, Any], num_rounds: int) -> list[dict[str, Any]]:

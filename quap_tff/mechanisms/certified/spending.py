@@ -78,15 +78,15 @@ class Spending:
   @classmethod
   def restored(cls, correlation: correlations.Correlation, state: Mapping[str, np.ndarray]) -> Spending:
     """The accounts that `state_dict` gave. Raises `ValueError` or `KeyError` if the arrays do not fit each other."""
-    spending = cls(correlation, len(state['spent']))
-    shapes = {name: value.shape for name, value in spending.state_dict().items()}
+    account = cls(correlation, len(state['spent']))
+    shapes = {name: value.shape for name, value in account.state_dict().items()}
     if shapes != {name: state[name].shape for name in shapes}:
       raise ValueError('The arrays of an account must have one value for each client.')
     sums = [state[f'sums{j}'] for j in range(correlation.num_buffers)]
-    spending._accounts = privacy_filter.Accounts(state['spent'], sums, state['latest'])
-    spending._unbounded, spending.counts = state['unbounded'], state['counts']
-    spending.num_rounds, spending.num_releases = state['counters'].tolist()
-    return spending
+    account._accounts = privacy_filter.Accounts(state['spent'], sums, state['latest'])
+    account._unbounded, account.counts = state['unbounded'], state['counts']
+    account.num_rounds, account.num_releases = state['counters'].tolist()
+    return account
 
   def add(self, record: mechanism.RoundRecord, releases_left: array_types.Numbers) -> None:
     """Charges the clients of the next round, in time in proportion to their number.

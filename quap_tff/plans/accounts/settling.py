@@ -120,14 +120,14 @@ def _settled_on(
       f'{averaging!r} is chosen from who comes. Give `expected` or a schedule, or name the average, such as '
       'postprocessing.LastIterate().'
     )
-  settled = config.settled([np.zeros(0, np.int64)] * config.num_rounds, averaging)
+  chosen = config.settled([np.zeros(0, np.int64)] * config.num_rounds, averaging)
   richest = np.array([np.argmax(np.broadcast_to(config.limit, [config.num_clients]))])
-  if not config.holds_noise and not settled.mechanism.allowed([], [], richest).any():
+  if not config.holds_noise and not chosen.mechanism.allowed([], [], richest).any():
     raise ValueError(
       f"noise_multiplier={config.noise_multiplier:g} is so small that nobody's budget pays for a round at epsilon="
       f'{config.epsilon:g}. Give a larger one, or give `expected`, from which one is chosen.'
     )
-  return settled
+  return chosen
 
 
 def _expected_cohorts(config: guarantee.GuaranteeConfig, expected: Any) -> list[np.ndarray]:
