@@ -40,7 +40,7 @@ class Sums(NamedTuple):
 class Bundle:
   """A run that was exported, see the module.
 
-  Values go in and come out as nested structures of NumPy arrays. Tensors of TensorFlow may also go in.
+  Values go in and come out as nested structures of NumPy arrays. TensorFlow tensors are taken as well.
 
   Attributes:
     plan: The `quap_tff.Plan`, which keeps the account; None if the process was exported without one.

@@ -68,7 +68,7 @@ def certified_plan(
   Raises:
     TypeError: If `config` or `averaging` is of another type.
     ValueError: If a cohort is invalid, nobody takes part, nobody's budget pays for a round, a choice needs a schedule
-      and there is none, or the run could get no certificate. The message says what to change.
+      that is not given, or the run cannot get a certificate. The message says what to change.
   """
   settled = settling.settled(
     config,

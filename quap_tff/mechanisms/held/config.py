@@ -136,8 +136,8 @@ class HeldConfig(guarantee.GuaranteeConfig):
     """What must be true of secure sums for the account to hold against the server, a clause (theorem 5)."""
     if self.threshold is None:
       return (
-        'each secure sum opens for all clients with a weight that were announced for it, or for nobody, and all '
-        'clients are told truthfully of every round and of who is in its sum'
+        'each secure sum opens for all clients with a weight that were announced for it, or for nobody, and the '
+        'server tells all clients the truth about every round and about who is in its sum'
       )
     return (
       f'each secure sum opens for at least a share of {self.threshold} of the clients with a weight that were '
