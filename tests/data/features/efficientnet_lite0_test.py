@@ -113,3 +113,53 @@ def test_a_wheel_without_the_tensors_says_what_to_give(write, tmp_path):
     efficientnet_lite0.load(path)
   with pytest.raises(reading.DataFileError, match='cannot be read'):
     efficientnet_lite0.load(str(tmp_path / 'none.whl'))
+
+
+# Kernel size, channels in and out, and expansion of the 16 blocks.
+_BLOCKS = [(3, 32, 16, 1), (3, 16, 24, 6), (3, 24, 24, 6), (5, 24, 40, 6), (5, 40, 40, 6), (3, 40, 80, 6)]
+_BLOCKS += [(3, 80, 80, 6), (3, 80, 80, 6), (5, 80, 112, 6), (5, 112, 112, 6), (5, 112, 112, 6), (5, 112, 192, 6)]
+_BLOCKS += [(5, 192, 192, 6), (5, 192, 192, 6), (5, 192, 192, 6), (3, 192, 320, 6)]
+
+
+def random_tensors():
+  """Tensors of the published network's names and shapes, as PyTorch has them."""
+  rng, tensors = np.random.default_rng(0), {}
+
+  def add(name, *shape):
+    tensors[name] = rng.uniform(0.1, 1, shape).astype(np.float32)
+
+  def normalise(name, channels):
+    for part in ('weight', 'bias', 'running_mean', 'running_var'):
+      add(f'{name}.{part}', channels)
+
+  def convolve(name, norm, out, into, size=1):
+    add(f'{name}.weight', out, into, size, size)
+    normalise(norm, out)
+
+  convolve('_conv_stem', '_bn0', 32, 3, 3)
+  for index, (size, into, out, expansion) in enumerate(_BLOCKS):
+    name, wide = f'_blocks.{index}', into * expansion
+    if expansion > 1:
+      convolve(f'{name}._expand_conv', f'{name}._bn0', wide, into)
+    convolve(f'{name}._depthwise_conv', f'{name}._bn1', wide, 1, size)
+    convolve(f'{name}._project_conv', f'{name}._bn2', out, wide)
+  convolve('_conv_head', '_bn1', 1280, 320)
+  add('_fc.weight', 1000, 1280)
+  add('_fc.bias', 1000)
+  return tensors
+
+
+def test_the_network_has_each_tensor_where_it_belongs():
+  tensors = random_tensors()
+  network = efficientnet_lite0.build(tensors)
+  assert len(network.weights) == len(tensors) and network.count_params() == sum(one.size for one in tensors.values())
+  assert sum(int(np.prod(one.shape)) for one in network.trainable_weights) == 4_652_008  # As published.
+  kernel = lambda layer: network.get_layer(layer).get_weights()[0]
+  np.testing.assert_array_equal(kernel('conv_stem')[2, 0, 1], tensors['_conv_stem.weight'][:, 1, 2, 0])
+  depthwise = tensors['_blocks.3._depthwise_conv.weight']
+  np.testing.assert_array_equal(kernel('blocks.3._depthwise_conv')[4, 1, :, 0], depthwise[:, 0, 4, 1])
+  norm = network.get_layer('blocks.15._bn2').get_weights()
+  for part, weights in zip(('weight', 'bias', 'running_mean', 'running_var'), norm):
+    np.testing.assert_array_equal(weights, tensors[f'_blocks.15._bn2.{part}'])
+  assert network.get_layer('conv_head').output_shape[1:] == (7, 7, 1280)
+  assert sum(type(layer).__name__ == 'Add' for layer in network.layers) == 9  # The 16 blocks less 7 that begin stages.
