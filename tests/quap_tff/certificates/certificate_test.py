@@ -214,8 +214,8 @@ class TestWords:
     assert 'with a trusted server' in server['statement'] and server['guarantee']['trust'] == 'server'
     assert held['statement'].startswith(
       'If each secure sum opens for all clients with a weight that were announced for it, or for nobody, and the '
-      'server tells all clients the truth about every round and about who is in its sum: in integers, with a server that '
-      'sees these sums and who takes part, public cohorts'
+      'server tells all clients the truth about every round and about who is in its sum: in integers, with a server '
+      'that sees these sums and who takes part, public cohorts'
     )
     assert server['statement'].startswith('In integers, with a trusted server, public cohorts')
     assert 'trusted server' not in held['statement'] and held['guarantee']['trust'] == 'secure_sum'
