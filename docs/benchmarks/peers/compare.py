@@ -23,6 +23,8 @@ import tempfile
 import time
 from typing import Callable
 
+from experiments.benchmarking import turns
+
 _HERE = pathlib.Path(__file__).absolute().parent
 _ROOT = _HERE.parents[2]
 _DTYPES = ('float32', 'bfloat16')
@@ -171,11 +173,8 @@ def _extrapolated(row: dict) -> dict:
 
 def _figure(repetitions: Sequence[float], digits: str) -> str:
   """The median and, over more than one repetition, half the distance between the quartiles."""
-  text = format(statistics.median(repetitions), digits)
-  if len(repetitions) == 1:
-    return text
-  low, _, high = statistics.quantiles(repetitions)
-  return f'{text} ±{format((high - low) / 2, digits)}'
+  value, spread = turns.figure(repetitions)
+  return format(value, digits) if spread is None else f'{value:{digits}} ±{spread:{digits}}'
 
 
 def _table(rows: list[dict]) -> str:
