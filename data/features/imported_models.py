@@ -60,8 +60,8 @@ def imported(
     scores: A JSON file that names the model's outputs for each class of the run, see `read_meanings`; '' for no scores.
 
   Returns:
-    A `tf.keras.Model`, images float32[n, *image_shape] in [0, 1] -> features float32[n, d], or scores float32[n, 2·c] and
-    features. And its card, without the facts that every card has.
+    A `tf.keras.Model`, images float32[n, *image_shape] in [0, 1] -> features float32[n, d], or scores float32[n, 2·c]
+    and features. And its card, without the facts that every card has.
 
   Raises:
     reading.DataFileError: If a file is missing, or holds no Keras model or no meanings.
@@ -87,7 +87,9 @@ def imported(
     sha256 = hashlib.sha256(f.read()).hexdigest()
   sentence = description.strip()
   sentence += '' if sentence[-1] in '.!?' else '.'
-  of_scores = f" The model's scores of {', '.join(meanings)}, by the names of its outputs, are features, too." * bool(meanings)
+  of_scores = f" The model's scores of {', '.join(meanings)}, by the names of its outputs, are features, too." * bool(
+    meanings
+  )
   return extractor, {
     'public_data': f'{sentence} The output of layer {layer!r} of the Keras model of SHA-256 {sha256}.{of_scores}',
     'model_sha256': sha256,

@@ -102,15 +102,17 @@ accounted() {  # METHOD FIRST_AVERAGED_ROUND: the flags of certified methods, or
   [[ $1 == certified* ]] && echo --averaging=planned || echo "${exact[*]} --averaging=tail:start=$2"
 }
 
-tuned_photographs() {  # FOLDER EPSILON NORMS FIRST_AVERAGED_ROUND FLAG…, on drawings.
-  local line method norm algorithms
+# FOLDER EPSILON NORMS RATES FIRST_AVERAGED_ROUND FLAG…, on drawings. Certified methods keep the rate 1.
+tuned_photographs() {
+  local line method norm algorithms rates
   for line in "${photographs[@]}"; do
-    method=${line%% *} algorithms=''
+    method=${line%% *} algorithms='' rates=$4
+    [[ $method != certified* ]] || rates=1
     for norm in $3; do algorithms+="|$method$norm"; done
     # shellcheck disable=SC2046
     sweep "tune_cifar10/$1" "--vary=algorithm=${algorithms#|}" \
-      '--vary=client_optimizer=sgd:learning_rate=0.3|sgd:learning_rate=1|sgd:learning_rate=3' -- \
-      "${cifar10[@]}" --dataset=things:copies=1050 "--epsilon=$2" "${@:5}" $(accounted "$method" "$4")
+      "--vary=client_optimizer=sgd:learning_rate=${rates// /|sgd:learning_rate=}" -- \
+      "${cifar10[@]}" --dataset=things:copies=1050 "--epsilon=$2" "${@:6}" $(accounted "$method" "$5")
   done
 }
 
@@ -170,9 +172,9 @@ for step; do
       ) || { [ $? = 1 ] && failed=1; } || exit 130
       ;;
     tune_cifar10)
-      tuned_photographs everybody3 3 '0.25 0.5 1' 11 "${everybody[@]}"
-      tuned_photographs everybody6 6 '0.25 0.5 1' 11 "${everybody[@]}"
-      tuned_photographs cohorts 3 '0.1 0.25 0.5' 46 --participation=uniform "${cohorts[@]}"
+      tuned_photographs everybody3 3 '0.25 0.5 1' '0.3 1 3' 11 "${everybody[@]}"
+      tuned_photographs everybody6 6 '0.25 0.5 1' 1 11 "${everybody[@]}"
+      tuned_photographs cohorts 3 '0.1 0.25 0.5' '0.3 1 3' 46 --participation=uniform "${cohorts[@]}"
       [ "$SWEEP" = --dry_run ] || python -m experiments.reporting.best "$RUNS"/tune_cifar10/*/ || failed=1
       ;;
     cifar10) photograph_tables ;;

@@ -39,9 +39,18 @@ def _call(tmp_path):
   return call
 
 
-def test_the_sweeps_are_right_and_have_the_seeds(call, monkeypatch):
+@pytest.fixture(name='imagenet')
+def _imagenet(tmp_path):
+  """The network of photographs is there."""
+  folder = tmp_path / 'runs' / 'lite0'
+  folder.mkdir(parents=True)
+  (folder / 'card.json').write_text('{}')
+
+
+def test_the_sweeps_are_right_and_have_the_seeds(call, monkeypatch, imagenet):
+  del imagenet
   monkeypatch.chdir(harness.REPOSITORY)
-  status, calls = call('tune', 'mnist', 'writers', 'femnist', 'report')
+  status, calls = call('tune', 'tune_cifar10', 'mnist', 'writers', 'femnist', 'cifar10', 'report')
   assert status == 0
   seeds = collections.defaultdict(set)
   for _, module, *arguments in calls:
@@ -52,12 +61,21 @@ def test_the_sweeps_are_right_and_have_the_seeds(call, monkeypatch):
     (folder,) = (argument[len('--output_dir=') :] for argument in arguments if argument.startswith('--output_dir='))
     (runs,) = sweep_runs.runs_of(folder, base, [axes])
     for run in runs:
-      if '/tune/' not in folder:
+      if '/tune' not in folder:
         setting = {name: value for name, value in run.identity.items() if name != 'seed'}
-        seeds[run.identity['epsilon'], json.dumps(setting, sort_keys=True)].add(run.identity['seed'])
-  assert {(epsilon, len(found)) for (epsilon, _), found in seeds.items()} == {(1.0, 3), (3.0, 5), (6.0, 3)}
+        seeds[setting['dataset'].partition(':')[0], setting['epsilon'], json.dumps(setting, sort_keys=True)].add(
+          run.identity['seed']
+        )
+  counts = collections.defaultdict(set)
+  for (dataset, epsilon, _), found in seeds.items():
+    counts[dataset, epsilon].add(len(found))
+  for dataset in ('mnist', 'mnist_writers', 'femnist'):
+    assert [counts.pop((dataset, epsilon)) for epsilon in (1.0, 3.0, 6.0)] == [{3}, {5}, {3}]
+  assert counts == {('cifar10', 3.0): {5}, ('cifar10', 6.0): {5}}
   assert [module for _, module, *_ in calls if module != 'experiments.sweep'] == [
     'experiments.reporting.best',
+    'experiments.reporting.best',
+    'experiments.report',
     'experiments.report',
     'experiments.report',
   ]

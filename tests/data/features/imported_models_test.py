@@ -253,7 +253,9 @@ class TestScores:
     np.testing.assert_allclose(rows, np.concatenate([self.expected_scores(logits), reduced], 1) / np.sqrt(2), atol=1e-5)
 
   def test_the_certificate_names_the_classes(self, scored):
-    assert "The model's scores of cat, dog, frog, by the names of its outputs" in maps.Pretrained(scored[0]).public_data()
+    assert (
+      "The model's scores of cat, dog, frog, by the names of its outputs" in maps.Pretrained(scored[0]).public_data()
+    )
 
   def test_the_classes_of_imagenet_that_mean_one_of_cifar10s(self):
     names = ['airplane', 'automobile', 'bird', 'cat', 'deer', 'dog', 'frog', 'horse', 'ship', 'truck']
