@@ -31,11 +31,13 @@ secret=('tff_dp_fedavg:clip=0.25 sgd:learning_rate=1')
 # All methods have this clipping norm on Federated EMNIST, which has 62 classes.
 femnist_clip=0.5
 
-# CIFAR-10: a method up to its clipping norm, and the best norms and rates of the step `tune_cifar10`: when everybody
-# takes part at ε = 3, at ε = 6, and for cohorts of 30.
-photographs=(
+# CIFAR-10: a method up to its clipping norm, and the best norm and rate of the step `tune_cifar10` for everybody in each
+# round at ε = 3, the same at ε = 6, and cohorts of 30.
+our_photographs=(
   'certified:weights=online,noise=ar1,clip= 0.25/1 1/1 0.25/1'
   'certified:trust=secure_sum,noise=held,clip= 0.25/1 1/1 0.25/1'
+)
+their_photographs=(
   'tff_dp_ftrl:clip= 0.25/1 1/1 0.25/1'
   'tff_dp_fedavg:clip= 0.25/1 1/1 0.25/1'
   'tff_dp_fedavg_adaptive:initial_clip= 0.25/1 1/1 0.25/1'
@@ -98,40 +100,39 @@ tuned() {  # FOLDER METHODS_UP_TO_THE_NORM NORMS FLAG…, on drawings.
 everybody=(--participation=full --rounds=20)
 cohorts=(--cohort_size=30 --rounds=60)
 
-accounted() {  # METHOD FIRST_AVERAGED_ROUND: the flags of certified methods, or of TFF's.
-  [[ $1 == certified* ]] && echo --averaging=planned || echo "${exact[*]} --averaging=tail:start=$2"
-}
-
 # FOLDER EPSILON NORMS RATES FIRST_AVERAGED_ROUND FLAG…, on drawings. Certified methods keep the rate 1.
 tuned_photographs() {
-  local line method norm algorithms rates
-  for line in "${photographs[@]}"; do
-    method=${line%% *} algorithms='' rates=$4
-    [[ $method != certified* ]] || rates=1
-    for norm in $3; do algorithms+="|$method$norm"; done
-    # shellcheck disable=SC2046
-    sweep "tune_cifar10/$1" "--vary=algorithm=${algorithms#|}" \
-      "--vary=client_optimizer=sgd:learning_rate=${rates// /|sgd:learning_rate=}" -- \
-      "${cifar10[@]}" --dataset=things:copies=1050 "--epsilon=$2" "${@:6}" $(accounted "$method" "$5")
-  done
+  local flags=("${cifar10[@]}" --dataset=things:copies=1050 "--epsilon=$2" "${@:6}")
+  sweep "tune_cifar10/$1/ours" "$(each "$3" "${our_photographs[@]}")" -- "${flags[@]}" --client_optimizer=sgd:learning_rate=1
+  sweep "tune_cifar10/$1/theirs" "$(each "$3" "${their_photographs[@]}")" \
+    "--vary=client_optimizer=sgd:learning_rate=${4// /|sgd:learning_rate=}" -- \
+    "${flags[@]}" "${exact[@]}" "--averaging=tail:start=$5"
 }
 
-photograph_tables() {  # Five seeds at ε = 3 and 6.
-  local line method at3 at6 cohort epsilon pair
-  for line in "${photographs[@]}"; do
-    read -r method at3 at6 cohort <<<"$line"
-    for epsilon in 3 6; do
-      [ "$epsilon" = 3 ] && pair=$at3 || pair=$at6
-      # shellcheck disable=SC2046
-      sweep "cifar10/everybody$epsilon" "--vary=algorithm=$method${pair%/*}" '--vary=seed=42|123|999|7|2024' -- \
-        "${cifar10[@]}" "${everybody[@]}" "--epsilon=$epsilon" "--client_optimizer=sgd:learning_rate=${pair#*/}" \
-        $(accounted "$method" 11)
-    done
-    # shellcheck disable=SC2046
-    sweep cifar10/cohorts "--vary=algorithm=$method${cohort%/*}" '--vary=participation=uniform|beta:a=2,b=5' \
-      '--vary=epsilon=3|6' '--vary=seed=42|123|999|7|2024' -- "${cifar10[@]}" "${cohorts[@]}" \
-      "--client_optimizer=sgd:learning_rate=${cohort#*/}" $(accounted "$method" 46)
+each() {  # NORMS LINE…: the axis of these methods with each norm.
+  local line norm algorithms=''
+  for line in "${@:2}"; do
+    for norm in $1; do algorithms+="|${line%% *}$norm"; done
   done
+  echo "--vary=algorithm=${algorithms#|}"
+}
+
+chosen() {  # COLUMN LINE…: the axis of these methods with their pair in this column, from 1.
+  local line words lines=()
+  for line in "${@:2}"; do
+    read -ra words <<<"$line"
+    lines+=("${words[0]}${words[$1]%/*} sgd:learning_rate=${words[$1]#*/}")
+  done
+  methods "${lines[@]}"
+}
+
+photographs() {  # FOLDER COLUMN FIRST_AVERAGED_ROUND AXIS… -- FLAG…: five seeds.
+  local axes=('--vary=seed=42|123|999|7|2024') column=$2 folder=$1 average="--averaging=tail:start=$3"
+  shift 3
+  while [ "$1" != -- ]; do axes+=("$1") && shift; done
+  sweep "cifar10/$folder/ours" "$(chosen "$column" "${our_photographs[@]}")" "${axes[@]}" -- "${cifar10[@]}" "${@:2}"
+  sweep "cifar10/$folder/theirs" "$(chosen "$column" "${their_photographs[@]}")" "${axes[@]}" -- \
+    "${cifar10[@]}" "${@:2}" "${exact[@]}" "$average"
 }
 
 imagenet() {  # The network of photographs, from the package index.
@@ -175,13 +176,17 @@ for step; do
       tuned_photographs everybody3 3 '0.25 0.5 1' '0.3 1 3' 11 "${everybody[@]}"
       tuned_photographs everybody6 6 '0.25 0.5 1' 1 11 "${everybody[@]}"
       tuned_photographs cohorts 3 '0.1 0.25 0.5' '0.3 1 3' 46 --participation=uniform "${cohorts[@]}"
-      [ "$SWEEP" = --dry_run ] || python -m experiments.reporting.best "$RUNS"/tune_cifar10/*/ || failed=1
+      [ "$SWEEP" = --dry_run ] || python -m experiments.reporting.best "$RUNS/tune_cifar10" || failed=1
       ;;
-    cifar10) photograph_tables ;;
+    cifar10)
+      photographs everybody3 1 11 -- "${everybody[@]}" --epsilon=3
+      photographs everybody6 2 11 -- "${everybody[@]}" --epsilon=6
+      photographs cohorts 3 46 '--vary=participation=uniform|beta:a=2,b=5' '--vary=epsilon=3|6' -- "${cohorts[@]}"
+      ;;
     report)
       python -m experiments.report "$RUNS"/mnist/*/ "--output_dir=$RUNS/report/mnist" || failed=1
       python -m experiments.report "$RUNS"/{writers,femnist}/*/ "--output_dir=$RUNS/report/handwriting" || failed=1
-      python -m experiments.report "$RUNS"/cifar10/*/ "--output_dir=$RUNS/report/cifar10" || failed=1
+      python -m experiments.report "$RUNS/cifar10" "--output_dir=$RUNS/report/cifar10" || failed=1
       ;;
     *) echo "unknown step $step: $steps" >&2; exit 2 ;;
   esac

@@ -1,4 +1,6 @@
-"""Writes equal_epsilon.csv from the runs of run.sh: python docs/results/table.py RUNS/mnist RUNS/cifar10 …
+"""Writes equal_epsilon.csv from the runs of run.sh, and prints the tables of docs/results.md.
+
+    python docs/results/table.py RUNS/mnist RUNS/cifar10 …
 
 A row has the mean accuracy over the seeds in percent, half of Student's 95% interval, and the seeds. Datasets that are
 not among the folders keep the rows that they have.
@@ -44,6 +46,8 @@ METHODS = {
   'tff_dp_fedavg_adaptive': "TFF's adaptive clip",
 }
 SECRET = 'DP-FedAvg, secret cohorts, amplified'
+# Datasets and ε of each table.
+TABLES = ((('MNIST', 'FEMNIST stand-in'), 3), (('MNIST, real writers',), 3), (('CIFAR-10',), 3), (('CIFAR-10',), 6))
 
 
 def _method(group: study.StudyGroup) -> str:
@@ -72,6 +76,20 @@ def _row(group: study.StudyGroup) -> Optional[dict[str, str]]:
   return dict(zip(COLUMNS, row))
 
 
+def _print_table(rows: list[dict[str, str]], datasets: tuple[str, ...], epsilon: int) -> None:
+  shown = [row for row in rows if row['dataset'] in datasets and row['epsilon'] == str(epsilon)]
+  columns = list(dict.fromkeys((row['dataset'], row['participation']) for row in shown))
+  cells = {(row['dataset'], row['participation'], row['method']): row for row in shown}
+  heads = [
+    participation if place and columns[place - 1][0] == dataset else f'{dataset}, {participation}'
+    for place, (dataset, participation) in enumerate(columns)
+  ]
+  print(f'\n| method at ε = {epsilon} | {" | ".join(heads)} |\n| --- |{" ---: |" * len(heads)}')
+  for method in dict.fromkeys(row['method'] for row in shown):
+    found = [cells.get((*column, method)) for column in columns]
+    print(f'| {method} | {" | ".join(f"{c['accuracy']} ± {c['half_interval']}" if c else "–" for c in found)} |')
+
+
 def main(argv: list[str]) -> int:
   """Writes the file from the runs in the folders `argv[1:]`; returns the exit status."""
   groups, _ = report.read(argv[1:])
@@ -85,6 +103,8 @@ def main(argv: list[str]) -> int:
     writer = csv.DictWriter(f, COLUMNS, lineterminator='\n')
     writer.writeheader()
     writer.writerows(rows)
+  for datasets, epsilon in TABLES:
+    _print_table(rows, datasets, epsilon)
   return 0
 
 

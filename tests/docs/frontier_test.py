@@ -52,13 +52,14 @@ def test_the_sweeps_are_right_and_have_the_seeds(call, monkeypatch, imagenet):
   monkeypatch.chdir(harness.REPOSITORY)
   status, calls = call('tune', 'tune_cifar10', 'mnist', 'writers', 'femnist', 'cifar10', 'report')
   assert status == 0
-  seeds = collections.defaultdict(set)
+  seeds, bases = collections.defaultdict(set), {}
   for _, module, *arguments in calls:
     if module != 'experiments.sweep':
       continue
     base = arguments[arguments.index('--') + 1 :]
     axes = [argument[len('--vary=') :] for argument in arguments if argument.startswith('--vary=')]
     (folder,) = (argument[len('--output_dir=') :] for argument in arguments if argument.startswith('--output_dir='))
+    assert bases.setdefault(folder, base) == base  # A sweep's folder has one set of flags.
     (runs,) = sweep_runs.runs_of(folder, base, [axes])
     for run in runs:
       if '/tune' not in folder:
