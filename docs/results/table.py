@@ -76,18 +76,18 @@ def _row(group: study.StudyGroup) -> Optional[dict[str, str]]:
   return dict(zip(COLUMNS, row))
 
 
-def _print_table(rows: list[dict[str, str]], datasets: tuple[str, ...], epsilon: int) -> None:
-  shown = [row for row in rows if row['dataset'] in datasets and row['epsilon'] == str(epsilon)]
-  columns = list(dict.fromkeys((row['dataset'], row['participation']) for row in shown))
-  cells = {(row['dataset'], row['participation'], row['method']): row for row in shown}
+def _print_table(rows: list[dict[str, str]], epsilon: int) -> None:
+  columns = list(dict.fromkeys((row['dataset'], row['participation']) for row in rows))
+  cells = {(row['dataset'], row['participation'], row['method']): row for row in rows}
   heads = [
     participation if place and columns[place - 1][0] == dataset else f'{dataset}, {participation}'
     for place, (dataset, participation) in enumerate(columns)
   ]
   print(f'\n| method at ε = {epsilon} | {" | ".join(heads)} |\n| --- |{" ---: |" * len(heads)}')
-  for method in dict.fromkeys(row['method'] for row in shown):
+  for method in dict.fromkeys(row['method'] for row in rows):
     found = [cells.get((*column, method)) for column in columns]
-    print(f'| {method} | {" | ".join(f"{c['accuracy']} ± {c['half_interval']}" if c else "–" for c in found)} |')
+    values = ['{accuracy} ± {half_interval}'.format(**row) if row else '–' for row in found]
+    print(f'| {method} | {" | ".join(values)} |')
 
 
 def main(argv: list[str]) -> int:
@@ -104,7 +104,9 @@ def main(argv: list[str]) -> int:
     writer.writeheader()
     writer.writerows(rows)
   for datasets, epsilon in TABLES:
-    _print_table(rows, datasets, epsilon)
+    shown = [row for row in rows if row['dataset'] in datasets and row['epsilon'] == str(epsilon)]
+    if shown:
+      _print_table(shown, epsilon)
   return 0
 
 

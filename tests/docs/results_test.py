@@ -8,6 +8,7 @@ import re
 import pytest
 
 from experiments.running import plots
+from tests.experiments.reporting import factory
 
 DOCS = pathlib.Path(__file__).absolute().parents[2] / 'docs'
 PAGE = (DOCS / 'results.md').read_text(encoding='utf-8')
@@ -21,6 +22,13 @@ def _tables():
 def _csv(name):
   with open(DOCS / 'results' / name, newline='', encoding='utf-8') as f:
     return list(csv.reader(f))
+
+
+def _script(name):
+  spec = importlib.util.spec_from_file_location(name, DOCS / 'results' / f'{name}.py')
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module
 
 
 def test_accuracies_at_equal_epsilon():
@@ -51,11 +59,41 @@ def test_other_tables(name):
   assert [header, *rows] in [[head, *lines] for head, _, *lines in _tables()]
 
 
+def test_runs_become_the_rows_of_their_datasets_and_the_others_stay(tmp_path, monkeypatch, capsys):
+  table = _script('table')
+  before = _csv('equal_epsilon.csv')
+  monkeypatch.setattr(table, 'FILE', tmp_path / 'equal_epsilon.csv')
+  with open(table.FILE, 'w', newline='', encoding='utf-8') as f:
+    csv.writer(f).writerows(before)
+  runs = {
+    'certified:weights=online,noise=ar1,clip=1': dict(certified_epsilon=3.0, share_of_ceiling=0.5),
+    'tff_dp_fedavg:clip=1': dict(covers='released model', epsilon_max=3.0),
+  }
+  for number, (algorithm, facts) in enumerate(runs.items()):
+    for seed, accuracy in enumerate((0.8, 0.81, 0.82)):
+      setting = dict(algorithm=algorithm, epsilon=3.0, dataset='cifar10', participation='full', seed=seed)
+      factory.write_run(tmp_path / 'runs' / f'{number}-{seed}', accuracy=accuracy - number / 10, **setting, **facts)
+  factory.write_run(
+    tmp_path / 'runs' / 'alone', algorithm='tff_dp_ftrl:clip=1', dataset='cifar10', covers='released model'
+  )
+  assert table.main(['table', str(tmp_path / 'runs')]) == 0
+  with open(table.FILE, newline='', encoding='utf-8') as f:
+    rows = list(csv.reader(f))
+  others = [row for row in before if row[0] != 'CIFAR-10']
+  assert sorted(row for row in rows if row[0] != 'CIFAR-10') == sorted(others)
+  # Student's 97.5% quantile with two degrees of freedom, 4.303, times 1/√3.
+  assert [row for row in rows if row[0] == 'CIFAR-10'] == [
+    ['CIFAR-10', 'everybody', '3', 'Certified, trusted server', '81.00', '2.48', '0 1 2', '0.50'],
+    ['CIFAR-10', 'everybody', '3', "TFF's DP-FedAvg", '71.00', '2.48', '0 1 2', ''],
+  ]
+  said = capsys.readouterr()
+  assert '| Certified, trusted server | 81.00 ± 2.48 |' in said.out
+  assert 'Left out: tff_dp_ftrl' in said.err
+
+
 def test_every_series_of_a_figure_has_points_and_a_look_of_its_own():
   pytest.importorskip('matplotlib', reason='The figures are drawn with it.')
-  spec = importlib.util.spec_from_file_location('figures', DOCS / 'results' / 'figures.py')
-  figures = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(figures)
+  figures = _script('figures')
   methods = {row[3] for row in _csv('equal_epsilon.csv')}
   assert methods >= set(figures.METHODS)
   for datasets, patterns, labels in figures.FIGURES.values():
