@@ -4,12 +4,13 @@ r"""Learns features from public images, for --features=pretrained:path=FOLDER.
     python -m experiments.pretrain --public_data=glyphs --output=features/glyphs
     python -m experiments.pretrain --import_model=FILE --layer=NAME --public_data_description=TEXT --output=FOLDER
 
-A small convolutional network learns to tell the classes of the public images apart, by a softmax of 16·cos(h(x), w_k)
-over the classes k. Its last hidden layer h, centred and partly whitened on these images, is the extractor:
-φ(x) = Λ^-p·Vᵀ(h(x) - h̄), where V and Λ are the eigenvectors and eigenvalues of the covariance of h. With --import_model
-nothing is trained: the extractor is a Keras model that was trained elsewhere, up to one of its layers. The folder gets
-both extractor.keras and card.json, or nothing at all. Progress goes to standard error, and the card to standard output.
-Exit status: 0, 1 for a wrong flag or a failure, 130 when interrupted.
+A small convolutional network learns to tell the classes of the public images apart, by a softmax of 16·cos(g(x), w_k)
+over the classes k. h(x) is the mean of its last hidden layer g over the image and its copies that are moved by a pixel
+to each side. Centred and partly whitened on the public images, it is the extractor: φ(x) = Λ^-p·Vᵀ(h(x) - h̄), where V
+and Λ are the eigenvectors and eigenvalues of the covariance of h. With --import_model nothing is trained: the extractor
+is a Keras model that was trained elsewhere, up to one of its layers. The folder gets both extractor.keras and
+card.json, or nothing at all. Progress goes to standard error, and the card to standard output. Exit status: 0, 1 for a
+wrong flag or a failure, 130 when interrupted.
 """
 
 from __future__ import annotations
@@ -127,8 +128,9 @@ def pretrain(
 
   classifier.fit(dataset, epochs=epochs, verbose=0, callbacks=[tf.keras.callbacks.LambdaCallback(on_batch_end=report)])
   predicted = classifier.predict(_scaled(images.x[test]), batch_size=1000, verbose=0).argmax(axis=1)
-  hidden = body.predict(_scaled(images.x[train[:_WHITENING_IMAGES]]), batch_size=1000, verbose=0)
-  extractor = tf.keras.Sequential([body, _whitening(hidden, whitening)], name='extractor')
+  averaged = _averaged(body)
+  hidden = averaged.predict(_scaled(images.x[train[:_WHITENING_IMAGES]]), batch_size=1000, verbose=0)
+  extractor = tf.keras.Sequential([averaged, _whitening(hidden, whitening)], name='extractor')
   extractor.build(body.input_shape)
   return extractor, float(np.mean(predicted == images.y[test]))
 
@@ -150,6 +152,17 @@ def _network(side: int, num_features: int) -> tf.keras.Sequential:
   network.add(layers.Flatten())
   add(layers.Dense(num_features, kernel_initializer='he_normal'))
   return network
+
+
+def _averaged(network: tf.keras.Model) -> tf.keras.Model:
+  """The mean of what the network gives for an image and for its copies that are moved by a pixel each way."""
+  layers, side = tf.keras.layers, network.input_shape[1]
+  image = layers.Input((side, side, 1))
+  padded = layers.ZeroPadding2D(1)(image)
+  # Rows and columns that are cut at the top and at the left; a side has two more now.
+  places = ((1, 1), (0, 1), (2, 1), (1, 0), (1, 2))
+  views = [layers.Cropping2D(((top, 2 - top), (left, 2 - left)))(padded) for top, left in places]
+  return tf.keras.Model(image, layers.Average()([network(view) for view in views]), name='averaged')
 
 
 def _cosines(num_classes: int) -> tf.keras.layers.Layer:
