@@ -50,7 +50,7 @@ _PUBLIC_DATA = _text(
 )
 _OUTPUT = _text('output', None, 'Folder to write. It must be new or empty.')
 _FEATURES = _integer('num_features', 256, 'Number of features.')
-_EPOCHS = _integer('epochs', None, 'Passes over the images. Default: as many as come nearest to 300,000 images.')
+_EPOCHS = _integer('epochs', None, 'Passes over the images. Default: as many as come nearest to 600,000 images.')
 _WHITENING = flags.DEFINE_float(
   'whitening', 0.15, 'p in the formula above: 0 only centres the features, and 0.5 whitens them.', flag_values=_FLAGS
 )
@@ -77,7 +77,7 @@ _BATCH = 128
 _LEARNING_RATE = 2e-3
 _DROPOUT = 0.3
 _COSINE_SCALE = 16.0
-_IMAGES_SEEN = 300_000
+_IMAGES_SEEN = 600_000
 _TEST_SHARE = 0.05
 _WHITENING_IMAGES = 20_000
 _REPORTS = 10

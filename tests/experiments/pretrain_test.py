@@ -90,8 +90,8 @@ class TestCommand:
 
 
 class TestEpochs:
-  @pytest.mark.parametrize('images,epochs', [(300_000, 1), (150_000, 2), (58_000, 5), (900_000, 1)])
-  def test_by_default_the_network_sees_about_300_000_images(self, tmp_path, monkeypatch, capsys, images, epochs):
+  @pytest.mark.parametrize('images,epochs', [(300_000, 2), (150_000, 4), (58_000, 10), (1_300_000, 1)])
+  def test_by_default_the_network_sees_about_600_000_images(self, tmp_path, monkeypatch, capsys, images, epochs):
     labels = np.zeros(images, np.int32)
     monkeypatch.setattr(
       public_images.GlyphImages, 'read', lambda *_: public_images.PublicImages(labels, labels, 1, 'No images.')
