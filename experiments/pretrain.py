@@ -135,23 +135,22 @@ def pretrain(
   return extractor, float(np.mean(predicted == images.y[test]))
 
 
-def _network(side: int, num_features: int) -> tf.keras.Sequential:
+def _network(side: int, num_features: int) -> tf.keras.Model:
   layers = tf.keras.layers
-  network = tf.keras.Sequential([layers.InputLayer((side, side, 1))], name='network')
+  convolution = functools.partial(layers.Conv2D, padding='same', use_bias=False, kernel_initializer='he_normal')
 
-  def add(layer: tf.keras.layers.Layer) -> None:
-    network.add(layer)
-    network.add(layers.BatchNormalization())
-    network.add(layers.ReLU())
+  def normalised(layer: tf.keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
+    return layers.BatchNormalization()(layer(x))
 
-  add(layers.Conv2D(32, 5, strides=2, padding='same', kernel_initializer='he_normal'))
-  add(layers.Conv2D(64, 3, padding='same', kernel_initializer='he_normal'))
-  network.add(layers.MaxPooling2D(2))
-  add(layers.Conv2D(128, 3, padding='same', kernel_initializer='he_normal'))
-  network.add(layers.MaxPooling2D(2))
-  network.add(layers.Flatten())
-  add(layers.Dense(num_features, kernel_initializer='he_normal'))
-  return network
+  image = layers.Input((side, side, 1))
+  x = layers.ReLU()(normalised(convolution(32, 5, strides=2), image))
+  x = layers.MaxPooling2D(2)(layers.ReLU()(normalised(convolution(64, 3), x)))
+  x = layers.ReLU()(normalised(convolution(128, 3), x))
+  change = layers.ReLU()(normalised(convolution(128, 3), x))
+  x = layers.ReLU()(layers.Add()([x, normalised(convolution(128, 3), change)]))
+  x = layers.Flatten()(layers.MaxPooling2D(2)(x))
+  dense = layers.Dense(num_features, use_bias=False, kernel_initializer='he_normal')
+  return tf.keras.Model(image, layers.ReLU()(normalised(dense, x)), name='network')
 
 
 def _averaged(network: tf.keras.Model) -> tf.keras.Model:
