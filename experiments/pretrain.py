@@ -4,12 +4,13 @@ r"""Learns features from public images, for --features=pretrained:path=FOLDER.
     python -m experiments.pretrain --public_data=glyphs --output=features/glyphs
     python -m experiments.pretrain --import_model=FILE --layer=NAME --public_data_description=TEXT --output=FOLDER
 
-A small convolutional network learns to tell the classes of the public images apart, by a softmax of 16·cos(h(x), w_k)
-over the classes k. Its last hidden layer h, centred and partly whitened on these images, is the extractor:
-φ(x) = Λ^-p·Vᵀ(h(x) - h̄), where V and Λ are the eigenvectors and eigenvalues of the covariance of h. With --import_model
-nothing is trained: the extractor is a Keras model that was trained elsewhere, up to one of its layers. The folder gets
-both extractor.keras and card.json, or nothing at all. Progress goes to standard error, and the card to standard output.
-Exit status: 0, 1 for a wrong flag or a failure, 130 when interrupted.
+A small convolutional network learns to tell the classes of the public images apart, by a softmax of 16·cos(g(x), w_k)
+over the classes k. h(x) is the mean of its last hidden layer g over the image and its copies that are moved by a pixel
+to each side. Centred and partly whitened on the public images, it is the extractor: φ(x) = Λ^-p·Vᵀ(h(x) - h̄), where V
+and Λ are the eigenvectors and eigenvalues of the covariance of h. With --import_model nothing is trained: the extractor
+is a Keras model that was trained elsewhere, up to one of its layers. The folder gets both extractor.keras and
+card.json, or nothing at all. Progress goes to standard error, and the card to standard output. Exit status: 0, 1 for a
+wrong flag or a failure, 130 when interrupted.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ _PUBLIC_DATA = _text(
 )
 _OUTPUT = _text('output', None, 'Folder to write. It must be new or empty.')
 _FEATURES = _integer('num_features', 256, 'Number of features.')
-_EPOCHS = _integer('epochs', None, 'Passes over the images. Default: as many as come nearest to 300,000 images.')
+_EPOCHS = _integer('epochs', None, 'Passes over the images. Default: as many as come nearest to 600,000 images.')
 _WHITENING = flags.DEFINE_float(
   'whitening', 0.15, 'p in the formula above: 0 only centres the features, and 0.5 whitens them.', flag_values=_FLAGS
 )
@@ -82,7 +83,7 @@ _BATCH = 128
 _LEARNING_RATE = 2e-3
 _DROPOUT = 0.3
 _COSINE_SCALE = 16.0
-_IMAGES_SEEN = 300_000
+_IMAGES_SEEN = 600_000
 _TEST_SHARE = 0.05
 _WHITENING_IMAGES = 20_000
 _REPORTS = 10
@@ -133,29 +134,40 @@ def pretrain(
 
   classifier.fit(dataset, epochs=epochs, verbose=0, callbacks=[tf.keras.callbacks.LambdaCallback(on_batch_end=report)])
   predicted = classifier.predict(_scaled(images.x[test]), batch_size=1000, verbose=0).argmax(axis=1)
-  hidden = body.predict(_scaled(images.x[train[:_WHITENING_IMAGES]]), batch_size=1000, verbose=0)
-  extractor = tf.keras.Sequential([body, _whitening(hidden, whitening)], name='extractor')
+  averaged = _averaged(body)
+  hidden = averaged.predict(_scaled(images.x[train[:_WHITENING_IMAGES]]), batch_size=1000, verbose=0)
+  extractor = tf.keras.Sequential([averaged, _whitening(hidden, whitening)], name='extractor')
   extractor.build(body.input_shape)
   return extractor, float(np.mean(predicted == images.y[test]))
 
 
-def _network(side: int, num_features: int) -> tf.keras.Sequential:
+def _network(side: int, num_features: int) -> tf.keras.Model:
   layers = tf.keras.layers
-  network = tf.keras.Sequential([layers.InputLayer((side, side, 1))], name='network')
+  convolution = functools.partial(layers.Conv2D, padding='same', use_bias=False, kernel_initializer='he_normal')
 
-  def add(layer: tf.keras.layers.Layer) -> None:
-    network.add(layer)
-    network.add(layers.BatchNormalization())
-    network.add(layers.ReLU())
+  def normalised(layer: tf.keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
+    return layers.BatchNormalization()(layer(x))
 
-  add(layers.Conv2D(32, 5, strides=2, padding='same', kernel_initializer='he_normal'))
-  add(layers.Conv2D(64, 3, padding='same', kernel_initializer='he_normal'))
-  network.add(layers.MaxPooling2D(2))
-  add(layers.Conv2D(128, 3, padding='same', kernel_initializer='he_normal'))
-  network.add(layers.MaxPooling2D(2))
-  network.add(layers.Flatten())
-  add(layers.Dense(num_features, kernel_initializer='he_normal'))
-  return network
+  image = layers.Input((side, side, 1))
+  x = layers.ReLU()(normalised(convolution(32, 5, strides=2), image))
+  x = layers.MaxPooling2D(2)(layers.ReLU()(normalised(convolution(64, 3), x)))
+  x = layers.ReLU()(normalised(convolution(128, 3), x))
+  change = layers.ReLU()(normalised(convolution(128, 3), x))
+  x = layers.ReLU()(layers.Add()([x, normalised(convolution(128, 3), change)]))
+  x = layers.Flatten()(layers.MaxPooling2D(2)(x))
+  dense = layers.Dense(num_features, use_bias=False, kernel_initializer='he_normal')
+  return tf.keras.Model(image, layers.ReLU()(normalised(dense, x)), name='network')
+
+
+def _averaged(network: tf.keras.Model) -> tf.keras.Model:
+  """The mean of what the network gives for an image and for its copies that are moved by a pixel each way."""
+  layers, side = tf.keras.layers, network.input_shape[1]
+  image = layers.Input((side, side, 1))
+  padded = layers.ZeroPadding2D(1)(image)
+  # Rows and columns that are cut at the top and at the left; a side has two more now.
+  places = ((1, 1), (0, 1), (2, 1), (1, 0), (1, 2))
+  views = [layers.Cropping2D(((top, 2 - top), (left, 2 - left)))(padded) for top, left in places]
+  return tf.keras.Model(image, layers.Average()([network(view) for view in views]), name='averaged')
 
 
 def _cosines(num_classes: int) -> tf.keras.layers.Layer:

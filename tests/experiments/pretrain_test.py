@@ -12,6 +12,7 @@ from data.features import public_images
 from experiments import pretrain
 from experiments.command import command_line
 from quap_tff.common import files
+from quap_tff.common.lazy import tf
 
 GLYPHS = ('--public_data=glyphs:classes=4,copies=40,latin=false', '--num_features=8', '--epochs=20')
 
@@ -89,8 +90,8 @@ class TestCommand:
 
 
 class TestEpochs:
-  @pytest.mark.parametrize('images,epochs', [(300_000, 1), (150_000, 2), (58_000, 5), (900_000, 1)])
-  def test_by_default_the_network_sees_about_300_000_images(self, tmp_path, monkeypatch, capsys, images, epochs):
+  @pytest.mark.parametrize('images,epochs', [(300_000, 2), (150_000, 4), (58_000, 10), (1_300_000, 1)])
+  def test_by_default_the_network_sees_about_600_000_images(self, tmp_path, monkeypatch, capsys, images, epochs):
     labels = np.zeros(images, np.int32)
     monkeypatch.setattr(
       public_images.GlyphImages, 'read', lambda *_: public_images.PublicImages(labels, labels, 1, 'No images.')
@@ -111,6 +112,14 @@ class TestLayers:
     layer.set_weights([np.array([[3.0, 0.0], [4.0, 2.0]])])
     logits = layer(np.array([[1.0, 0.0], [0.0, 5.0], [0.0, 0.0]], np.float32))
     np.testing.assert_allclose(logits, [[9.6, 0], [12.8, 16], [0, 0]], atol=1e-5)
+
+  def test_a_network_is_averaged_over_an_image_and_its_copies_moved_by_a_pixel(self):
+    x = np.random.default_rng(0).random((3, 6, 6, 1), np.float32)
+    square = tf.keras.Sequential([tf.keras.layers.InputLayer((6, 6, 1)), tf.keras.layers.Lambda(lambda x: x**2 - x**3)])
+    padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+    moved = [x, padded[:, 2:, 1:-1], padded[:, :-2, 1:-1], padded[:, 1:-1, 2:], padded[:, 1:-1, :-2]]
+    expected = np.mean([view**2 - view**3 for view in moved], axis=0)
+    np.testing.assert_allclose(pretrain._averaged(square)(x), expected, atol=1e-6)
 
   @pytest.mark.parametrize('power', [0.0, 0.15, 0.5])
   def test_features_are_centred_and_their_variances_brought_together(self, power):
