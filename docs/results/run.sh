@@ -34,13 +34,13 @@ femnist_clip=0.5
 # CIFAR-10: a method up to its clipping norm, and the best norm and rate of the step `tune_cifar10` for everybody in each
 # round at ε = 3, the same at ε = 6, and cohorts of 30.
 our_photographs=(
-  'certified:weights=online,noise=ar1,clip= 1/1 0.5/1 0.25/1'
-  'certified:trust=secure_sum,noise=held,clip= 1/1 1/1 0.25/1'
+  'certified:weights=online,noise=ar1,clip= 1/1 0.5/1 0.1/1'
+  'certified:trust=secure_sum,noise=held,clip= 1/1 1/1 0.1/1'
 )
 their_photographs=(
-  'tff_dp_ftrl:clip= 0.25/3 1/1 0.25/1'
-  'tff_dp_fedavg:clip= 1/3 1/1 0.25/1'
-  'tff_dp_fedavg_adaptive:initial_clip= 1/3 0.25/1 0.25/1'
+  'tff_dp_ftrl:clip= 0.25/3 1/1 0.1/1'
+  'tff_dp_fedavg:clip= 1/3 1/1 0.1/3'
+  'tff_dp_fedavg_adaptive:initial_clip= 1/3 0.25/1 0.1/3'
 )
 
 uneven='beta:a=2,b=5|extreme_imbalance|separated:min_separation=3'
