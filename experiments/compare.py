@@ -137,7 +137,7 @@ def main(argv: list[str]) -> int:
   folder = _OUTPUT_DIR.value or os.path.join('runs', 'compare', name)
   interrupts.install()
   if setting.needs_network and not os.path.exists(os.path.join(folder, 'network', 'card.json')):
-    _say('First a small network learns from drawings, for the features: about five minutes.')
+    _say('First a small network learns from drawings, for the features: about a quarter of an hour.')
     command = ['experiments.pretrain', '--public_data=glyphs', f'--output={os.path.join(folder, "network")}']
     # In a process of its own: runs are forked from this one, which therefore may not start TensorFlow.
     status = subprocess.run([sys.executable, '-m', *command], stdout=subprocess.DEVNULL, check=False).returncode

@@ -34,7 +34,7 @@ femnist_clip=0.5
 # CIFAR-10: a method up to its clipping norm, and the best norm and rate of the step `tune_cifar10` for everybody in each
 # round at ε = 3, the same at ε = 6, and cohorts of 30.
 our_photographs=(
-  'certified:weights=online,noise=ar1,clip= 1/1 0.5/1 0.1/1'
+  'certified:weights=online,noise=ar1,clip= 1/1 1/1 0.1/1'
   'certified:trust=secure_sum,noise=held,clip= 1/1 1/1 0.1/1'
 )
 their_photographs=(
@@ -100,10 +100,12 @@ tuned() {  # FOLDER METHODS_UP_TO_THE_NORM NORMS FLAG…, on drawings.
 everybody=(--participation=full --rounds=20)
 cohorts=(--cohort_size=30 --rounds=60)
 
-# FOLDER EPSILON NORMS RATES FIRST_AVERAGED_ROUND FLAG…, on drawings. Certified methods keep the rate 1.
+# FOLDER EPSILON NORMS RATES FIRST_AVERAGED_ROUND FLAG…, on drawings. Certified methods keep the rate 1, and have three
+# seeds for each norm in its place.
 tuned_photographs() {
   local flags=("${cifar10[@]}" --dataset=things:copies=1050 "--epsilon=$2" "${@:6}")
-  sweep "tune_cifar10/$1/ours" "$(each "$3" "${our_photographs[@]}")" -- "${flags[@]}" --client_optimizer=sgd:learning_rate=1
+  sweep "tune_cifar10/$1/ours" "$(each "$3" "${our_photographs[@]}")" '--vary=seed=42|123|7' -- \
+    "${flags[@]}" --client_optimizer=sgd:learning_rate=1
   sweep "tune_cifar10/$1/theirs" "$(each "$3" "${their_photographs[@]}")" \
     "--vary=client_optimizer=sgd:learning_rate=${4// /|sgd:learning_rate=}" -- \
     "${flags[@]}" "${exact[@]}" "--averaging=tail:start=$5"
@@ -181,7 +183,10 @@ for step; do
     cifar10)
       photographs everybody3 1 11 -- "${everybody[@]}" --epsilon=3
       photographs everybody6 2 11 -- "${everybody[@]}" --epsilon=6
-      photographs cohorts 3 46 '--vary=participation=uniform|beta:a=2,b=5' '--vary=epsilon=3|6' -- "${cohorts[@]}"
+      for epsilon in 3 6; do
+        photographs "cohorts$epsilon" 3 46 '--vary=participation=uniform|beta:a=2,b=5' -- \
+          "${cohorts[@]}" "--epsilon=$epsilon"
+      done
       ;;
     report)
       python -m experiments.report "$RUNS"/mnist/*/ "--output_dir=$RUNS/report/mnist" || failed=1

@@ -205,6 +205,9 @@ CERTIFIED = {
     algorithm='certified:weights=online,noise=ar1,clip=1',
   ),
 }
+CERTIFIED['cifar10_certified_imagenet'] = dict(
+  CERTIFIED['cifar10_certified_correlated'], features='pretrained:path=runs/lite0,size=256,centred=true'
+)
 # Set-ups that other projects publish times of, without privacy.
 PUBLISHED = {
   'flute_lr_mnist': dict(
