@@ -4,17 +4,16 @@ r"""Compares certified QuAP-FL with TFF's own private methods at an equal guaran
     python -m experiments.compare --dataset=femnist --data_dir=DIR
     python -m experiments.compare --dataset=npz:path=FILE
 
-The first compares on 8×8 digits, offline, in about four minutes on two cores. Other datasets are mnist and cifar10.
+The first compares on 8×8 digits, offline, in about six minutes on two cores. Other datasets are mnist and cifar10.
 The last compares on a file of your own (see docs/usage.md), with a linear model and with the constants of the digits,
 which are not chosen for it.
 
-Five methods train for the whole released model under uneven participation, with eight seeds at a formal ε of 3 and
-three at 1 and 6: certified with a trusted server, certified without one, TFF's DP-FTRL, DP-FedAvg and adaptive
-clipping. Under uniform participation, where others win, certified runs with a trusted server meet DP-FedAvg with secret
-cohorts, whose sampling then counts, at an ε of 3. Methods share seeds, cohorts and partitions, so differences are taken
-seed by seed. If the dataset needs a network for its features, the program makes that first. It then says how long the
-runs will take. The same command continues what was interrupted. `experiments.sweep` and `experiments.report` do the
-work.
+Five methods train at a formal ε of 1, 3 and 6 for the whole released model, under uneven participation, with eight
+seeds each: certified with a trusted server, certified without one, TFF's DP-FTRL, DP-FedAvg and adaptive clipping.
+Under uniform participation, where others win, certified runs with a trusted server meet DP-FedAvg with secret cohorts,
+whose sampling then counts, at an ε of 3. Methods share seeds, cohorts and partitions, so differences are taken seed by
+seed. If the dataset needs a network for its features, the program makes that first. It then says how long the runs
+will take. The same command continues what was interrupted. `experiments.sweep` and `experiments.report` do the work.
 
 The first line of standard output is the finding. Its table, and where figure and page are, follow. Progress goes to
 standard error. Exit status: 0, 1 for wrong input or if a run failed, 130 when interrupted.
@@ -46,9 +45,7 @@ from quap_tff.cohorts import default_cohort_size
 from quap_tff.common import registry
 
 _PRESETS = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'presets')
-# The ε of the finding, which has all seeds; the others have the first ones.
-_DECIDING, _OTHERS = 3, (1, 6)
-_SEEDS, _SEEDS_OF_OTHERS = (42, 123, 7, 999, 2024, 11, 77, 500), 3
+_SEEDS, _EPSILONS, _EPSILON_OF_UNIFORM = (42, 123, 7, 999, 2024, 11, 77, 500), (1, 3, 6), 3
 _UNEVEN, _UNIFORM = 'beta:a=2,b=5', 'uniform'
 # The preset's.
 _PARTITION = 'dirichlet:alpha=0.5'
@@ -180,11 +177,11 @@ def _run(setting: ComparisonSetting, folder: str) -> int:
   minutes = max(1, math.ceil(left * setting.seconds / cores / 60))
   if left > 0:
     _say(f'{left} runs of about {setting.seconds:g} s: {minutes} minute{"s" * (minutes > 1)} on {cores} cores.')
-  for axis, _ in grids:
+  for axes, _ in grids:
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
       status = sweep.main(
-        ['sweep', f'--output_dir={runs}', f'--parallel={cores}', f'--vary={axis}', '--']
+        ['sweep', f'--output_dir={runs}', f'--parallel={cores}', *(f'--vary={axis}' for axis in axes), '--']
         + base_flags(setting, folder, _DATA_DIR.value)
       )
     if status == command_line.INTERRUPTED:
@@ -224,28 +221,34 @@ def base_flags(setting: ComparisonSetting, folder: str, data_dir: Optional[str])
   ]
 
 
-def grids_of(setting: ComparisonSetting) -> list[tuple[str, int]]:
-  """The axis of each of the two sweeps, and its number of runs."""
+def grids_of(setting: ComparisonSetting) -> list[tuple[list[str], int]]:
+  """The axes of the two sweeps, and the number of runs in each."""
   tail = f'tail:start={setting.rounds * 3 // 4 + 1}'
   *pairs, (norm_of_secret, rate_of_secret) = setting.constants
-  methods = [
-    (f'{method}{norm:g}', f'sgd:learning_rate={rate:g}', 'planned' if method in _OURS else tail)
+  rows = [
+    (f'{method}{norm:g}', f'sgd:learning_rate={rate:g}', 'planned' if method in _OURS else tail, _UNEVEN, epsilon)
     for method, (norm, rate) in zip((*_OURS, *_THEIRS), pairs)
+    for epsilon in _EPSILONS
   ]
-  rows = [(*method, _UNEVEN, epsilon) for method in methods for epsilon in (_DECIDING, *_OTHERS)]
-  rows.append((*methods[0], _UNIFORM, _DECIDING))
-  secret = (f'tff_dp_fedavg:clip={norm_of_secret:g}', f'sgd:learning_rate={rate_of_secret:g}', tail)
-  secret_rows = [(*secret, f'bernoulli:q={setting.rate:g}', _DECIDING, 'secret')]
+  rows.append((*rows[0][:-2], _UNIFORM, _EPSILON_OF_UNIFORM))
   names = ('algorithm', 'client_optimizer', 'averaging', 'participation', 'epsilon')
-  return [_seeded(names, rows), _seeded((*names, 'cohort_seed'), secret_rows)]
+  together = ';'.join(_axis(name, values) for name, values in zip(names, zip(*rows)))
+  secret = [
+    f'algorithm=tff_dp_fedavg:clip={norm_of_secret:g}',
+    f'client_optimizer=sgd:learning_rate={rate_of_secret:g}',
+    'cohort_seed=secret',
+    f'participation=bernoulli:q={setting.rate:g}',
+    f'averaging={tail}',
+    f'epsilon={_EPSILON_OF_UNIFORM}',
+  ]
+  return [
+    ([axis, _axis('seed', _SEEDS)], count * len(_SEEDS))
+    for axis, count in ((together, len(rows)), (';'.join(secret), 1))
+  ]
 
 
-def _seeded(names: Sequence[str], rows: Sequence[tuple[object, ...]]) -> tuple[str, int]:
-  """The axis of these rows with each seed of their ε, and its length."""
-  epsilon = names.index('epsilon')
-  runs = [(*row, seed) for row in rows for seed in _SEEDS[: None if row[epsilon] == _DECIDING else _SEEDS_OF_OTHERS]]
-  axis = ';'.join(f'{name}={"|".join(map(str, values))}' for name, values in zip((*names, 'seed'), zip(*runs)))
-  return axis, len(runs)
+def _axis(name: str, values: Sequence[object]) -> str:
+  return f'{name}={"|".join(map(str, values))}'
 
 
 def _say(text: str) -> None:

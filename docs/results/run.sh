@@ -32,7 +32,7 @@ secret=('tff_dp_fedavg:clip=0.25 sgd:learning_rate=1')
 femnist_clip=0.5
 
 # CIFAR-10: a method up to its clipping norm, and the best norm and rate of the step `tune_cifar10` for everybody in each
-# round at ε = 3, the same at ε = 6, and cohorts of 30.
+# round at ε = 3, the same at ε = 6, and cohorts of 30. Certified methods keep the norm of ε = 3 at 6.
 our_photographs=(
   'certified:weights=online,noise=ar1,clip= 1/1 1/1 0.1/1'
   'certified:trust=secure_sum,noise=held,clip= 1/1 1/1 0.1/1'
