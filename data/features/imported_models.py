@@ -87,11 +87,11 @@ def imported(
     sha256 = hashlib.sha256(f.read()).hexdigest()
   sentence = description.strip()
   sentence += '' if sentence[-1] in '.!?' else '.'
-  of_scores = f" The model's scores of {', '.join(meanings)}, by the names of its outputs, are features, too." * bool(
-    meanings
-  )
+  statements = [sentence, f'The output of layer {layer!r} of the Keras model of SHA-256 {sha256}.']
+  if meanings:
+    statements.append(f"The model's scores of {', '.join(meanings)}, by the names of its outputs, are features, too.")
   return extractor, {
-    'public_data': f'{sentence} The output of layer {layer!r} of the Keras model of SHA-256 {sha256}.{of_scores}',
+    'public_data': ' '.join(statements),
     'model_sha256': sha256,
     'layer': layer,
     'image_shape': list(shape),
