@@ -63,8 +63,8 @@ def _verified(path: str) -> str:
     raise ValueError(f'The certificate in {path} is invalid: {" ".join(verdict.problems)}')
   certificate = files.read_json(os.path.join(path, folders.CERTIFICATE))
   return (
-    'Worth: someone who guesses from the model whether the data of one client were used is right at most '
-    f'{sentences.chance(certificate)}% of the time, where a coin is right 50%. The server must be trusted. The '
+    'Worth: someone who guesses from the model whether the data of one client were used is right '
+    f'{sentences.chance(certificate)}, where a coin is right 50% of the time. The server must be trusted. The '
     f'certificate was made again from its files, and is VALID: {os.path.join(path, folders.PAGE)}'
   )
 

@@ -24,6 +24,9 @@ def test_it_shows_both_runs_replaces_earlier_ones_and_verifies_the_certificate(t
   first, second = out.split('\n2. ')
   assert 'Guarantee: none.' in first and 'Nothing bounds' in first
   assert 'differentially private with ε ≤ 2.9' in second and 'is VALID' in ' '.join(second.split())
+  assert re.search(
+    r' is right at most \d\d\.\d% of the time, where a coin is right 50% of the time\. ', ' '.join(second.split())
+  )
   assert second.rstrip().endswith('make compare')
   shares = re.findall(r'reads ([\d.]+)% of the digits', out)
   assert len(shares) == 2 and all(float(share) > 80 for share in shares)
