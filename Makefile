@@ -1,6 +1,6 @@
 # make setup       sets up .venv, in which quap_tff, data and experiments run from any folder; other targets do so first
 # make demo        trains QuAP-FL on handwritten digits, and then with a guarantee, whose certificate it verifies
-# make compare     compares it with TFF's own private methods: minutes on digits; DATA=DIR DATASET=femnist: hours; DATASET=npz:path=FILE: your own
+# make compare     compares it with TFF's own private methods: minutes on digits; DATA=DIR DATASET=femnist: hours; DATASET=npz:path=FILE: your own; EPSILONS=1,3,6
 # make test        runs all tests
 # make test-fast   runs the fast ones in about 90 seconds; the others are marked as slow, see pytest.ini
 # make test-light  runs those that need no TensorFlow, with the newest Python and packages, see tests/light.py
@@ -48,7 +48,7 @@ demo: $(READY)
 	@$(PYTHON) -m experiments.demo
 
 compare: $(READY)
-	@$(PYTHON) -m experiments.compare --dataset=$(or $(DATASET),digits) $(if $(DATA),--data_dir=$(DATA))
+	@$(PYTHON) -m experiments.compare --dataset=$(or $(DATASET),digits) $(if $(DATA),--data_dir=$(DATA)) $(if $(EPSILONS),--epsilons=$(EPSILONS))
 
 test: $(READY)
 	@$(PYTHON) -m pytest tests --numprocesses=auto --maxprocesses=4 --dist=loadfile

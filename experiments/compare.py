@@ -2,18 +2,19 @@ r"""Compares certified QuAP-FL with TFF's own private methods at an equal guaran
 
     python -m experiments.compare
     python -m experiments.compare --dataset=femnist --data_dir=DIR
-    python -m experiments.compare --dataset=npz:path=FILE
+    python -m experiments.compare --dataset=npz:path=FILE --epsilons=1,3,6
 
-The first compares on 8×8 digits, offline, in about six minutes on two cores. Other datasets are mnist and cifar10.
+The first compares on 8×8 digits, offline, in about three minutes on two cores. Other datasets are mnist and cifar10.
 The last compares on a file of your own (see docs/usage.md), with a linear model and with the constants of the digits,
 which are not chosen for it.
 
-Five methods train at a formal ε of 1, 3 and 6 for the whole released model, under uneven participation, with eight
-seeds each: certified with a trusted server, certified without one, TFF's DP-FTRL, DP-FedAvg and adaptive clipping.
-Under uniform participation, where others win, certified runs with a trusted server meet DP-FedAvg with secret cohorts,
-whose sampling then counts, at an ε of 3. Methods share seeds, cohorts and partitions, so differences are taken seed by
-seed. If the dataset needs a network for its features, the program makes that first. It then says how long the runs
-will take. The same command continues what was interrupted. `experiments.sweep` and `experiments.report` do the work.
+Five methods train at a formal ε of 3 for the whole released model, or at those of --epsilons, under uneven
+participation, with eight seeds each: certified with a trusted server, certified without one, TFF's DP-FTRL, DP-FedAvg
+and adaptive clipping. Under uniform participation, where others win, certified runs with a trusted server meet DP-FedAvg
+with secret cohorts, whose sampling then counts. Methods share seeds, cohorts and partitions, so differences are taken
+seed by seed. If the dataset needs a network for its features, the program makes that first. It then says how long the
+runs will take. The same command continues what was interrupted. `experiments.sweep` and `experiments.report` do the
+work.
 
 The first line of standard output is the finding. Its table, and where figure and page are, follow. Progress goes to
 standard error. Exit status: 0, 1 for wrong input or if a run failed, 130 when interrupted.
@@ -42,10 +43,11 @@ from experiments.folders import folder as run_folder
 from experiments.reporting import naming
 from experiments.reporting import pages
 from quap_tff.cohorts import default_cohort_size
+from quap_tff.common import checks
 from quap_tff.common import registry
 
 _PRESETS = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'presets')
-_SEEDS, _EPSILONS, _EPSILON_OF_UNIFORM = (42, 123, 7, 999, 2024, 11, 77, 500), (1, 3, 6), 3
+_SEEDS = (42, 123, 7, 999, 2024, 11, 77, 500)
 _UNEVEN, _UNIFORM = 'beta:a=2,b=5', 'uniform'
 # The preset's.
 _PARTITION = 'dirichlet:alpha=0.5'
@@ -124,12 +126,15 @@ _OUTPUT_DIR = flags.DEFINE_string(
   'Folder for the runs and the report. Default: runs/compare/DATASET, or the name of your file.',
   flag_values=_FLAGS,
 )
+_EPSILONS = flags.DEFINE_list(
+  'epsilons', ['3'], 'Formal ε of the released model, one or several with commas, such as 1,3,6.', flag_values=_FLAGS
+)
 
 
 def main(argv: list[str]) -> int:
   """Does what the flags in `argv[1:]` say; returns the exit status."""
   command_line.refuse_arguments(command_line.parse(_FLAGS, argv, __doc__))
-  setting = _setting(_DATASET.value, _DATA_DIR.value)
+  setting, epsilons = _setting(_DATASET.value, _DATA_DIR.value), _parsed(_EPSILONS.value)
   name = os.path.splitext(naming.dataset(_DATASET.value))[0] if _is_own(_DATASET.value) else _DATASET.value
   folder = _OUTPUT_DIR.value or os.path.join('runs', 'compare', name)
   interrupts.install()
@@ -140,7 +145,14 @@ def main(argv: list[str]) -> int:
     status = subprocess.run([sys.executable, '-m', *command], stdout=subprocess.DEVNULL, check=False).returncode
     if status:
       return status
-  return _run(setting, folder)
+  return _run(setting, epsilons, folder)
+
+
+def _parsed(texts: Sequence[str]) -> list[float]:
+  try:
+    return [checks.number('epsilon', float(text), above=0) for text in texts]
+  except ValueError as e:
+    raise ValueError(f'--epsilons must be numbers above 0 with commas, such as 1,3,6, found {",".join(texts)}.') from e
 
 
 def _is_own(dataset: str) -> bool:
@@ -169,9 +181,9 @@ def _own_setting(dataset: str, data_dir: Optional[str]) -> ComparisonSetting:
   return SETTINGS['digits']._replace(flags=flags_, rate=float(f'{size / clients:g}'))
 
 
-def _run(setting: ComparisonSetting, folder: str) -> int:
+def _run(setting: ComparisonSetting, epsilons: Sequence[float], folder: str) -> int:
   cores, runs, failed = len(os.sched_getaffinity(0)), os.path.join(folder, 'runs'), False
-  grids = grids_of(setting)
+  grids = grids_of(setting, epsilons)
   done = len(glob.glob(os.path.join(glob.escape(runs), '*', run_folder.SUMMARY)))
   left = sum(count for _, count in grids) - done
   minutes = max(1, math.ceil(left * setting.seconds / cores / 60))
@@ -192,6 +204,7 @@ def _run(setting: ComparisonSetting, folder: str) -> int:
     failed |= status != 0
   command = ['python', '-m', 'experiments.compare', f'--dataset={_DATASET.value}']
   command += [f'--data_dir={_DATA_DIR.value}'] if _DATA_DIR.value else []
+  command += [f'--epsilons={",".join(_EPSILONS.value)}'] if _FLAGS['epsilons'].present else []
   _, (first, *_) = report.write_report([runs], os.path.join(folder, 'report'), shlex.join(command))
   finding, *others = first.blocks
   print(str(finding).replace('**', ''))
@@ -221,17 +234,16 @@ def base_flags(setting: ComparisonSetting, folder: str, data_dir: Optional[str])
   ]
 
 
-def grids_of(setting: ComparisonSetting) -> list[tuple[list[str], int]]:
+def grids_of(setting: ComparisonSetting, epsilons: Sequence[float]) -> list[tuple[list[str], int]]:
   """The axes of the two sweeps, and the number of runs in each."""
   tail = f'tail:start={setting.rounds * 3 // 4 + 1}'
   *pairs, (norm_of_secret, rate_of_secret) = setting.constants
   rows = [
-    (f'{method}{norm:g}', f'sgd:learning_rate={rate:g}', 'planned' if method in _OURS else tail, _UNEVEN, epsilon)
+    (f'{method}{norm:g}', f'sgd:learning_rate={rate:g}', 'planned' if method in _OURS else tail, _UNEVEN)
     for method, (norm, rate) in zip((*_OURS, *_THEIRS), pairs)
-    for epsilon in _EPSILONS
   ]
-  rows.append((*rows[0][:-2], _UNIFORM, _EPSILON_OF_UNIFORM))
-  names = ('algorithm', 'client_optimizer', 'averaging', 'participation', 'epsilon')
+  rows.append((*rows[0][:-1], _UNIFORM))
+  names = ('algorithm', 'client_optimizer', 'averaging', 'participation')
   together = ';'.join(_axis(name, values) for name, values in zip(names, zip(*rows)))
   secret = [
     f'algorithm=tff_dp_fedavg:clip={norm_of_secret:g}',
@@ -239,10 +251,10 @@ def grids_of(setting: ComparisonSetting) -> list[tuple[list[str], int]]:
     'cohort_seed=secret',
     f'participation=bernoulli:q={setting.rate:g}',
     f'averaging={tail}',
-    f'epsilon={_EPSILON_OF_UNIFORM}',
   ]
+  others = [_axis('epsilon', [f'{epsilon:g}' for epsilon in epsilons]), _axis('seed', _SEEDS)]
   return [
-    ([axis, _axis('seed', _SEEDS)], count * len(_SEEDS))
+    ([axis, *others], count * len(epsilons) * len(_SEEDS))
     for axis, count in ((together, len(rows)), (';'.join(secret), 1))
   ]
 
