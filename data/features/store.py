@@ -7,13 +7,14 @@ and does not notice a damaged one.) The folder is `quap_tff/features` in the use
 If it cannot be written, everything is computed again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent import futures
 import contextlib
 import fcntl
 import hashlib
 import io
 import os
+import pathlib
 import tempfile
 from typing import Any, Callable, IO, Optional
 
@@ -125,10 +126,26 @@ def _kept(key: str, make: Callable[[], np.ndarray], examples: bytes = b'') -> np
   path = os.path.join(_folder(), f'{hashlib.sha256(key.encode() + examples).hexdigest()}.npy')
   found = _read(path)
   if found is None:
-    found = make()
-    with contextlib.suppress(OSError):
-      _write(path, found)
+    with _only_one(path):
+      found = _read(path)
+      if found is None:
+        found = make()
+        with contextlib.suppress(OSError):
+          _write(path, found)
   return found
+
+
+@contextlib.contextmanager
+def _only_one(path: str) -> Iterator[None]:
+  """Waits while another process makes the file: runs that begin together do not compute the same features."""
+  lock = f'{path}.lock'
+  with contextlib.ExitStack() as held:
+    with contextlib.suppress(OSError):  # Then each process computes for itself.
+      os.makedirs(os.path.dirname(path), exist_ok=True)
+      fcntl.flock(held.enter_context(open(lock, 'ab')), fcntl.LOCK_EX)
+      # A process that waits for this lock then finds the file.
+      held.callback(pathlib.Path(lock).unlink, missing_ok=True)
+    yield
 
 
 def _digest(f: IO[bytes], size: int) -> bytes:

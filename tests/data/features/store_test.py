@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import threading
 
 import numpy as np
 import pytest
@@ -74,6 +75,27 @@ class TestKept:
     assert len(made) == 4
     get('g')
     assert len(made) == 5 and len(os.listdir(folder)) == 2
+
+  def test_another_that_begins_meanwhile_waits_for_the_file(self, folder, monkeypatch):
+    made, waits, lock = [], threading.Event(), fcntl.flock
+
+    def asked(file, operation):
+      if len(made) == 1 and operation == fcntl.LOCK_EX:
+        waits.set()
+      lock(file, operation)
+
+    def make():
+      made.append(1)
+      if len(made) == 1:
+        monkeypatch.setattr(store.fcntl, 'flock', asked)
+        other.start()
+        assert waits.wait(60)
+      return dict(a=np.zeros(2))
+
+    other = threading.Thread(target=lambda: store.kept('f', make))
+    store.kept('f', make)
+    other.join()
+    assert len(made) == 1 and len(os.listdir(folder)) == 1
 
 
 @pytest.mark.usefixtures('folder')
