@@ -8,31 +8,30 @@
 # gets the runs. FEATURES replaces the features of handwriting, and SWEEP=--dry_run only lists the runs, once the
 # features' networks are there. The active environment is the project's.
 set -u
-shopt -s extglob nullglob
+shopt -s nullglob
 cd "$(dirname "$0")/../.." || exit
 DATA=${DATA:?the folder of mnist.npz and mnist_writers.npz}
 RUNS=${RUNS:-runs/frontier} FEMNIST=${FEMNIST:-$DATA} SWEEP=${SWEEP:---parallel=2}
 FEATURES=${FEATURES:-pretrained:path=$RUNS/extractor,size=128,centred=true}
 
-# Each line has a method and its client optimizer, the best pair of the step `tune`.
+# Each line has a method up to its clipping norm, and the best norm and rate of the step `tune` for MNIST, real writers
+# and the FEMNIST stand-in.
 ours=(
-  'certified:weights=online,noise=ar1,clip=0.15 sgd:learning_rate=1'
-  'certified:trust=secure_sum,noise=held,clip=0.25 sgd:learning_rate=1'
-  'certified:weights=spend_evenly,noise=independent,clip=0.25 sgd:learning_rate=1'
-  'certified:weights=worst_case,noise=banded:bands=3,clip=0.25 sgd:learning_rate=1'
-  'certified:weights=worst_case,noise=blt,clip=0.25 sgd:learning_rate=1'
+  'certified:weights=online,noise=ar1,clip= 0.15/1 0.15/1 0.5/1'
+  'certified:trust=secure_sum,noise=held,clip= 0.25/1 0.25/1 0.5/1'
+  'certified:weights=spend_evenly,noise=independent,clip= 0.25/1 0.25/1 0.5/1'
+  'certified:weights=worst_case,noise=banded:bands=3,clip= 0.25/1 0.25/1 0.5/1'
+  'certified:weights=worst_case,noise=blt,clip= 0.25/1 0.25/1 0.5/1'
 )
 theirs=(
-  'tff_dp_ftrl:clip=0.05 sgd:learning_rate=1'
-  'tff_dp_fedavg:clip=0.1 sgd:learning_rate=1'
-  'tff_dp_fedavg_adaptive:initial_clip=0.15 sgd:learning_rate=1'
+  'tff_dp_ftrl:clip= 0.05/1 0.05/1 0.5/1'
+  'tff_dp_fedavg:clip= 0.1/1 0.1/1 0.5/1'
+  'tff_dp_fedavg_adaptive:initial_clip= 0.15/1 0.15/1 0.5/1'
 )
-secret=('tff_dp_fedavg:clip=0.25 sgd:learning_rate=1')
-# All methods have this clipping norm on Federated EMNIST, which has 62 classes.
-femnist_clip=0.5
+secret=('tff_dp_fedavg:clip= 0.25/1 0.25/1 0.5/1')
 
-# CIFAR-10: a method up to its clipping norm, and the best norm and rate of the step `tune_cifar10` for everybody in each
-# round at ε = 3, the same at ε = 6, and cohorts of 30. Certified methods keep the norm of ε = 3 at 6.
+# The same of the step `tune_cifar10`, for everybody in each round at ε = 3, the same at ε = 6, and cohorts of 30.
+# Certified methods keep the norm of ε = 3 at 6.
 our_photographs=(
   'certified:weights=online,noise=ar1,clip= 1/1 1/1 0.1/1'
   'certified:trust=secure_sum,noise=held,clip= 1/1 1/1 0.1/1'
@@ -72,18 +71,28 @@ methods() {  # The axis of these lines.
   echo "--vary=algorithm=${algorithms#|};client_optimizer=${optimizers#|}"
 }
 
-table() {  # FOLDER METHODS PARTICIPATIONS FLAG…: five seeds at ε = 3, and three at 1 and 6.
-  sweep "$1" "$2" "--vary=participation=$3" --vary=epsilon=3 '--vary=seed=42|123|999|7|2024' -- "${@:4}"
-  sweep "$1" "$2" "--vary=participation=$3" '--vary=epsilon=1|6' '--vary=seed=42|123|7' -- "${@:4}"
+chosen() {  # COLUMN LINE…: the axis of these methods with their pair in this column, from 1.
+  local line words lines=()
+  for line in "${@:2}"; do
+    read -ra words <<<"$line"
+    lines+=("${words[0]}${words[$1]%/*} sgd:learning_rate=${words[$1]#*/}")
+  done
+  methods "${lines[@]}"
 }
 
-# NAME PARTICIPATIONS COHORT_SIZE RATE FIRST_AVERAGED_ROUND FLAG…, with the arrays `ours`, `theirs` and `secret`. The
-# report shows secret cohorts with uniform ones if the rate has the six digits of cohort size over clients.
+table() {  # FOLDER METHODS PARTICIPATIONS OTHERS FLAG…: five seeds at ε = 3, and three at 1 and 6 of some participations.
+  sweep "$1" "$2" "--vary=participation=$3" --vary=epsilon=3 '--vary=seed=42|123|999|7|2024' -- "${@:5}"
+  [ -z "$4" ] || sweep "$1" "$2" "--vary=participation=$4" '--vary=epsilon=1|6' '--vary=seed=42|123|7' -- "${@:5}"
+}
+
+# NAME COLUMN PARTICIPATIONS OTHERS COHORT_SIZE RATE FIRST_AVERAGED_ROUND FLAG…, with a column of `ours`, `theirs` and
+# `secret`. The report shows secret cohorts with uniform ones if the rate has the six digits of cohort size over clients.
 dataset() {
-  local average="--averaging=tail:start=$5" size="--cohort_size=$3"
-  table "$1/ours" "$(methods "${ours[@]}")" "$2" "${@:6}" "$size"
-  table "$1/theirs" "$(methods "${theirs[@]}")" "$2" "${@:6}" "$size" "${exact[@]}" "$average"
-  table "$1/secret" "$(methods "${secret[@]}")" "bernoulli:q=$4" "${@:6}" "${exact[@]}" "$average" --cohort_seed=secret
+  local average="--averaging=tail:start=$7" size="--cohort_size=$5" coins="bernoulli:q=$6"
+  table "$1/ours" "$(chosen "$2" "${ours[@]}")" "$3" "$4" "${@:8}" "$size"
+  table "$1/theirs" "$(chosen "$2" "${theirs[@]}")" "$3" "$4" "${@:8}" "$size" "${exact[@]}" "$average"
+  table "$1/secret" "$(chosen "$2" "${secret[@]}")" "$coins" "${4:+$coins}" "${@:8}" "${exact[@]}" "$average" \
+    --cohort_seed=secret
 }
 
 each() {  # NORMS METHOD_UP_TO_THE_NORM…: the axis of these methods with each norm.
@@ -96,24 +105,18 @@ each() {  # NORMS METHOD_UP_TO_THE_NORM…: the axis of these methods with each 
 
 rates='--vary=client_optimizer=sgd:learning_rate=0.3|sgd:learning_rate=1|sgd:learning_rate=3'
 
-tuned() {  # FOLDER METHODS_UP_TO_THE_NORM NORMS FLAG…, on drawings.
-  # shellcheck disable=SC2086
-  sweep "tune/$1" "$(each "$3" $2)" "$rates" -- "${common[@]}" --dataset=glyphs --eval_every=60 "${@:4}"
+tuned() {  # FOLDER NORMS NORMS_OF_TFF COHORT_SIZE RATE FIRST_AVERAGED_ROUND FLAG…, on drawings.
+  local size="--cohort_size=$4" average="--averaging=tail:start=$6"
+  sweep "tune/$1/ours" "$(each "$2" "${ours[@]%% *}")" -- "${@:7}" "$size"
+  sweep "tune/$1/theirs" "$(each "$3" "${theirs[@]%% *}")" "$rates" -- "${@:7}" "$size" "${exact[@]}" "$average"
+  sweep "tune/$1/secret" "$(each "$2" "${secret[@]%% *}")" "$rates" -- "${@:7}" "${exact[@]}" "$average" \
+    "--participation=bernoulli:q=$5" --cohort_seed=secret
 }
 
 cohorts=(--cohort_size=30 --rounds=60)
 
 tuned_photographs() {  # FOLDER AXIS AXIS FLAG…, on drawings.
   sweep "tune_cifar10/$1" "$2" "$3" -- "${cifar10[@]}" --dataset=things:copies=1050 "${@:4}"
-}
-
-chosen() {  # COLUMN LINE…: the axis of these methods with their pair in this column, from 1.
-  local line words lines=()
-  for line in "${@:2}"; do
-    read -ra words <<<"$line"
-    lines+=("${words[0]}${words[$1]%/*} sgd:learning_rate=${words[$1]#*/}")
-  done
-  methods "${lines[@]}"
 }
 
 photographs() {  # FOLDER COLUMN PARTICIPATIONS FIRST_AVERAGED_ROUND FLAG…: five seeds.
@@ -142,23 +145,17 @@ for step; do
   case $step in tune | mnist | writers | femnist) extractor ;; tune_cifar10 | cifar10) imagenet ;; esac
   case $step in
     tune)
-      norms='0.05 0.1 0.15 0.25 0.5'
-      tuned ours "$(printf '%s\n' "${ours[@]}" | sed 's/clip=.*/clip=/')" "$norms"
-      tuned theirs 'tff_dp_ftrl:clip= tff_dp_fedavg:clip=' "$norms" "${exact[@]}" --averaging=tail:start=46
-      tuned theirs tff_dp_fedavg_adaptive:initial_clip= '0.05 0.15 0.5' "${exact[@]}" --averaging=tail:start=46
-      tuned secret tff_dp_fedavg:clip= "$norms" "${exact[@]}" --averaging=tail:start=46 \
-        --participation=bernoulli:q=0.3 --cohort_seed=secret
+      tuned mnist '0.1 0.15 0.25 0.5' '0.05 0.1 0.25' 30 0.3 46 "${common[@]}" --dataset=glyphs --eval_every=60
+      tuned writers '0.1 0.15 0.25 0.5' '0.05 0.1 0.25' 54 0.100186 46 "${common[@]}" --dataset=glyphs:copies=7000 \
+        --partition=iid --num_clients=539 --eval_every=60
+      tuned femnist '0.5 1 2' '0.25 0.5 1' 100 0.111111 76 "${common[@]}" --dataset=glyphs:classes=62,copies=1400 \
+        --partition=iid --num_clients=900 --rounds=100 --eval_every=100
       [ "$SWEEP" = --dry_run ] || python -m experiments.reporting.best "$RUNS/tune" || failed=1
       ;;
-    mnist) dataset mnist "uniform|$uneven" 30 0.3 46 "${mnist[@]}" ;;
-    writers) dataset writers "uniform|$uneven" 54 0.100186 46 "${writers[@]}" ;;
+    mnist) dataset mnist 1 "uniform|$uneven" "uniform|$uneven" 30 0.3 46 "${mnist[@]}" ;;
+    writers) dataset writers 2 'uniform|beta:a=2,b=5' '' 54 0.100186 46 "${writers[@]}" ;;
     femnist)
-      (
-        ours=("${ours[@]/clip=+([0-9.])/clip=$femnist_clip}") theirs=("${theirs[@]/clip=+([0-9.])/clip=$femnist_clip}")
-        secret=("${secret[@]/clip=+([0-9.])/clip=$femnist_clip}")
-        dataset femnist 'uniform|beta:a=2,b=5|extreme_imbalance' 100 0.111111 76 "${femnist[@]}"
-        exit $failed
-      ) || { [ $? = 1 ] && failed=1; } || exit 130
+      dataset femnist 3 'uniform|beta:a=2,b=5|extreme_imbalance' 'uniform|beta:a=2,b=5' 100 0.111111 76 "${femnist[@]}"
       ;;
     tune_cifar10)
       our_methods=("${our_photographs[@]%% *}") their_methods=("${their_photographs[@]%% *}")
