@@ -6,7 +6,7 @@ import hashlib
 import pathlib
 from typing import Optional
 
-VERSION = '0.4.0'
+VERSION = '0.5.0'
 
 
 @functools.cache
