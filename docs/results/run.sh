@@ -17,18 +17,18 @@ FEATURES=${FEATURES:-pretrained:path=$RUNS/extractor,size=128,centred=true}
 # Each line has a method up to its clipping norm, and the best norm and rate of the step `tune` for MNIST, real writers
 # and the FEMNIST stand-in.
 ours=(
-  'certified:weights=online,noise=ar1,clip= 0.15/1 0.15/1 0.5/1'
-  'certified:trust=secure_sum,noise=held,clip= 0.25/1 0.25/1 0.5/1'
-  'certified:weights=spend_evenly,noise=independent,clip= 0.25/1 0.25/1 0.5/1'
-  'certified:weights=worst_case,noise=banded:bands=3,clip= 0.25/1 0.25/1 0.5/1'
-  'certified:weights=worst_case,noise=blt,clip= 0.25/1 0.25/1 0.5/1'
+  'certified:weights=online,noise=ar1,clip= 0.25/1 0.5/1 1/1'
+  'certified:trust=secure_sum,noise=held,clip= 0.15/1 0.5/1 1/1'
+  'certified:weights=spend_evenly,noise=independent,clip= 0.15/1 0.5/1 0.5/1'
+  'certified:weights=worst_case,noise=banded:bands=3,clip= 0.25/1 0.5/1 0.5/1'
+  'certified:weights=worst_case,noise=blt,clip= 0.1/1 0.25/1 0.5/1'
 )
 theirs=(
-  'tff_dp_ftrl:clip= 0.05/1 0.05/1 0.5/1'
-  'tff_dp_fedavg:clip= 0.1/1 0.1/1 0.5/1'
-  'tff_dp_fedavg_adaptive:initial_clip= 0.15/1 0.15/1 0.5/1'
+  'tff_dp_ftrl:clip= 0.05/1 0.25/1 0.25/1'
+  'tff_dp_fedavg:clip= 0.1/1 0.25/1 0.25/3'
+  'tff_dp_fedavg_adaptive:initial_clip= 0.05/1 0.1/1 1/0.3'
 )
-secret=('tff_dp_fedavg:clip= 0.25/1 0.25/1 0.5/1')
+secret=('tff_dp_fedavg:clip= 0.25/1 0.5/1 1/3')
 
 # The same of the step `tune_cifar10`, for everybody in each round at ε = 3, the same at ε = 6, and cohorts of 30.
 # Certified methods keep the norm of ε = 3 at 6.
