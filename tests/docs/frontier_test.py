@@ -3,11 +3,13 @@
 import collections
 import json
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 
+from experiments import compare
 from experiments.sweeps import sweep_runs
 from tests.experiments import harness
 
@@ -97,3 +99,13 @@ def test_a_failed_sweep_does_not_stop_the_others_and_an_interrupt_does(call):
   assert status == 1 and len(calls) == 6
   status, calls = call('mnist', status=130)
   assert status == 130 and len(calls) == 1
+
+
+@pytest.mark.parametrize('name, column', [('mnist', 0), ('femnist', 2)])
+def test_the_comparison_has_the_pairs_of_this_file(name, column):
+  lines = re.findall(r"'(\S+clip=) (\S+) (\S+) (\S+)'", _FILE.read_text(encoding='utf-8'))
+  *rows, (of_secret, *secret) = lines[:9]  # Those of photographs come after.
+  pairs = {method: tuple(map(float, cells[column].split('/'))) for method, *cells in rows}
+  found = [pairs[method] for method in (*compare._OURS, *compare._THEIRS)]
+  assert of_secret == 'tff_dp_fedavg:clip='
+  assert compare.SETTINGS[name].constants == (*found, tuple(map(float, secret[column].split('/'))))
