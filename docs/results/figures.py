@@ -1,10 +1,9 @@
-"""Draws the figures of docs/results.md and README.md from equal_epsilon.csv: python docs/results/figures.py"""
+"""Draws the figure of docs/results.md and README.md from equal_epsilon.csv: python docs/results/figures.py"""
 
 from __future__ import annotations
 
 import csv
 import io
-import math
 import pathlib
 
 from PIL import Image
@@ -12,80 +11,67 @@ from PIL import Image
 from experiments.running import plots
 
 FOLDER = pathlib.Path(__file__).absolute().parent
-# The methods' places decide their looks.
+# The methods' places decide their looks, and their order at each pattern of participation.
 METHODS = (
   'Certified, trusted server',
-  'Published account, banded noise',
   'Certified, no trusted server',
-  "TFF's DP-FedAvg",
-  "TFF's DP-FTRL",
   'Certified, independent noise',
+  'Published account, banded noise',
+  "TFF's DP-FTRL",
+  "TFF's DP-FedAvg",
   'DP-FedAvg, secret cohorts, amplified',
   "TFF's adaptive clip",
 )
-PATTERNS = {
-  'uniform': 'uniform cohorts',
-  'Beta(2,5)': 'uneven cohorts: Beta(2,5)',
-  'extreme imbalance': 'extreme imbalance',
-  'separated': 'separated cohorts',
+# The patterns of each panel.
+PANELS = {
+  'MNIST': ('uniform', 'Beta(2,5)', 'extreme imbalance', 'separated'),
+  'FEMNIST stand-in': ('uniform', 'Beta(2,5)'),
+  'CIFAR-10': ('uniform', 'Beta(2,5)', 'everybody'),
 }
-_FEW = [name for name in METHODS if name not in ('Certified, independent noise', 'Published account, banded noise')]
-FIGURES = {
-  'accuracy': (['MNIST', 'FEMNIST stand-in', 'CIFAR-10'], ['uniform', 'Beta(2,5)'], _FEW),
-  'accuracy_all': (['MNIST', 'FEMNIST stand-in'], list(PATTERNS), METHODS),
-}
+EPSILON = '3'
 
 
-def _panel(axes: plots.Axes, rows: list[dict[str, str]], methods: list[str]) -> None:
-  """Mean accuracies over seeds at ε = 1, 3 and 6, with their 95% intervals."""
-  for place, method in enumerate(methods):
-    found = [row for row in rows if row['method'] == method]
-    if not found:
-      continue
-    epsilons, accuracies, halves = ([float(r[key]) for r in found] for key in ('epsilon', 'accuracy', 'half_interval'))
+def _panel(axes: plots.Axes, rows: list[dict[str, str]], patterns: tuple[str, ...]) -> None:
+  """Mean accuracies over seeds, with their 95% intervals: a group of methods for each pattern."""
+  for place, method in enumerate(METHODS):
+    found = [row for row in rows if row['method'] == method and row['participation'] in patterns]
+    accuracies, halves = ([float(row[key]) for row in found] for key in ('accuracy', 'half_interval'))
     axes.errorbar(
-      # Moved apart a little, so that no interval hides another one.
-      [math.log(epsilon) + 0.03 * (place - (len(methods) - 1) / 2) for epsilon in epsilons],
+      [patterns.index(row['participation']) + 0.1 * (place - (len(METHODS) - 1) / 2) for row in found],
       accuracies,
       yerr=[halves, [min(half, 99.5 - a) for half, a in zip(halves, accuracies)]],
       label=method,
-      linewidth=1.3,
-      elinewidth=0.7,
+      elinewidth=1,
       capsize=2,
-      **plots.look(METHODS.index(method)),
+      **{**plots.look(place), 'linestyle': 'none'},
     )
-  axes.set_xticks([math.log(epsilon) for epsilon in (1, 3, 6)], ['1', '3', '6'])
+  axes.set_xticks(range(len(patterns)), patterns)
+  axes.set_xlim(-0.5, len(patterns) - 0.5)
+  axes.grid(axis='x', visible=False)
+  for place in range(1, len(patterns)):
+    axes.axvline(place - 0.5, color='0.8', linewidth=0.8)
+  plots.log_of_error(
+    axes.yaxis, [float(row['accuracy']) + off * float(row['half_interval']) for row in rows for off in (-1, 1)]
+  )
 
 
-def draw(name: str) -> None:
-  datasets, patterns, methods = FIGURES[name]
+def draw() -> None:
   with open(FOLDER / 'equal_epsilon.csv', newline='', encoding='utf-8') as f:
-    rows = [row for row in csv.DictReader(f) if row['method'] in methods]
-  tall = len(patterns) > len(datasets)  # Then datasets are columns.
-  rows_and_columns = (len(patterns), len(datasets)) if tall else (len(datasets), len(patterns))
+    rows = [row for row in csv.DictReader(f) if row['epsilon'] == EPSILON and row['method'] in METHODS]
 
   def into(figure: plots.Figure) -> None:
-    grid = figure.subplots(*rows_and_columns, sharey='col' if tall else 'row', squeeze=False)
-    for dataset, line in zip(datasets, grid.T if tall else grid):
-      for pattern, axes in zip(patterns, line):
-        found = [row for row in rows if (row['dataset'], row['participation']) == (dataset, pattern)]
-        if not found:
-          axes.set_axis_off()
-          continue
-        _panel(axes, found, methods)
-        axes.set_title(f'{dataset}, {PATTERNS[pattern]}')
-      line[0].set_ylabel('test accuracy (%)')
-      plots.log_of_error(line[0].yaxis, [float(row['accuracy']) for row in rows if row['dataset'] == dataset])
-    for axes in grid[-1]:
-      axes.set_xlabel('formal ε of the released model (δ = 1e-5)')
-    handles, labels = grid[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc='outside lower center', ncols=3 if len(labels) < 7 else 4)
+    widths = [len(patterns) + 0.6 for patterns in PANELS.values()]
+    grid = figure.subplots(1, len(PANELS), width_ratios=widths)
+    for axes, (dataset, patterns) in zip(grid, PANELS.items()):
+      _panel(axes, [row for row in rows if row['dataset'] == dataset], patterns)
+      axes.set_title(dataset)
+    grid[0].set_ylabel(f'test accuracy (%) at formal ε = {EPSILON}')
+    handles, labels = grid[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc='outside lower center', ncols=4)
 
-  size = (4.3 * rows_and_columns[1], 2.75 * rows_and_columns[0] + 0.5)
-  image = Image.open(io.BytesIO(plots.png(into, size)))
-  image.convert('RGB').quantize(128).save(FOLDER / f'{name}.png', optimize=True)
+  image = Image.open(io.BytesIO(plots.png(into, (12.5, 4.6))))
+  image.convert('RGB').quantize(128).save(FOLDER / 'accuracy.png', optimize=True)
 
 
 if __name__ == '__main__':
-  for figure_name in FIGURES:
-    draw(figure_name)
+  draw()

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Makes all runs of the tables "accuracy at equal formal ε", and two reports. A second call continues what is unfinished.
+# Makes all runs of docs/results.md but those of `make compare`, and reports. A second call continues what is unfinished.
 #
 #     DATA=FOLDER docs/results/run.sh tune tune_cifar10             # then put the best pairs into this file
-#     DATA=FOLDER docs/results/run.sh mnist writers femnist cifar10 report
+#     DATA=FOLDER docs/results/run.sh mnist writers femnist cifar10 others documents report
 #
 # DATA has mnist.npz, mnist_writers.npz and cifar10.npz. FEMNIST, by default the same folder, has emnist_all.sqlite. RUNS
 # gets the runs. FEATURES replaces the features of handwriting, and SWEEP=--dry_run only lists the runs, once the
@@ -42,7 +42,6 @@ their_photographs=(
   'tff_dp_fedavg_adaptive:initial_clip= 1/3 0.25/1 0.1/3'
 )
 
-uneven='beta:a=2,b=5|extreme_imbalance|separated:min_separation=3'
 common=(--flagfile=experiments/presets/mnist_certified_correlated.flags "--features=$FEATURES")
 mnist=("${common[@]}" "--data_dir=$DATA" --eval_every=60)
 writers=("${mnist[@]}" --dataset=mnist_writers --num_clients=539)
@@ -56,6 +55,8 @@ cifar10=(
 )
 exact=(--calibration=exact --noclient_metrics)
 
+seeds='--vary=seed=42|123|999|7|2024'
+few='--vary=seed=42|123|999'
 failed=0
 
 sweep() {  # FOLDER --vary=… -- FLAG…
@@ -80,19 +81,14 @@ chosen() {  # COLUMN LINE…: the axis of these methods with their pair in this 
   methods "${lines[@]}"
 }
 
-table() {  # FOLDER METHODS PARTICIPATIONS OTHERS FLAG…: five seeds at ε = 3, and three at 1 and 6 of some participations.
-  sweep "$1" "$2" "--vary=participation=$3" --vary=epsilon=3 '--vary=seed=42|123|999|7|2024' -- "${@:5}"
-  [ -z "$4" ] || sweep "$1" "$2" "--vary=participation=$4" '--vary=epsilon=1|6' '--vary=seed=42|123|7' -- "${@:5}"
-}
-
-# NAME COLUMN PARTICIPATIONS OTHERS COHORT_SIZE RATE FIRST_AVERAGED_ROUND FLAG…, with a column of `ours`, `theirs` and
-# `secret`. The report shows secret cohorts with uniform ones if the rate has the six digits of cohort size over clients.
+# NAME COLUMN PARTICIPATIONS COHORT_SIZE RATE FIRST_AVERAGED_ROUND FLAG…, with a column of `ours`, `theirs` and `secret`.
+# The report shows secret cohorts with uniform ones if the rate has the six digits of cohort size over clients.
 dataset() {
-  local average="--averaging=tail:start=$7" size="--cohort_size=$5" coins="bernoulli:q=$6"
-  table "$1/ours" "$(chosen "$2" "${ours[@]}")" "$3" "$4" "${@:8}" "$size"
-  table "$1/theirs" "$(chosen "$2" "${theirs[@]}")" "$3" "$4" "${@:8}" "$size" "${exact[@]}" "$average"
-  table "$1/secret" "$(chosen "$2" "${secret[@]}")" "$coins" "${4:+$coins}" "${@:8}" "${exact[@]}" "$average" \
-    --cohort_seed=secret
+  local average="--averaging=tail:start=$6" size="--cohort_size=$4" pattern="--vary=participation=$3"
+  sweep "$1/ours" "$(chosen "$2" "${ours[@]}")" "$pattern" "$seeds" -- "${@:7}" "$size"
+  sweep "$1/theirs" "$(chosen "$2" "${theirs[@]}")" "$pattern" "$seeds" -- "${@:7}" "$size" "${exact[@]}" "$average"
+  sweep "$1/secret" "$(chosen "$2" "${secret[@]}")" "--vary=participation=bernoulli:q=$5" "$seeds" -- "${@:7}" \
+    "${exact[@]}" "$average" --cohort_seed=secret
 }
 
 each() {  # NORMS METHOD_UP_TO_THE_NORM…: the axis of these methods with each norm.
@@ -120,7 +116,7 @@ tuned_photographs() {  # FOLDER AXIS AXIS FLAG…, on drawings.
 }
 
 photographs() {  # FOLDER COLUMN PARTICIPATIONS FIRST_AVERAGED_ROUND FLAG…: five seeds.
-  local axes=("--vary=participation=$3" '--vary=seed=42|123|999|7|2024') flags=("${cifar10[@]}" "${@:5}")
+  local axes=("--vary=participation=$3" "$seeds") flags=("${cifar10[@]}" "${@:5}")
   sweep "cifar10/$1/ours" "$(chosen "$2" "${our_photographs[@]}")" "${axes[@]}" -- "${flags[@]}"
   sweep "cifar10/$1/theirs" "$(chosen "$2" "${their_photographs[@]}")" "${axes[@]}" -- \
     "${flags[@]}" "${exact[@]}" "--averaging=tail:start=$4"
@@ -139,10 +135,10 @@ extractor() {  # The default features' network.
     python -m experiments.pretrain --public_data=glyphs "--output=$RUNS/extractor" || exit
 }
 
-steps='tune, tune_cifar10, mnist, writers, femnist, cifar10 or report'
+steps='tune, tune_cifar10, mnist, writers, femnist, cifar10, others, documents or report'
 [ $# -gt 0 ] || { echo "give steps: $steps" >&2; exit 2; }
 for step; do
-  case $step in tune | mnist | writers | femnist) extractor ;; tune_cifar10 | cifar10) imagenet ;; esac
+  case $step in tune | mnist | writers | femnist | others) extractor ;; tune_cifar10 | cifar10) imagenet ;; esac
   case $step in
     tune)
       tuned mnist '0.1 0.15 0.25 0.5' '0.05 0.1 0.25' 30 0.3 46 "${common[@]}" --dataset=glyphs --eval_every=60
@@ -152,10 +148,12 @@ for step; do
         --partition=iid --num_clients=900 --rounds=100 --eval_every=100
       [ "$SWEEP" = --dry_run ] || python -m experiments.reporting.best "$RUNS/tune" || failed=1
       ;;
-    mnist) dataset mnist 1 "uniform|$uneven" "uniform|$uneven" 30 0.3 46 "${mnist[@]}" ;;
-    writers) dataset writers 2 'uniform|beta:a=2,b=5' '' 54 0.100186 46 "${writers[@]}" ;;
-    femnist)
-      dataset femnist 3 'uniform|beta:a=2,b=5|extreme_imbalance' 'uniform|beta:a=2,b=5' 100 0.111111 76 "${femnist[@]}"
+    mnist)
+      dataset mnist 1 'uniform|beta:a=2,b=5|extreme_imbalance|separated:min_separation=3' 30 0.3 46 "${mnist[@]}"
+      ;;
+    writers) dataset writers 2 'uniform|beta:a=2,b=5' 54 0.100186 46 "${writers[@]}" ;;
+    femnist)  # Other seeds have other test writers, whose features take minutes.
+      seeds=$few dataset femnist 3 'uniform|beta:a=2,b=5' 100 0.111111 76 "${femnist[@]}"
       ;;
     tune_cifar10)
       our_methods=("${our_photographs[@]%% *}") their_methods=("${their_photographs[@]%% *}")
@@ -177,10 +175,35 @@ for step; do
         photographs "cohorts$epsilon" 3 'uniform|beta:a=2,b=5' 46 "${cohorts[@]}" "--epsilon=$epsilon"
       done
       ;;
+    others)  # Who pays, the ceilings of FEMNIST, ε = 1 with few features, everybody in each round on features of other kinds.
+      # Runs without a certificate write clients' accuracies.
+      axis="--vary=algorithm=$(printf 'certified:weights=%s,noise=ar1,clip=0.25,certificate=false\n' \
+        online participation uniform | paste -sd '|')"
+      sweep others/thirds "$axis" "$few" -- "${mnist[@]}" --cohort_size=30 --participation=beta:a=2,b=5
+      axis='--vary=algorithm=fedavg|certified:clip=1;epsilon=3|100;averaging=tail:start=76|planned'
+      sweep others/femnist "$axis" -- "${femnist[@]}"
+      sweep others/epsilon1 "$seeds" -- --flagfile=experiments/presets/mnist_certified_epsilon1.flags \
+        "--data_dir=$DATA" "--features=pretrained:path=$RUNS/extractor,size=64,centred=true"
+      axis='--vary=flagfile=experiments/presets/mnist_certified.flags|experiments/presets/mnist_certified_pretrained.flags'
+      axis+=";features=scattering:centred=true|pretrained:path=$RUNS/extractor"
+      sweep others/mnist "$axis" "$seeds" -- "--data_dir=$DATA"
+      axis='--vary=epsilon=3|6;algorithm=certified:clip=0.5|certified:clip=1'
+      sweep others/cifar10 "$axis" "$seeds" -- --flagfile=experiments/presets/cifar10_certified_correlated.flags \
+        "--data_dir=$DATA"
+      ;;
+    documents)  # Their constants, on 8×8 digits.
+      digits=(--flagfile=experiments/presets/mnist_2025.flags --dataset=digits --model=digits_cnn --eval_every=10)
+      sweep documents '--vary=algorithm=quap|fixed_dp_layerwise|fixed_dp' "$few" -- "${digits[@]}"
+      axis='--vary=algorithm=fedavg|fedavg|quap;epsilon=6|6|130;client_optimizer=sgd:learning_rate=0.005'
+      sweep documents "$axis|sgd:learning_rate=0.05|sgd:learning_rate=0.005" "$few" -- "${digits[@]}"
+      sweep documents '--vary=algorithm=quap;critical_layers=all' "$few" -- "${digits[@]}"
+      ;;
     report)
       python -m experiments.report "$RUNS"/mnist/*/ "--output_dir=$RUNS/report/mnist" || failed=1
       python -m experiments.report "$RUNS"/{writers,femnist}/*/ "--output_dir=$RUNS/report/handwriting" || failed=1
       python -m experiments.report "$RUNS/cifar10" "--output_dir=$RUNS/report/cifar10" || failed=1
+      python -m experiments.report "$RUNS"/others/*/ "--output_dir=$RUNS/report/others" || failed=1
+      python -m experiments.report "$RUNS/documents" "--output_dir=$RUNS/report/documents" || failed=1
       ;;
     *) echo "unknown step $step: $steps" >&2; exit 2 ;;
   esac

@@ -147,10 +147,10 @@ CORRELATED_MNIST = dict(
   {name: value for name, value in CERTIFIED_MNIST.items() if name != 'warmup_rounds'},
   participation=('uniform', {}),
   cohort_size=30,
-  features='pretrained:path=runs/extractor',
+  features='pretrained:path=runs/extractor,size=128,centred=true',
   rounds=60,
   local_epochs=30,
-  algorithm='certified:weights=online,noise=ar1,clip=0.15',
+  algorithm='certified:weights=online,noise=ar1,clip=0.25',
   averaging='planned',
 )
 CERTIFIED = {
@@ -192,7 +192,7 @@ CERTIFIED = {
     num_clients=None,
     cohort_size=100,
     rounds=100,
-    algorithm='certified:weights=online,noise=ar1,clip=0.5',
+    algorithm='certified:weights=online,noise=ar1,clip=1',
   ),
   'cifar10_certified_correlated': dict(
     CORRELATED_MNIST,
