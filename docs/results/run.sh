@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes all runs of docs/results.md but those of `make compare`, and reports. A second call continues what is unfinished.
+# Makes all runs of docs/results.md but those of `make compare`, and reports. A second call goes on.
 #
 #     DATA=FOLDER docs/results/run.sh tune tune_cifar10             # then put the best pairs into this file
 #     DATA=FOLDER docs/results/run.sh mnist writers femnist cifar10 others documents report
@@ -175,7 +175,7 @@ for step; do
         photographs "cohorts$epsilon" 3 'uniform|beta:a=2,b=5' 46 "${cohorts[@]}" "--epsilon=$epsilon"
       done
       ;;
-    others)  # Who pays, the ceilings of FEMNIST, ε = 1 with few features, everybody in each round on features of other kinds.
+    others)  # Who pays, FEMNIST's ceilings, ε = 1 with few features, and everybody in each round on other features.
       # Runs without a certificate write clients' accuracies.
       axis="--vary=algorithm=$(printf 'certified:weights=%s,noise=ar1,clip=0.25,certificate=false\n' \
         online participation uniform | paste -sd '|')"
@@ -184,7 +184,8 @@ for step; do
       sweep others/femnist "$axis" -- "${femnist[@]}"
       sweep others/epsilon1 "$seeds" -- --flagfile=experiments/presets/mnist_certified_epsilon1.flags \
         "--data_dir=$DATA" "--features=pretrained:path=$RUNS/extractor,size=64,centred=true"
-      axis='--vary=flagfile=experiments/presets/mnist_certified.flags|experiments/presets/mnist_certified_pretrained.flags'
+      presets=experiments/presets/mnist_certified
+      axis="--vary=flagfile=$presets.flags|${presets}_pretrained.flags"
       axis+=";features=scattering:centred=true|pretrained:path=$RUNS/extractor"
       sweep others/mnist "$axis" "$seeds" -- "--data_dir=$DATA"
       axis='--vary=epsilon=3|6;algorithm=certified:clip=0.5|certified:clip=1'
