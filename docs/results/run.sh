@@ -179,7 +179,8 @@ for step; do
       # Runs without a certificate write clients' accuracies.
       axis="--vary=algorithm=$(printf 'certified:weights=%s,noise=ar1,clip=0.25,certificate=false\n' \
         online participation uniform | paste -sd '|')"
-      sweep others/thirds "$axis" "$few" -- "${mnist[@]}" --cohort_size=30 --participation=beta:a=2,b=5
+      sweep others/thirds "$axis" "$few" -- "${mnist[@]}" --cohort_size=30 --participation=beta:a=2,b=5 \
+        --client_metrics
       axis='--vary=algorithm=fedavg|certified:clip=1;epsilon=3|100;averaging=tail:start=76|planned'
       sweep others/femnist "$axis" -- "${femnist[@]}"
       sweep others/epsilon1 "$seeds" -- --flagfile=experiments/presets/mnist_certified_epsilon1.flags \
