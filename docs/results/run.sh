@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes all runs of docs/results.md but those of `make compare`, and reports. A second call goes on.
+# Makes all runs of docs/results.md but those of `make compare`, and reports. A second call continues them.
 #
 #     DATA=FOLDER docs/results/run.sh tune tune_cifar10             # then put the best pairs into this file
 #     DATA=FOLDER docs/results/run.sh mnist writers femnist cifar10 others documents report
