@@ -6,7 +6,8 @@ belongs to that one call. Here the same graph is prepared for calls of a functio
 
 * every node that is not needed by the initialize op waits for it;
 * variables' handles become inputs, so each call can have variables of its own;
-* tables become anonymous tables, which live as long as the call.
+* tables become anonymous tables, which live as long as the call;
+* iterators over datasets, and the optional elements that they give, are placed on the CPU, whose memory holds them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,6 +44,13 @@ _ONE_THREAD_OPS = frozenset(['ReduceDataset', 'IteratorGetNext', 'IteratorGetNex
 _BRANCHING_OPS = frozenset(
   'Case Enter Exit For If LoopCond Merge NextIteration StatelessCase StatelessIf StatelessWhile Switch While'.split()
 )
+# Ops on iterators and optional elements. A GPU has kernels for them, for elements in its own memory, and TensorFlow's
+# placer would take these: the ops that hold an iterator in a loop prefer a GPU, and all that use it go with them.
+_ELEMENT_OPS = ('AnonymousIterator', 'Iterator', 'MakeIterator', 'Optional')
+# Ops that give an optional element, and ops of a loop that pass it on.
+_OPTIONAL_OPS = frozenset(['IteratorGetNextAsOptional', 'OptionalFromValue', 'OptionalNone'])
+_PASSING_OPS = frozenset(['Enter', 'Exit', 'Identity', 'Merge', 'NextIteration', 'Switch'])
+_CPU = '/device:CPU:0'
 
 # Numbers what needs a name of its own in this process.
 _unique = itertools.count()
@@ -132,6 +140,8 @@ def section_graph(proto: Any, arguments: Sequence[str], results: Sequence[str]) 
   prepared = tf.compat.v1.GraphDef(versions=graph_def.versions)
   prepared.node.extend(nodes.values())
   prepared.library.CopyFrom(_renamed_library(graph_def.library, prepared.node))
+  for part in [prepared.node, *[function.node_def for function in prepared.library.function]]:
+    _place_elements_on_cpu(part)
   return SectionGraph(prepared, inputs, used, variables, fetches)
 
 
@@ -244,6 +254,20 @@ def _initialize_first(nodes: dict[str, Any], initialize: str) -> None:
     # One edge at the border is enough: a node that depends on one that waits also waits.
     if all(_node_name(edge) in before or _node_name(edge) in free for edge in node.input):
       node.input.append(f'^{initialize}')
+
+
+def _place_elements_on_cpu(nodes: Any) -> None:
+  """Places iterators and optional elements, also those that a loop passes on, where the datasets are."""
+  passed_to: dict[str, list[str]] = {}
+  for node in nodes:
+    if node.op in _PASSING_OPS and node.attr['T'].type == tf.variant.as_datatype_enum:
+      for edge in node.input:
+        passed_to.setdefault(_node_name(edge), []).append(node.name)
+  optional = [node.name for node in nodes if node.op in _OPTIONAL_OPS]
+  holders = schedule.closure(optional, lambda name: passed_to.get(name, ()))
+  for node in nodes:
+    if node.name in holders or node.op.startswith(_ELEMENT_OPS):
+      node.device = _CPU
 
 
 def _renamed_library(library: Any, nodes: Sequence[Any]) -> Any:
