@@ -212,7 +212,7 @@ class Runtime:
 
   Attributes:
     runtime: Where TFF computations run.
-    device: Device. auto uses GPUs if there are any. GPUs have not been tried yet.
+    device: Device. auto uses GPUs if there are any (docs/runtimes.md says what was tried on one).
     num_threads: Number of clients that train at once with --runtime=in_process. Default: one for each core.
     num_workers: Number of workers that --runtime=workers starts.
   """

@@ -44,7 +44,9 @@ def prepare(config: Union[config_lib.RuntimeConfig, str]) -> Sequence[str]:
   config = _config(config)
   if config.kind != 'in_process':
     return ()
-  gpus = tf.config.list_physical_devices('GPU') if config.device != 'cpu' else []
+  if config.device == 'cpu':
+    _hide_gpus()
+  gpus = tf.config.get_visible_devices('GPU') if config.device != 'cpu' else []
   if not gpus:
     if config.device == 'gpu':
       has_cuda = tf.test.is_built_with_cuda()
@@ -55,7 +57,6 @@ def prepare(config: Union[config_lib.RuntimeConfig, str]) -> Sequence[str]:
       )
     _one_core_per_client(config.resolved_num_threads())
     return ('/device:CPU:0',)
-  # GPUs have never been tried: no machine with one was available.
   for gpu in gpus:
     try:
       # Without this, TensorFlow allocates all memory of the GPU at once, even for a small model.
@@ -63,6 +64,14 @@ def prepare(config: Union[config_lib.RuntimeConfig, str]) -> Sequence[str]:
     except RuntimeError:
       logging.warning('TensorFlow had already opened %s: memory growth stays as it was.', gpu.name)
   return tuple(f'/device:GPU:{i}' for i in range(len(tf.config.list_logical_devices('GPU'))))
+
+
+def _hide_gpus() -> None:
+  """Keeps TensorFlow from taking all memory of the GPUs, and from evaluating models there."""
+  try:
+    tf.config.set_visible_devices([], 'GPU')
+  except RuntimeError:
+    logging.warning('TensorFlow had already opened a GPU, and may use it. Activate the runtime first.')
 
 
 def _one_core_per_client(num_threads: int) -> None:

@@ -374,6 +374,13 @@ def test_clients_take_the_devices_in_turn():
     context.close()
 
 
+def test_on_the_cpu_gpus_are_hidden(monkeypatch):
+  visible = []
+  monkeypatch.setattr(tf.config, 'set_visible_devices', lambda *arguments: visible.append(arguments))
+  assert runtime.prepare(runtime.RuntimeConfig(device='cpu')) == ('/device:CPU:0',)
+  assert visible == [([], 'GPU')]
+
+
 @pytest.mark.skipif(bool(tf.config.list_physical_devices('GPU')), reason='there is a GPU here')
 def test_missing_gpu_is_an_error():
   with pytest.raises(runtime.DeviceError, match='a build with(out)? CUDA, sees no GPU here'):

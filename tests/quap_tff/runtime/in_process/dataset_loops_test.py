@@ -67,18 +67,37 @@ def test_no_iterator_tunes_itself(asked_for, monkeypatch):
   assert found == [False]
 
 
+def _section(computation):
+  proto = computation.to_compiled_building_block().proto.tensorflow
+  names = [proto.parameter.sequence.variant_tensor_name], [proto.result.tensor.tensor_name]
+  return section_graphs.section_graph(proto, *names).graph_def
+
+
 def test_a_step_that_calls_functions_is_inlined():
   @tff.tensorflow.computation(_SEQUENCE)
   def computation(dataset):
     step = tf.function(lambda total, value: total + value)
     return dataset.reduce(0, lambda total, value: step(total, value))
 
-  proto = computation.to_compiled_building_block().proto.tensorflow
-  names = [proto.parameter.sequence.variant_tensor_name], [proto.result.tensor.tensor_name]
-  found = _ops(section_graphs.section_graph(proto, *names).graph_def)
+  found = _ops(_section(computation))
   assert found['NextIteration'] and not {'ReduceDataset', 'While', 'PartitionedCall', 'StatefulPartitionedCall'} & {
     *found
   }
+
+
+def test_elements_stay_on_the_cpu_until_a_step_takes_them():
+  @tff.tensorflow.computation(_SEQUENCE)
+  def computation(dataset):
+    return dataset.reduce(0.0, lambda total, value: total + tf.cast(value, tf.float32))
+
+  nodes = _section(computation).node
+  on_cpu = {node.op for node in nodes if node.device == '/device:CPU:0'}
+  assert {'AnonymousIteratorV3', 'MakeIterator', 'IteratorGetNextAsOptional', 'OptionalHasValue'} <= on_cpu
+  assert {'OptionalGetValue', 'Enter', 'Merge', 'Switch', 'NextIteration'} <= on_cpu
+  of_loop = [node for node in nodes if node.op in ('Enter', 'Merge', 'Switch', 'NextIteration')]
+  assert len(of_loop) > 8
+  for node in of_loop:
+    assert (node.device == '/device:CPU:0') == (node.attr['T'].type == tf.variant.as_datatype_enum)
 
 
 @pytest.mark.slow
