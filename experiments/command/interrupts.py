@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import contextlib
 import gc
 import signal
+import sys
 import types
 from typing import Any, Optional
 import weakref
@@ -32,6 +33,7 @@ def install() -> None:
   for signum in experiments.SIGNALS:
     signal.signal(signum, _handle)
   signal.signal(signal.SIGALRM, lambda signum, frame: _interrupt(frame))
+  sys.unraisablehook = _again_if_lost
 
 
 @contextlib.contextmanager
@@ -96,8 +98,19 @@ def _raise() -> None:
   raise KeyboardInterrupt
 
 
+def _again_if_lost(unraisable: Any) -> None:
+  """Python's hook for exceptions that it drops: an interrupt is raised again soon, and others are printed."""
+  if _came and issubclass(unraisable.exc_type, KeyboardInterrupt):
+    signal.setitimer(signal.ITIMER_REAL, _SECONDS_UNTIL_AGAIN)
+  else:
+    sys.__unraisablehook__(unraisable)
+
+
 def _is_lost_in(frame: Any) -> bool:
-  """True if Python drops exceptions there: in finalizers, in callbacks of the collector and of weak references."""
+  """True in finalizers and in callbacks of the collector and of weak references, which must not be cut either.
+
+  Python drops exceptions there. Where this doesn't know it, as at the end of a generator, `_again_if_lost` helps.
+  """
   callbacks = {getattr(callback, '__code__', None) for callback in gc.callbacks}
   while frame is not None:
     code = frame.f_code

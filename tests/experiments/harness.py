@@ -85,12 +85,13 @@ def configured(*arguments: str, num_clients: int = 10):
 
 @contextlib.contextmanager
 def signal_handlers_kept() -> Iterator[None]:
-  """Gives SIGINT and SIGTERM back to whom they belonged; what has come is forgotten, as in another process."""
-  before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+  """Gives SIGINT, SIGTERM and Python's hook back to their owners; what has come is forgotten, as in another process."""
+  hook, before = sys.unraisablehook, {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
   try:
     yield
   finally:
     interrupts.install()
+    sys.unraisablehook = hook
     for signum, handler in before.items():
       signal.signal(signum, handler)
 

@@ -112,6 +112,28 @@ class TestInterrupts:
       threading.Event().wait(timeout=60)
     assert not kept.data and 'Exception ignored' not in capfd.readouterr().err
 
+  def test_nor_at_the_end_of_a_generator(self, capfd):
+    def numbers():
+      try:
+        yield 1
+      finally:
+        signal.raise_signal(signal.SIGINT)
+
+    ended = numbers()
+    next(ended)
+    with pytest.raises(KeyboardInterrupt):
+      del ended
+      threading.Event().wait(timeout=60)
+    assert 'Exception ignored' not in capfd.readouterr().err
+
+  def test_other_errors_that_python_drops_are_printed(self, capfd):
+    class Finalized:
+      def __del__(self):
+        raise ValueError('of the finalizer')
+
+    Finalized()
+    assert 'of the finalizer' in capfd.readouterr().err
+
   def test_it_is_raised_once_where_a_block_raises_it_first(self):
     class Finalized:
       def __del__(self):
