@@ -4,7 +4,7 @@ r"""Compares certified QuAP-FL with TFF's own private methods at an equal guaran
     python -m experiments.compare --dataset=femnist --data_dir=DIR
     python -m experiments.compare --dataset=npz:path=FILE --epsilons=1,3,6
 
-The first compares on 8×8 digits, offline, in two to three minutes on two cores. Other datasets are mnist and cifar10.
+The first compares on 8×8 digits, offline, in two to four minutes on two cores. Other datasets are mnist and cifar10.
 The last compares on a file of your own (see docs/usage.md), with a linear model and with the constants of the digits,
 which are not chosen for it.
 

@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
       _say('Worth: a comparison with the documents. Nothing bounds what the model tells about a client.')
     else:
       _say(_verified(path))
-  print("\nNext, in two to three minutes, TFF's own methods at the same guarantee:\n    make compare")
+  print("\nNext, in two to four minutes, TFF's own methods at the same guarantee:\n    make compare")
   return 0
 
 
