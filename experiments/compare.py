@@ -22,7 +22,6 @@ standard error. Exit status: 0, 1 for wrong input or if a run failed, 130 when i
 
 from collections.abc import Sequence
 import contextlib
-import glob
 import io
 import math
 import os
@@ -42,6 +41,7 @@ from experiments.command import interrupts
 from experiments.folders import folder as run_folder
 from experiments.reporting import naming
 from experiments.reporting import pages
+from experiments.sweeps import sweep_runs
 from quap_tff.cohorts import default_cohort_size
 from quap_tff.common import checks
 from quap_tff.common import registry
@@ -191,12 +191,12 @@ def _own_setting(dataset: str, data_dir: Optional[str]) -> ComparisonSetting:
 def _run(setting: ComparisonSetting, epsilons: Sequence[float], folder: str) -> int:
   cores, runs, failed = len(os.sched_getaffinity(0)), os.path.join(folder, 'runs'), False
   grids = grids_of(setting, epsilons)
-  done = len(glob.glob(os.path.join(glob.escape(runs), '*', run_folder.SUMMARY)))
-  left = sum(count for _, count in grids) - done
+  names = [sweep_runs.directory_name(combination) for axes in grids for combination in sweep_runs.combinations(axes)]
+  left = sum(not os.path.exists(os.path.join(runs, name, run_folder.SUMMARY)) for name in names)
   minutes = max(1, math.ceil(left * setting.seconds / cores / 60))
-  if left > 0:
+  if left:
     _say(f'{left} runs of about {setting.seconds:g} s: {minutes} minute{"s" * (minutes > 1)} on {cores} cores.')
-  for axes, _ in grids:
+  for axes in grids:
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
       status = sweep.main(
@@ -241,8 +241,8 @@ def base_flags(setting: ComparisonSetting, folder: str, data_dir: Optional[str])
   ]
 
 
-def grids_of(setting: ComparisonSetting, epsilons: Sequence[float]) -> list[tuple[list[str], int]]:
-  """The axes of the two sweeps, and the number of runs in each."""
+def grids_of(setting: ComparisonSetting, epsilons: Sequence[float]) -> list[list[str]]:
+  """The axes of the two sweeps."""
   tail = f'tail:start={setting.rounds * 3 // 4 + 1}'
   *pairs, (norm_of_secret, rate_of_secret) = setting.constants
   rows = [
@@ -260,10 +260,7 @@ def grids_of(setting: ComparisonSetting, epsilons: Sequence[float]) -> list[tupl
     f'averaging={tail}',
   ]
   others = [_axis('epsilon', [f'{epsilon:g}' for epsilon in epsilons]), _axis('seed', _SEEDS)]
-  return [
-    ([axis, *others], count * len(epsilons) * len(_SEEDS))
-    for axis, count in ((together, len(rows)), (';'.join(secret), 1))
-  ]
+  return [[together, *others], [';'.join(secret), *others]]
 
 
 def _axis(name: str, values: Sequence[object]) -> str:
