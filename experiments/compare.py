@@ -38,12 +38,13 @@ from experiments import report
 from experiments import sweep
 from experiments.command import command_line
 from experiments.command import interrupts
-from experiments.folders import folder as run_folder
 from experiments.reporting import naming
 from experiments.reporting import pages
+from experiments.sweeps import scheduler
 from experiments.sweeps import sweep_runs
 from quap_tff.cohorts import default_cohort_size
 from quap_tff.common import checks
+from quap_tff.common import files
 from quap_tff.common import registry
 
 _PRESETS = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'presets')
@@ -188,11 +189,21 @@ def _own_setting(dataset: str, data_dir: Optional[str]) -> ComparisonSetting:
   return SETTINGS['digits']._replace(flags=flags_, rate=float(f'{size / clients:g}'))
 
 
+def _with_flag_file(setting: ComparisonSetting, folder: str) -> ComparisonSetting:
+  """The setting with its flags in a file, which may set what some runs do not use: secret cohorts have no size."""
+  if not setting.flags:
+    return setting
+  path = os.path.join(folder, 'dataset.flags')
+  os.makedirs(folder, exist_ok=True)
+  files.write(path, '\n'.join([*setting.flags, '']))
+  return setting._replace(flags=[f'--flagfile={path}'])
+
+
 def _run(setting: ComparisonSetting, epsilons: Sequence[float], folder: str) -> int:
   cores, runs, failed = len(os.sched_getaffinity(0)), os.path.join(folder, 'runs'), False
+  base = base_flags(_with_flag_file(setting, folder), folder, _DATA_DIR.value)
   grids = grids_of(setting, epsilons)
-  names = [sweep_runs.directory_name(combination) for axes in grids for combination in sweep_runs.combinations(axes)]
-  left = sum(not os.path.exists(os.path.join(runs, name, run_folder.SUMMARY)) for name in names)
+  left = sum(not scheduler.standing(run).finished for grid in sweep_runs.runs_of(runs, base, grids) for run in grid)
   minutes = max(1, math.ceil(left * setting.seconds / cores / 60))
   if left:
     _say(f'{left} runs of about {setting.seconds:g} s: {minutes} minute{"s" * (minutes > 1)} on {cores} cores.')
@@ -200,8 +211,7 @@ def _run(setting: ComparisonSetting, epsilons: Sequence[float], folder: str) -> 
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
       status = sweep.main(
-        ['sweep', f'--output_dir={runs}', f'--parallel={cores}', *(f'--vary={axis}' for axis in axes), '--']
-        + base_flags(setting, folder, _DATA_DIR.value)
+        ['sweep', f'--output_dir={runs}', f'--parallel={cores}', *(f'--vary={axis}' for axis in axes), '--', *base]
       )
     if status == command_line.INTERRUPTED:
       _say('The same command continues it.')

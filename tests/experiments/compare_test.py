@@ -3,6 +3,7 @@
 import collections
 import json
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from experiments import compare
 from experiments import sweep
 from experiments.command import command_line
 from experiments.sweeps import sweep_runs
+from tests.experiments import pretended_run
 from tests.experiments.reporting import factory
 
 
@@ -86,14 +88,21 @@ def test_a_failed_run_and_an_interrupt_are_the_exit_status(tmp_path, monkeypatch
   assert ('Failed: a run' in err) == (status == 1) and '"runs"' not in err
 
 
-def test_its_estimate_leaves_out_only_runs_of_this_comparison_that_are_done(tmp_path, monkeypatch, capsys):
+def test_its_estimate_leaves_out_finished_runs_of_this_comparison_alone(tmp_path, monkeypatch, capsys):
   monkeypatch.setattr(sweep, 'main', lambda argv: 130)
-  runs = tmp_path / 'out' / 'runs'
-  first, *_ = sweep_runs.combinations(compare.grids_of(compare.SETTINGS['digits'], [3])[0])
-  for epsilon in ('3', '1'):
-    factory.write_run(runs / sweep_runs.directory_name({**first, 'epsilon': epsilon}), algorithm='certified')
-  assert _main(f'--output_dir={tmp_path / "out"}') == 130
+  folder, setting = str(tmp_path / 'out'), compare.SETTINGS['digits']
+  base, grids = compare.base_flags(setting, folder, None), compare.grids_of(setting, [3, 1])
+  (of_3, *_, of_1), _ = sweep_runs.runs_of(os.path.join(folder, 'runs'), base, grids)
+  pretended_run.write(of_3, of_3.last_round)
+  assert _main(f'--output_dir={folder}') == 130
   assert '55 runs of about' in capsys.readouterr().err
+  pretended_run.write(of_1, of_1.last_round)
+  assert _main(f'--output_dir={folder}') == 130
+  assert '55 runs of about' in capsys.readouterr().err
+  shutil.rmtree(of_3.path)
+  pretended_run.write(of_3, 4, interrupted=True)
+  assert _main(f'--output_dir={folder}') == 130
+  assert '56 runs of about' in capsys.readouterr().err
 
 
 def test_the_network_comes_first_and_only_once(tmp_path, monkeypatch):
@@ -128,11 +137,12 @@ def test_data_of_ones_own_have_the_digits_constants_and_a_linear_model(
   (argv,) = calls
   assert f'--output_dir={os.path.join("runs", "compare", "tab", "runs")}' in argv
   flags_ = argv[argv.index('--') + 1 :]
-  assert {'--model=logistic_regression', '--features=none', f'--cohort_size={size}'} <= set(flags_)
   assert 'All constants are those of 8×8 digits' in capsys.readouterr().err
   axes = [word.partition('=')[2] for word in argv if word.startswith('--vary=')]
   (runs,) = sweep_runs.runs_of(str(tmp_path / 'runs'), flags_, [axes])
-  assert len(runs) == 48 and {run.identity['epsilon'] for run in runs} == {3}
+  assert len(runs) == 48
+  expected = {'epsilon': 3, 'model': 'logistic_regression', 'features': 'none', 'cohort_size': size}
+  assert all(run.identity[name] == value for run in runs for name, value in expected.items())
 
 
 @pytest.mark.parametrize(

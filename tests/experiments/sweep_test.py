@@ -1,6 +1,5 @@
 """Sweeps: with runs that only pretend, and once with real ones on digits."""
 
-import csv
 import json
 import os
 import signal
@@ -15,36 +14,13 @@ import tensorflow as tf
 
 from experiments import sweep
 from experiments.command import command_line
-from experiments.folders import folder as run_folder
 from experiments.sweeps import scheduler
 from experiments.sweeps import sweep_runs
-from quap_tff.common import files
 from tests.experiments import harness
+from tests.experiments import pretended_run
 
 _BASE = ('--dataset=digits', '--rounds=10')
 _ALGORITHMS = 'algorithm=fedavg|fixed_dp:clip=1.0|quap'
-
-
-def _write(run, rounds, seconds=2.0, interrupted=False, accuracy=0.5, with_summary=True):
-  """What a run leaves in its folder."""
-  os.makedirs(run.path, exist_ok=True)
-  machine = {'platform': 'x', 'cores': 2, 'gpus': 0}
-  stretch = {'first_round': 1, 'code': run_folder.code(), 'versions': {}, 'machine': machine}
-  files.write_json(os.path.join(run.path, 'run.json'), {'identity': dict(run.identity), 'stretches': [stretch]})
-  with open(os.path.join(run.path, 'metrics.csv'), 'w', newline='') as f:
-    writer = csv.writer(f)
-    writer.writerow(['round', 'train_loss'])
-    writer.writerows([t, ''] for t in range(1, rounds + 1))
-  # The files' times show how long the rounds took.
-  begin = os.path.getmtime(os.path.join(run.path, 'run.json'))
-  os.utime(os.path.join(run.path, 'metrics.csv'), (begin, begin + rounds * seconds))
-  finished = with_summary and rounds >= 10
-  if not finished:
-    os.makedirs(os.path.join(run.path, 'checkpoints', f'round_{rounds}'))
-    files.write_sealed(os.path.join(run.path, 'checkpoints', 'secret'), b'secret')
-  if with_summary:
-    summary = {'interrupted': interrupted, 'rounds': rounds, 'test_accuracy': accuracy, 'finished': finished}
-    files.write_json(os.path.join(run.path, 'summary.json'), summary)
 
 
 class _Child:
@@ -61,7 +37,7 @@ class _Child:
       return None
     self._runs.at_work -= 1
     if not self._code:
-      _write(self._run, self._run.last_round)
+      pretended_run.write(self._run, self._run.last_round)
     return self._code
 
   def terminate(self):
@@ -157,8 +133,8 @@ class TestRuns:
   def test_finished_ones_are_skipped_and_begun_ones_come_first(self, call, folder):
     by_name = _runs_in(folder, 'seed=1|2|3')
     call('--vary=seed=1|2|3', runs=_Runs(**{f'seed={seed}': {'code': 1} for seed in (1, 2, 3)}))
-    _write(by_name['seed=1'], 10)
-    _write(by_name['seed=3'], 4, with_summary=False)
+    pretended_run.write(by_name['seed=1'], 10)
+    pretended_run.write(by_name['seed=3'], 4, with_summary=False)
     ended, runs = call('--vary=seed=1|2|3')
     assert runs.started == ['seed=3', 'seed=2']
     assert ended.status == 0 and ended.summary['done'] == ['seed=1', 'seed=2', 'seed=3']
@@ -348,7 +324,7 @@ class TestWrongInput:
   def test_a_runs_folder_with_another_run_in_it_is_named(self, call, folder):
     call('--vary=seed=1')
     run = _runs_in(folder, 'seed=1')['seed=1']
-    _write(run._replace(identity={**run.identity, 'rounds': 7}), 7)
+    pretended_run.write(run._replace(identity={**run.identity, 'rounds': 7}), 7)
     ended, runs = call('--vary=seed=1')
     assert ended.status == 1 and not runs.started
     assert '--seed=1: output_dir' in ended.err and '--rounds: 7 there, 10 now' in ended.err
@@ -376,13 +352,13 @@ class TestStanding:
   )
   def test_of_a_run_that_has_begun(self, run, rounds, written, changes, expected):
     assert scheduler.standing(run) == scheduler.RunStanding(0, False, None, None)
-    _write(run, rounds, **written)
+    pretended_run.write(run, rounds, **written)
     assert scheduler.standing(run._replace(**changes)) == scheduler.RunStanding(*expected)
 
   @pytest.mark.parametrize('name', ['metrics.csv', 'summary.json'])
   @pytest.mark.parametrize('text', ['', 'round,seconds\n1', '{', '[]', '{"rounds": 10}', 'round,seconds\nx,y\n'])
   def test_damaged_files_count_as_none(self, run, name, text):
-    _write(run, 10)
+    pretended_run.write(run, 10)
     with open(os.path.join(run.path, name), 'w') as f:
       f.write(text)
     found = scheduler.standing(run)
