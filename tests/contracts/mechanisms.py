@@ -6,13 +6,14 @@
       def plan(self):
         return …            # a plan of five clients over `SCHEDULE`; pytest does the rest
 
-So a mechanism of a program of your own keeps it as those of this project do (`registered_test.py`).
+So a mechanism of a program of your own keeps it as those of this project do (`registered_test.py`). `FunctionsContract`
+is the part that needs no TFF computation: it plays the same rounds as plain functions, in a fraction of the time.
 """
 
 import collections
 import dataclasses
 import json
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 import pytest
@@ -34,8 +35,10 @@ from quap_tff.federated import leaving_clients
 from quap_tff.mechanisms.held import guarded_clients
 from quap_tff.mechanisms.parts import layers
 from quap_tff.training import client_update
+from tests.quap_tff import compiled_loops
 from tests.quap_tff import linear_model
 from tests.quap_tff import rounds as pure_rounds
+from tests.quap_tff.certificates import made
 
 NUM_CLIENTS = 5
 SCHEDULE = [np.array(cohort, np.int64) for cohort in ([0, 2, 3], [1, 2], [], [0, 3, 4])]
@@ -54,23 +57,28 @@ class Run:
   """A run of a plan over `SCHEDULE`.
 
   Attributes:
-    plan: The plan, whose process is built.
-    process: The process.
-    data: The clients' data of each round.
+    plan: The plan.
+    states: The state before the first round, and after each one.
     outputs: What each round gave.
     ledger: The rounds as recorded.
+    model: The model's weights after the last round.
+    replay: Plays a round, by its number from 1, once more from a state; returns what it gives.
+    record: The cost of the round that gave an output, if this cohort was in it.
+    process: The process that TFF runs; None where rounds are plain functions.
   """
 
   plan: plans.Plan
-  process: Any
-  data: list[Any]
+  states: list[Any]
   outputs: list[Any]
   ledger: accounting.RunLedger
+  model: list[np.ndarray]
+  replay: Callable[[int, Any], Any]
+  record: Callable[[Any, Any], accounting.RoundRecord]
+  process: Any = None
 
   def state_before(self, round_num: int) -> Any:
     """The state before a round, from 1, as it comes from a checkpoint."""
-    state = self.process.initialize() if round_num == 1 else self.outputs[round_num - 2].state
-    return tf.nest.map_structure(np.array, state)
+    return tf.nest.map_structure(np.array, self.states[round_num - 1])
 
 
 def setting() -> methods.Setting:
@@ -88,25 +96,56 @@ def setting() -> methods.Setting:
   )
 
 
-def run_of(plan: plans.Plan) -> Run:
-  """Trains for the rounds of `SCHEDULE`."""
+def run_in_tff(plan: plans.Plan) -> Run:
+  """Trains for the rounds of `SCHEDULE`, by the plan's process."""
   process = plan.build_process(
     linear_model.functional(*_WIDTHS), client_optimizer=tff.learning.optimizers.build_sgdm(_LEARNING_RATE)
   )
   guarded = guarded_clients.GuardedClients(plan, b'of the simulation') if plan.holds_noise else None
   names = tff.structure.name_list(process.next.type_signature.parameter[1].member)
-  run, state = Run(plan, process, [], [], plan.new_ledger()), process.initialize()
+  data = []
   for round_num, cohort in enumerate(SCHEDULE, 1):
     answers = guarded.answers(round_num, cohort) if guarded is not None else {}
     absent = np.setdiff1d(np.arange(NUM_CLIENTS), cohort)[:1] if 'absent' in names else None
     client = lambda i, own=answers, away=absent: linear_model.client(
       i, y=i - 1.5, x=0.1 * (i + 1), width=_WIDTHS[-1], answer=own.get(i), absent=away
     )
-    run.data.append([client(int(i)) for i in cohort])
-    run.outputs.append(process.next(state, run.data[-1]))
-    state = run.outputs[-1].state
-    run.ledger.append(plan.record(run.outputs[-1], cohort))
+    data.append([client(int(i)) for i in cohort])
+  run = _played(
+    plan, process.initialize(), lambda round_num, state: process.next(state, data[round_num - 1]), plan.record
+  )
+  run.process, run.model = process, linear_model.weights(process, run.states[-1])
   return run
+
+
+def run_of_functions(plan: plans.Plan) -> Run:
+  """Plays the rounds of `SCHEDULE` as plain functions, with updates that nobody trained."""
+  pure, clients = pure_process(plan), _Clients(plan)
+  own = [clients.own(round_num, cohort) for round_num, cohort in enumerate(SCHEDULE, 1)]
+  replay = lambda round_num, state: pure.next(state, _updates(SCHEDULE[round_num - 1]), own[round_num - 1])
+  record = lambda output, cohort: plan.recorded(output.state, output.measurements, cohort)
+  return _played(plan, pure.initialize(), replay, record)
+
+
+def _played(plan, initial, replay, record) -> Run:
+  run = Run(
+    plan, [initial], [], plan.new_ledger(), [np.zeros(spec.shape, np.float32) for spec in _SPECS], replay, record
+  )
+  for round_num, cohort in enumerate(SCHEDULE, 1):
+    run.outputs.append(replay(round_num, run.states[-1]))
+    run.states.append(run.outputs[-1].state)
+    run.ledger.append(record(run.outputs[-1], cohort))
+  return run
+
+
+def pure_process(plan: plans.Plan) -> pure_rounds.Process:
+  """The rounds of a plan as plain functions."""
+  return pure_rounds.Process(plan.mechanism, _SPECS, MODEL.layers, _rate)
+
+
+def is_lifted(plan: plans.Plan) -> bool:
+  """Whether its rounds are pure functions, which the one aggregation factory lifts to TFF."""
+  return plan.mechanism.server_parts(linear_model.functional, MODEL, None) is None
 
 
 class _Clients:
@@ -150,8 +189,112 @@ def _rate(round_num):
   return tf.pow(0.5, tf.cast(round_num, tf.float32))
 
 
-class MechanismContract:
-  """See the module. A subclass has a fixture `plan`, of the scope of a class."""
+def _bad_ids(pure):
+  """Cohorts with ids that no round may have, and what is said of each."""
+  if 'answer' in pure.rounds.own_fields:
+    pytest.skip('No guard answers for such a client.')
+  outside = rf'(?s)Client ids must lie in \[0, {NUM_CLIENTS}\), .*; found.*\[(0 )?5\]'
+  bad = [([0, NUM_CLIENTS], outside)]
+  bad.append(([-1, 1], 'Client ids must lie in'))
+  if not pure.rounds.own_fields:  # A buffer can hold a client twice.
+    bad.append(([4, 4], 'appears twice'))
+  return bad
+
+
+def _own_of(ids, pure):
+  return [{'client_id': np.int64(i), **dict.fromkeys(pure.rounds.own_fields, np.int32(0))} for i in ids]
+
+
+class _AccountContract:
+  """The account of a run, whatever has played it. A subclass has a fixture `run`, of the scope of a class."""
+
+  def test_a_resumed_run_is_the_uninterrupted_one(self, run):
+    found = run.replay(2, run.state_before(2))
+    if getattr(getattr(run.plan.mechanism, 'stock', None), 'takes_noise_seed', True):
+      _assert_same(found, run.outputs[1])
+    else:  # TFF draws the noise of these from no seed.
+      one, other = (run.record(output, SCHEDULE[1]) for output in (found, run.outputs[1]))
+      tf.nest.map_structure(np.testing.assert_array_equal, one, other)
+
+  def test_what_is_planned_is_spent(self, run):
+    facts = run.plan.mechanism.facts
+    if facts.unplannable:
+      with pytest.raises(accounting.NoBoundError):
+        run.plan.planned_ledger(SCHEDULE)
+      return
+    if not facts.adds_noise:
+      pytest.skip('Without noise, no budget is spent.')
+    found, planned = (one.state_dict() for one in (run.ledger, run.plan.planned_ledger(SCHEDULE)))
+    for name in found.keys() - _NOT_PLANNED:
+      if found[name].dtype.kind == 'f':
+        np.testing.assert_allclose(found[name], planned[name], rtol=1e-5, err_msg=name)
+      else:
+        np.testing.assert_array_equal(found[name], planned[name], err_msg=name)
+
+  def test_figures_are_the_same_live_and_loaded(self, run, tmp_path):
+    files.write(str(tmp_path / 'ledger.npz'), files.npz(run.ledger.state_dict()))
+    loaded = accounting.RunLedger.load(tmp_path / 'ledger.npz')
+    _assert_same(loaded.state_dict(), run.ledger.state_dict())
+    live, again = (run.plan.report(one, SCHEDULE) for one in (run.ledger, loaded))
+    assert again.as_dict() == live.as_dict() and str(again) == str(live)
+    if live.formal.epsilon is not None:
+      assert again.formal.epsilon.tobytes() == live.formal.epsilon.tobytes()
+
+  def test_another_cohort_is_not_recorded(self, run):
+    for cohort in ([2], [1, 1], [1, NUM_CLIENTS], [-1, 2], [1.0, 2.0]):
+      with pytest.raises(ValueError):
+        run.record(run.outputs[1], cohort)
+
+  def test_its_value_names_all_that_the_account_depends_on(self, run):
+    plan, value = run.plan, json.loads(run.plan.fingerprint)
+    assert isinstance(value, dict) and value
+    if plan.mechanism.facts.is_certified:
+      name = registry.name_of(plan.config, folders.MECHANISMS)
+      assert folders.read_config(name, json.loads(json.dumps(registry.value_of(plan.config)))) == plan.config
+
+  def test_its_certificate_is_valid(self, run, tmp_path):
+    plan = run.plan
+    if not plan.mechanism.facts.is_certified:
+      pytest.skip('It gets no certificate.')
+    if run.process is None:  # What leaves clients is read off the process. This is what it would be.
+      plan = dataclasses.replace(plan, model=MODEL)
+      plan = dataclasses.replace(plan, leaving=made.leaving(plan))
+    folder = str(tmp_path / 'certified')
+    written = certificates.write_run(folder, plan, run.ledger, run.model, _ABOUT)
+    verdict = certificates.verify(folder)
+    assert not verdict.problems and verdict.statement == written['statement']
+    content = folders.read(folder)
+    assert content.plan.config == plan.config and list(content.leaving) == list(plan.leaving)
+    live, loaded = (
+      of.report(ledger, SCHEDULE).formal.epsilon for of, ledger in ((plan, run.ledger), (content.plan, content.ledger))
+    )
+    assert loaded.tobytes() == live.tobytes() and live.max() <= plan.config.epsilon
+    assert written['leaves_clients'] == [dict(zip(('by', 'value', 'type'), one)) for one in plan.leaving]
+
+
+class FunctionsContract(_AccountContract):
+  """The contract of the rounds as plain functions. A subclass has a fixture `plan`, of the scope of a class."""
+
+  @pytest.fixture(scope='class', autouse=True)
+  def loops(self):
+    with compiled_loops.used():
+      yield
+
+  @pytest.fixture(scope='class')
+  def run(self, plan, loops):
+    if plan.holds_noise:
+      pytest.skip('As a plain function, a round needs the answer of somebody who comes.')
+    return run_of_functions(plan)
+
+  def test_bad_ids_are_refused(self, plan):
+    pure = pure_process(plan)
+    for ids, message in _bad_ids(pure):
+      with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        pure.next(pure.initialize(), _updates(ids), _own_of(ids, pure))
+
+
+class MechanismContract(_AccountContract):
+  """The whole contract, see the module. A subclass has a fixture `plan`, of the scope of a class."""
 
   @pytest.fixture(scope='class', autouse=True)
   def context(self):
@@ -160,19 +303,14 @@ class MechanismContract:
 
   @pytest.fixture(scope='class')
   def run(self, plan, context):
-    return run_of(plan)
-
-  @staticmethod
-  def is_lifted(plan):
-    """Whether its rounds are pure functions, which the one aggregation factory lifts to TFF."""
-    return plan.mechanism.server_parts(linear_model.functional, MODEL, None) is None
+    return run_in_tff(plan)
 
   @pytest.fixture(scope='class')
   def lifted(self, plan, context):
     """The plan's pure functions, and the aggregation process that they make in TFF."""
-    if not self.is_lifted(plan):
+    if not is_lifted(plan):
       pytest.skip('It has a TFF computation of its own.')
-    pure = pure_rounds.Process(plan.mechanism, _SPECS, MODEL.layers, _rate)
+    pure = pure_process(plan)
     own = collections.OrderedDict(client_id=np.int64, **{name: _OWN[name] for name in pure.rounds.own_fields})
     factory = aggregation.AggregationFactory(plan.mechanism, MODEL.layers, _rate)
     return pure, factory.create(tff.to_type([(np.float32, list(spec.shape)) for spec in _SPECS]), tff.to_type(own))
@@ -204,18 +342,11 @@ class MechanismContract:
     for a, b in zip(_leaves(first.result), _leaves(second.result)):
       np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
-  def test_bad_ids_are_refused(self, lifted):
+  def test_bad_ids_are_refused_in_tff(self, lifted):
     pure, process = lifted
-    if 'answer' in pure.rounds.own_fields:
-      pytest.skip('No guard answers for such a client.')
-    bad = [([0, NUM_CLIENTS], rf'Client ids must lie in \[0, {NUM_CLIENTS}\), .*; found \[(0 )?5\]')]
-    bad.append(([-1, 1], 'Client ids must lie in'))
-    if not pure.rounds.own_fields:  # A buffer can hold a client twice.
-      bad.append(([4, 4], 'appears twice'))
-    for ids, message in bad:
-      own = [{'client_id': np.int64(i), **dict.fromkeys(pure.rounds.own_fields, np.int32(0))} for i in ids]
+    for ids, message in _bad_ids(pure):
       with pytest.raises(Exception, match=message):
-        process.next(process.initialize(), _updates(ids), own)
+        process.next(process.initialize(), _updates(ids), _own_of(ids, pure))
 
   def test_it_compiles_to_mergeable_form_if_it_has_one_level(self, lifted):
     pure, process = lifted
@@ -228,50 +359,6 @@ class MechanismContract:
       with pytest.raises(ValueError, match='aggregate dependent on another'):
         tff.backends.native.compile_to_mergeable_comp_form(process.next)
 
-  def test_a_resumed_run_is_the_uninterrupted_one(self, run):
-    found = run.process.next(run.state_before(2), run.data[1])
-    if getattr(getattr(run.plan.mechanism, 'stock', None), 'takes_noise_seed', True):
-      _assert_same(found, run.outputs[1])
-    else:  # TFF draws the noise of these from no seed.
-      one, other = (run.plan.record(output, SCHEDULE[1]) for output in (found, run.outputs[1]))
-      tf.nest.map_structure(np.testing.assert_array_equal, one, other)
-
-  def test_what_is_planned_is_spent(self, run):
-    facts = run.plan.mechanism.facts
-    if facts.unplannable:
-      with pytest.raises(accounting.NoBoundError):
-        run.plan.planned_ledger(SCHEDULE)
-      return
-    if not facts.adds_noise:
-      pytest.skip('Without noise, no budget is spent.')
-    found, planned = (one.state_dict() for one in (run.ledger, run.plan.planned_ledger(SCHEDULE)))
-    for name in found.keys() - _NOT_PLANNED:
-      if found[name].dtype.kind == 'f':
-        np.testing.assert_allclose(found[name], planned[name], rtol=1e-5, err_msg=name)
-      else:
-        np.testing.assert_array_equal(found[name], planned[name], err_msg=name)
-
-  def test_figures_are_the_same_live_and_loaded(self, run, tmp_path):
-    files.write(str(tmp_path / 'ledger.npz'), files.npz(run.ledger.state_dict()))
-    loaded = accounting.RunLedger.load(tmp_path / 'ledger.npz')
-    _assert_same(loaded.state_dict(), run.ledger.state_dict())
-    live, again = (run.plan.report(one, SCHEDULE) for one in (run.ledger, loaded))
-    assert again.as_dict() == live.as_dict() and str(again) == str(live)
-    if live.formal.epsilon is not None:
-      assert again.formal.epsilon.tobytes() == live.formal.epsilon.tobytes()
-
-  def test_another_cohort_is_not_recorded(self, run):
-    for cohort in ([2], [1, 1], [1, NUM_CLIENTS], [-1, 2], [1.0, 2.0]):
-      with pytest.raises(ValueError):
-        run.plan.record(run.outputs[1], cohort)
-
-  def test_its_value_names_all_that_the_account_depends_on(self, run):
-    plan, value = run.plan, json.loads(run.plan.fingerprint)
-    assert isinstance(value, dict) and value
-    if plan.mechanism.facts.is_certified:
-      name = registry.name_of(plan.config, folders.MECHANISMS)
-      assert folders.read_config(name, json.loads(json.dumps(registry.value_of(plan.config)))) == plan.config
-
   def test_what_leaves_clients_is_what_is_stated(self, run):
     plan = run.plan
     tensors = [
@@ -282,27 +369,11 @@ class MechanismContract:
     assert tensors
     if plan.mechanism.facts.is_certified:
       assert list(plan.leaving) == tensors
-    elif self.is_lifted(plan) and plan.extension is None:
-      pure = pure_rounds.Process(plan.mechanism, [spec.shape for spec in _SPECS], plan.model.layers, _rate).rounds
+    elif is_lifted(plan) and plan.extension is None:
+      pure = pure_process(plan).rounds
       own = dict(client_id=tf.constant(0, tf.int64), staleness=tf.constant(0))
       report = pure.report([tf.zeros(spec.shape) for spec in _SPECS], own, pure.announce(pure.initial_state()))
       metrics = {'loss', 'num_examples', 'num_batches'} if plan.client_metrics else set()
       positions = {str(i) for i in range(len(_SPECS))} if pure.needs_each_update else set()
       names = {name.rpartition('.')[2] for _, name, _ in tensors} - {''}
       assert names <= {'client_id', *report.keys()} - set(pure.kept_fields) | metrics | positions
-
-  def test_its_certificate_is_valid(self, run, tmp_path):
-    if not run.plan.mechanism.facts.is_certified:
-      pytest.skip('It gets no certificate.')
-    folder, plan = str(tmp_path / 'certified'), run.plan
-    model = linear_model.weights(run.process, run.outputs[-1].state)
-    written = certificates.write_run(folder, plan, run.ledger, model, _ABOUT)
-    verdict = certificates.verify(folder)
-    assert not verdict.problems and verdict.statement == written['statement']
-    content = folders.read(folder)
-    assert content.plan.config == plan.config and list(content.leaving) == list(plan.leaving)
-    live, loaded = (
-      of.report(ledger, SCHEDULE).formal.epsilon for of, ledger in ((plan, run.ledger), (content.plan, content.ledger))
-    )
-    assert loaded.tobytes() == live.tobytes() and live.max() <= plan.config.epsilon
-    assert written['leaves_clients'] == [dict(zip(('by', 'value', 'type'), one)) for one in plan.leaving]

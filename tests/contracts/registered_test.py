@@ -1,4 +1,8 @@
-"""Whatever is registered keeps the contract of its kind. The cases come from the registries."""
+"""Whatever is registered keeps the contract of its kind. The cases come from the registries.
+
+Each is played as plain functions. One of each kind of round that the aggregation factory tells apart is lifted to TFF
+and trained, as its representative; `make test-all` does so with every one.
+"""
 
 import dataclasses
 import functools
@@ -26,8 +30,6 @@ from quap_tff.mechanisms.quap.config import NoiseConfig
 from quap_tff.mechanisms.quap.config import QuapConfig
 from tests.contracts import mechanisms
 from tests.quap_tff import examples
-
-pytestmark = pytest.mark.slow
 
 _BUDGET = budgets.BudgetConfig(epsilon_total=3.0, num_rounds=4, round_rule='uniform')
 _RATES = participation.ParticipationConfig(warmup_rounds=1)
@@ -130,10 +132,66 @@ def _cases():
 CASES = _cases()
 
 
-class TestRegistered(mechanisms.MechanismContract):
+# A case for each kind of round, see `_kind_of_round`.
+_REPRESENTATIVES = frozenset(
+  {
+    'method quap',
+    'method certified',
+    'method fixed_dp',
+    'method quantile_clip',
+    'method fedapca',
+    'method fedbuff',
+    'method scaffold',
+    'method lee_kifer',
+    'method tff_dp_fedavg',
+    'noise held',
+    'aggregator median',
+    'sparsity random',
+  }
+)
+_MARKS = {name: pytest.mark.slow if name in _REPRESENTATIVES else pytest.mark.thorough for name in CASES}
+
+
+def _kind_of_round(plan):
+  """The attributes by which `AggregationFactory` and `compose` build one process or another."""
+  if not mechanisms.is_lifted(plan):
+    return type(plan.mechanism)
+  rounds = mechanisms.pure_process(plan).rounds
+  every = range(len(rounds.specs))
+  return (
+    rounds.prepares,
+    tuple(rounds.own_fields),
+    tuple(rounds.kept_fields),
+    rounds.secure_bounds is not None,
+    rounds.needs_each_update,
+    rounds.reports_by_sum,
+    rounds.sum_dtype is not None,
+    rounds.clips_by_this_round,
+    rounds.waiting is None or list(rounds.waiting) == list(every),
+    plan.extension is not None,
+  )
+
+
+class TestFunctions(mechanisms.FunctionsContract):
   @pytest.fixture(scope='class', params=CASES)
   def plan(self, request):
+    plan = CASES[request.param]()
+    if not mechanisms.is_lifted(plan):
+      pytest.skip('It has a TFF computation of its own.')
+    return plan
+
+
+class TestInTff(mechanisms.MechanismContract):
+  @pytest.fixture(scope='class', params=[pytest.param(name, marks=mark) for name, mark in _MARKS.items()])
+  def plan(self, request):
     return CASES[request.param]()
+
+
+def test_each_kind_of_round_has_one_representative():
+  kinds = {name: _kind_of_round(make()) for name, make in CASES.items()}
+  chosen = [kinds[name] for name in sorted(_REPRESENTATIVES)]
+  assert len(set(chosen)) == len(chosen)
+  assert not [name for name, kind in kinds.items() if kind not in chosen]
 
 
 def _concrete(base):
