@@ -1,8 +1,9 @@
 # make setup       sets up .venv, in which quap_tff, data and experiments run from any folder; other targets do so first
 # make demo        trains QuAP-FL on handwritten digits, and then with a guarantee, whose certificate it verifies
 # make compare     compares it with TFF's own private methods: minutes on digits; DATA=DIR DATASET=femnist: hours; DATASET=npz:path=FILE: your own; EPSILONS=1,3,6
-# make test        runs all tests
-# make test-fast   runs the fast ones in about 90 seconds; the others are marked as slow, see pytest.ini
+# make test        runs an example of each claim, see pytest.ini for the marks
+# make test-fast   runs what takes no time
+# make test-all    runs all tests
 # make test-light  runs those that need no TensorFlow, with the newest Python and packages, see tests/light.py
 # make test-bundle plays exported rounds by the newest Python and TensorFlow, which takes 1 GB; CI leaves it out
 # make test-deploy runs servers and nodes over Flower as processes on this machine; the environment takes 1.5 GB, once
@@ -42,7 +43,10 @@ BUNDLE_VENV := build/bundle_venv
 DEPLOY_VENV := build/deploy_venv
 DEPLOY_READY := $(DEPLOY_VENV)/.ready
 
-.PHONY: clean compare demo docs lint setup test test-bundle test-deploy test-fast test-light tutorial
+# Each process gets a stretch of the tests, so that a file's fixtures are mostly made once; who is done takes from others.
+IN_PARALLEL := --numprocesses=auto --maxprocesses=4 --dist=worksteal
+
+.PHONY: clean compare demo docs lint setup test test-all test-bundle test-deploy test-fast test-light tutorial
 
 demo: $(READY)
 	@$(PYTHON) -m experiments.demo
@@ -51,10 +55,13 @@ compare: $(READY)
 	@$(PYTHON) -m experiments.compare --dataset=$(or $(DATASET),digits) $(if $(DATA),--data_dir=$(DATA)) $(if $(EPSILONS),--epsilons=$(EPSILONS))
 
 test: $(READY)
-	@$(PYTHON) -m pytest tests --numprocesses=auto --maxprocesses=4 --dist=loadfile
+	@$(PYTHON) -m pytest tests -m "not thorough" $(IN_PARALLEL)
 
 test-fast: $(READY)
-	@$(PYTHON) -m pytest tests -m "not slow" --numprocesses=auto --maxprocesses=4 --dist=loadfile
+	@$(PYTHON) -m pytest tests -m "not slow and not thorough" $(IN_PARALLEL)
+
+test-all: $(READY)
+	@$(PYTHON) -m pytest tests $(IN_PARALLEL)
 
 # The newest suitable Python makes the environment.
 NEWEST = $$(for python in $(LIGHT_CANDIDATES); do $$python -c '$(LIGHT_SUITABLE)' 2>/dev/null; done \
@@ -83,7 +90,7 @@ test-light:
 	echo "Setting up $(LIGHT_VENV) with $$($$base --version)."; \
 	$$base -m venv --clear $(LIGHT_VENV)
 	@$(LIGHT_VENV)/bin/python -m pip install --quiet --disable-pip-version-check ".[test-light]"
-	@$(LIGHT_VENV)/bin/python -m pytest tests --numprocesses=auto --maxprocesses=4 --dist=loadfile
+	@$(LIGHT_VENV)/bin/python -m pytest tests $(IN_PARALLEL)
 
 lint: $(READY)
 	@$(PYTHON) -m ruff check .

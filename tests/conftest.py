@@ -4,8 +4,6 @@ import gc
 import os
 import signal
 
-import pytest
-
 from tests import light
 
 # Before TensorFlow is loaded: its log of sessions would bury what a failed test says.
@@ -30,23 +28,6 @@ else:
   # Also lets go of TFF's own default context now: left to the interpreter's exit, it complains there.
   tff.framework.set_default_context(runtime.InProcessContext(num_threads=2))
 
-# Files that take longest, by measured time, some with few tests. Left to the end, they would be waited for.
-_FIRST = (
-  'tests/contracts/registered_test.py',
-  'tests/docs/tutorial_test.py',
-  'tests/experiments/command_test.py',
-  'tests/experiments/audit_test.py',
-  'tests/experiments/certified_test.py',
-  'tests/quap_tff/federated/forms_test.py',
-  'tests/quap_tff/auditing/distinguisher_test.py',
-  'tests/quap_tff/plans/leaving_test.py',
-  'tests/quap_tff/runtime/values/secure_intrinsics_test.py',
-  'tests/experiments/running/final_summary_test.py',
-  'tests/experiments/demo_test.py',
-  'tests/quap_tff/runtime/workers_test.py',
-)
-
-
 def pytest_collection_finish():
   """Spares a tenth of the time: packages and tests stay, and tracing makes many objects that are not garbage."""
   gc.freeze()
@@ -56,23 +37,6 @@ def pytest_collection_finish():
 def pytest_sessionfinish():
   """Spares some seconds: pytest and Python look for garbage several times as they end."""
   gc.freeze()
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config, log):
-  """Under --dist=loadfile, starts with `_FIRST`; pytest-xdist would start with the files that have the most tests."""
-  if config.getvalue('dist') != 'loadfile':
-    return None
-  from xdist import scheduler  # pylint: disable=g-import-not-at-top
-
-  class SlowFirst(scheduler.LoadFileScheduling):
-    def _assign_work_unit(self, node):
-      for path in reversed(_FIRST):
-        if path in self.workqueue:
-          self.workqueue.move_to_end(path, last=False)
-      super()._assign_work_unit(node)
-
-  return SlowFirst(config, log)
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -1,7 +1,7 @@
 """Rounds as plain functions walk their loops operation by operation. Here each loop is compiled once, as TFF has it."""
 
-import contextlib
 from collections.abc import Iterator
+import contextlib
 
 import pytest
 import tensorflow as tf
