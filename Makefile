@@ -43,7 +43,10 @@ BUNDLE_VENV := build/bundle_venv
 DEPLOY_VENV := build/deploy_venv
 DEPLOY_READY := $(DEPLOY_VENV)/.ready
 
-# Each process gets a stretch of the tests, so that a file's fixtures are mostly made once; who is done takes from others.
+# Tests start many processes: each would compile the project again if Python kept no bytecode.
+KEEPING_BYTECODE := env -u PYTHONDONTWRITEBYTECODE
+# Each process gets a stretch of the tests, so that a file's fixtures are mostly made once. One that is done takes from
+# the others.
 IN_PARALLEL := --numprocesses=auto --maxprocesses=4 --dist=worksteal
 
 .PHONY: clean compare demo docs lint setup test test-all test-bundle test-deploy test-fast test-light tutorial
@@ -55,13 +58,13 @@ compare: $(READY)
 	@$(PYTHON) -m experiments.compare --dataset=$(or $(DATASET),digits) $(if $(DATA),--data_dir=$(DATA)) $(if $(EPSILONS),--epsilons=$(EPSILONS))
 
 test: $(READY)
-	@$(PYTHON) -m pytest tests -m "not thorough" $(IN_PARALLEL)
+	@$(KEEPING_BYTECODE) $(PYTHON) -m pytest tests -m "not thorough" $(IN_PARALLEL)
 
 test-fast: $(READY)
-	@$(PYTHON) -m pytest tests -m "not slow and not thorough" $(IN_PARALLEL)
+	@$(KEEPING_BYTECODE) $(PYTHON) -m pytest tests -m "not slow and not thorough" $(IN_PARALLEL)
 
 test-all: $(READY)
-	@$(PYTHON) -m pytest tests $(IN_PARALLEL)
+	@$(KEEPING_BYTECODE) $(PYTHON) -m pytest tests $(IN_PARALLEL)
 
 # The newest suitable Python makes the environment.
 NEWEST = $$(for python in $(LIGHT_CANDIDATES); do $$python -c '$(LIGHT_SUITABLE)' 2>/dev/null; done \
@@ -70,10 +73,10 @@ NEWEST = $$(for python in $(LIGHT_CANDIDATES); do $$python -c '$(LIGHT_SUITABLE)
 test-bundle: $(READY)
 	@$(NEWEST) -m venv --clear $(BUNDLE_VENV)
 	@$(BUNDLE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check ".[bundle]"
-	@$(PYTHON) -m pytest tests/quap_tff/bundle -rs
+	@$(KEEPING_BYTECODE) $(PYTHON) -m pytest tests/quap_tff/bundle -rs
 
 test-deploy: $(READY) $(DEPLOY_READY)
-	@$(DEPLOY_VENV)/bin/python -m pytest tests/quap_tff/flower -rs
+	@$(KEEPING_BYTECODE) $(DEPLOY_VENV)/bin/python -m pytest tests/quap_tff/flower -rs
 
 $(DEPLOY_READY): pyproject.toml
 	@base=$(NEWEST); echo "Setting up $(DEPLOY_VENV) with $$($$base --version)."; $$base -m venv --clear $(DEPLOY_VENV)
@@ -90,7 +93,7 @@ test-light:
 	echo "Setting up $(LIGHT_VENV) with $$($$base --version)."; \
 	$$base -m venv --clear $(LIGHT_VENV)
 	@$(LIGHT_VENV)/bin/python -m pip install --quiet --disable-pip-version-check ".[test-light]"
-	@$(LIGHT_VENV)/bin/python -m pytest tests $(IN_PARALLEL)
+	@$(KEEPING_BYTECODE) $(LIGHT_VENV)/bin/python -m pytest tests $(IN_PARALLEL)
 
 lint: $(READY)
 	@$(PYTHON) -m ruff check .

@@ -16,7 +16,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 if light.ON:
   light.install()
-else:
+
+
+def pytest_configure(config):
+  """Sets up TensorFlow and TFF wherever tests run; a process that only deals them out to others loads neither."""
+  deals_out = config.getoption('dist', 'no') != 'no' and not hasattr(config, 'workerinput')
+  if light.ON or deals_out:
+    return
   import tensorflow as tf
   import tensorflow_federated as tff
 
@@ -27,6 +33,7 @@ else:
 
   # Also lets go of TFF's own default context now: left to the interpreter's exit, it complains there.
   tff.framework.set_default_context(runtime.InProcessContext(num_threads=2))
+
 
 def pytest_collection_finish():
   """Spares a tenth of the time: packages and tests stay, and tracing makes many objects that are not garbage."""
