@@ -17,7 +17,13 @@ from tests.experiments import harness
 
 # The specs of those that need more than their name; `{}` stands for a folder with files.
 _MODELS = {'separated': 'separated:min_separation=1', 'log': 'log:path={}/log.csv'}
-_DATASETS = {'npz': 'npz:path={}/mine.npz', 'stackoverflow_words': 'stackoverflow_words:words=3,length=4'}
+_DATASETS = {
+  'npz': 'npz:path={}/mine.npz',
+  'stackoverflow_words': 'stackoverflow_words:words=3,length=4',
+  # Fewer drawings than by default.
+  'glyphs': 'glyphs:copies=21',
+  'things': 'things:copies=21',
+}
 _SETTINGS = hypothesis.settings(derandomize=True, deadline=None, max_examples=12)
 
 

@@ -1,13 +1,13 @@
 """The recipes of docs/gate.md run in the programs that they are for, where these are installed."""
 
 import collections
+import functools
 import importlib.util
 import json
 import os
 import pathlib
 import re
 import shutil
-import subprocess
 import sys
 
 import numpy as np
@@ -16,6 +16,7 @@ import pytest
 import quap_tff
 from quap_tff.accounting import logs
 from quap_tff.common.numbers import tradeoff
+from tests import processes
 
 ROOT = pathlib.Path(__file__).absolute().parents[2]
 BLOCKS = re.findall(r'^```python\n(.*?)^```', (ROOT / 'docs' / 'gate.md').read_text(encoding='utf-8'), re.M | re.S)
@@ -45,14 +46,8 @@ def _run(name, tmp_path):
     pytest.skip(f'{name} is not installed. docs/benchmarks/peers/setup.sh makes an environment with it.')
   (tmp_path / 'recipe.py').write_text(RECIPES[name], encoding='utf-8')
   shutil.copy(ROOT / 'tests' / 'docs' / 'peers' / f'gate_{PEERS[name]}.py', tmp_path / 'program.py')
-  run = lambda: subprocess.run(
-    [str(python), 'program.py'],
-    cwd=tmp_path,
-    capture_output=True,
-    encoding='utf-8',
-    timeout=300,
-    env={**os.environ, 'PYTHONPATH': os.pathsep.join([str(ROOT), str(tmp_path)])},
-  )
+  environment = {**os.environ, 'PYTHONPATH': os.pathsep.join([str(ROOT), str(tmp_path)])}
+  run = functools.partial(processes.run, [python, 'program.py'], cwd=tmp_path, env=environment)
   done = run()
   assert done.returncode == 0, done.stderr[-3000:]
   found = json.loads([line for line in done.stdout.splitlines() if line.startswith('{"rounds"')][-1])

@@ -12,9 +12,10 @@ import nbclient
 import nbformat
 import pytest
 
+from tests import processes
+
 ROOT = pathlib.Path(__file__).absolute().parents[2]
 NOTEBOOK = ROOT / 'docs' / 'tutorial.ipynb'
-_CELL_SECONDS = 170  # The tutorial promises three minutes for all cells together.
 
 
 def _code_cells(notebook):
@@ -55,7 +56,7 @@ class TestTutorial:
     assert len(content) < 200_000
     assert not re.findall(r'(?<![\w.:/])/(?:home|root|tmp|work|usr|var)\b[^"\s]*|site-packages', content)
 
-  @pytest.mark.slow
+  @pytest.mark.thorough
   def test_runs_and_prints_what_the_file_holds(self, kept, tmp_path, monkeypatch):
     monkeypatch.setenv('PYTHONPATH', os.pathsep.join([str(ROOT), *sys.path]))
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
@@ -63,7 +64,10 @@ class TestTutorial:
     monkeypatch.setenv('JUPYTER_PLATFORM_DIRS', '1')
     run = nbformat.read(NOTEBOOK, as_version=4)
     nbclient.NotebookClient(
-      run, timeout=_CELL_SECONDS, kernel_name='python3', resources={'metadata': {'path': str(NOTEBOOK.parent)}}
+      run,
+      timeout=processes.DEADLINE_SECONDS,
+      kernel_name='python3',
+      resources={'metadata': {'path': str(NOTEBOOK.parent)}},
     ).execute()
     for before, now in zip(_code_cells(kept), _code_cells(run)):
       assert _pattern(now) == _pattern(before), 'If the change is meant, run `make tutorial`.'
