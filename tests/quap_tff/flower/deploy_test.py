@@ -18,6 +18,7 @@ from quap_tff.bundle import structures
 from quap_tff.flower import enrolment
 from quap_tff.flower import server_run
 from quap_tff.mechanisms.held import guard
+from tests import processes
 from tests.quap_tff.flower import federation
 
 pytestmark = pytest.mark.slow
@@ -61,7 +62,7 @@ def exported(tmp_path_factory):
     command = [ROOT / '.venv/bin/python', '-m', 'experiments.export', *flags, *own]
     running.append(subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True))
   for process in running:
-    _, said = process.communicate(timeout=300)
+    _, said = processes.finish(process)
     assert not process.returncode, said
   return folder
 
@@ -122,7 +123,7 @@ def test_a_run_with_a_trusted_server_outlives_its_nodes_and_its_server(start, ex
   started.start_superlink()
   started.wait_for('b', 'SuperNode ID')
   play(seconds=SECONDS_AGAIN)
-  started.wait_for('app', 'Round 5:', 2 * SECONDS_AGAIN)
+  started.wait_for('app', 'Round 5:')
   started.wait_for('app', 'The run is in')
   verdict = started.run('python', '-m', 'quap_tff.verify', 'out/run').stdout
   assert verdict.startswith('VALID'), verdict
@@ -151,7 +152,7 @@ def test_a_run_without_a_trusted_server_outlives_its_nodes_and_its_server(start,
   started.kill('app')
   started.start_superlink()
   play(seconds=SECONDS_AGAIN)
-  started.wait_for('app', 'Round 5:', 2 * SECONDS_AGAIN)
+  started.wait_for('app', 'Round 5:')
   started.wait_for('app', 'The run is in')
   verdict = started.run('python', '-m', 'quap_tff.verify', 'out/run').stdout
   assert verdict.startswith('VALID') and 'The secure sum was SecAgg+ of Flower' in verdict, verdict
@@ -168,7 +169,7 @@ def test_real_nodes_refuse_a_server_that_lies(start):
   file = started.folder / 'app' / 'pyproject.toml'
   file.write_text(file.read_text().replace('quap_tff.flower.server_app', 'tests.quap_tff.flower.dishonest'))
   started.start_run('app')
-  started.wait_for('app', 'LIES are over', 2 * SECONDS_AGAIN)
+  started.wait_for('app', 'LIES are over')
   said = started.text('app')
   assert 'HONEST: ANSWERED' in said
   for name, answer in LIES.items():

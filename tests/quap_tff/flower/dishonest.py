@@ -5,7 +5,6 @@ Its configuration is that of quap_tff.flower.server_app. It plays a round, and t
 """
 
 import logging
-import time
 
 from flwr.app import ConfigRecord
 from flwr.app import Message
@@ -24,6 +23,7 @@ from quap_tff.flower import messages
 from quap_tff.flower import server_run
 from quap_tff.flower.secure_sum import records
 from quap_tff.flower.secure_sum import server
+from tests import processes
 
 _LOG = logging.getLogger('flwr')
 NUM_NODES = 4
@@ -53,8 +53,9 @@ def main(grid, context):
   config = context.run_config
   run = server_run.ServerRun(player.Bundle(config['bundle']), config['output'])
   everybody = enrolment.Enrolled(config['enrolment']).everybody
-  while len(nodes := enrolment.Enrolled(config['enrolment']).present(grid.get_nodes(), everybody)) < NUM_NODES:
-    time.sleep(0.5)
+  present = lambda: enrolment.Enrolled(config['enrolment']).present(grid.get_nodes(), everybody)
+  processes.until(lambda: len(present()) == NUM_NODES)
+  nodes = present()
   victim = min(nodes)
 
   def play(stage='', change=None, history=None):

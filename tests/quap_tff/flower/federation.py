@@ -12,11 +12,11 @@ import signal
 import socket
 import subprocess
 import sys
-import time
+
+from tests import processes
 
 ROOT = pathlib.Path(__file__).absolute().parents[3]
 BIN = pathlib.Path(sys.executable).parent
-_SECONDS_BETWEEN_LOOKS = 0.1
 
 
 def free_port():
@@ -31,7 +31,7 @@ def write_certificate(folder):
   command = 'openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost'
   names = ['-addext', 'subjectAltName=IP:127.0.0.1,DNS:localhost']
   files = ['-keyout', str(folder / 'server.key'), '-out', str(folder / 'server.pem')]
-  subprocess.run([*command.split(), *names, *files], check=True, capture_output=True, timeout=60)
+  processes.run([*command.split(), *names, *files], check=True)
 
 
 class Federation:
@@ -71,12 +71,9 @@ class Federation:
     for name in list(self._processes):
       self.kill(name)
 
-  def run(self, *command, check=True, timeout=120):
+  def run(self, *command, check=True):
     """The standard output of a program of the environment."""
-    program = [str(BIN / command[0]), *map(str, command[1:])]
-    found = subprocess.run(
-      program, cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=timeout, check=False
-    )
+    found = processes.run([BIN / command[0], *command[1:]], cwd=self.folder, env=self.env)
     if check and found.returncode:
       raise AssertionError(f'{command} ended with {found.returncode}:\n{found.stdout}\n{found.stderr}')
     return found
@@ -101,8 +98,8 @@ class Federation:
     for pid in of_it:
       with contextlib.suppress(ProcessLookupError):
         os.kill(pid, how)
-    process.wait(timeout=60)
-    self.until(lambda: not any(map(is_alive, of_it)), f'the end of {name}', 60)
+    process.wait(processes.DEADLINE_SECONDS)
+    self.until(lambda: not any(map(is_alive, of_it)), f'the end of {name}')
 
   def pause(self, name):
     """A program stands still, but not those that it has started."""
@@ -125,7 +122,7 @@ class Federation:
       '--host=127.0.0.1',
       f'--port={self.port}',
     )
-    self.until(self._listens, 'the SuperLink', 60)
+    self.until(self._listens, 'the SuperLink')
 
   def _listens(self):
     with socket.socket() as s:
@@ -152,7 +149,7 @@ class Federation:
     """What a program has said."""
     return re.sub(r'\x1b\[[0-9;]*m', '', (self.folder / f'{name}.log').read_text(errors='replace'))
 
-  def wait_for(self, name, pattern, seconds=120):
+  def wait_for(self, name, pattern):
     """Waits until a program says something that it has not said at the last call; returns the match."""
     found = None
 
@@ -161,18 +158,17 @@ class Federation:
       found = re.compile(pattern).search(self.text(name), self._offsets.get(name, 0))
       return found
 
-    self.until(look, f'{pattern!r} in {name}.log', seconds)
+    self.until(look, f'{pattern!r} in {name}.log')
     self._offsets[name] = found.end()
     return found
 
-  def until(self, holds, what, seconds):
+  def until(self, holds, what):
     """Waits until something holds."""
-    ends = time.monotonic() + seconds
-    while not holds():
-      if time.monotonic() > ends:
-        logs = '\n\n'.join(f'{log.name}:\n{self.text(log.stem)[-4000:]}' for log in sorted(self.folder.glob('*.log')))
-        raise AssertionError(f'Waited {seconds} seconds for {what}, in vain.\n{logs}')
-      time.sleep(_SECONDS_BETWEEN_LOOKS)
+    try:
+      processes.until(holds)
+    except AssertionError as error:
+      logs = '\n\n'.join(f'{log.name}:\n{self.text(log.stem)[-4000:]}' for log in sorted(self.folder.glob('*.log')))
+      raise AssertionError(f'Waited for {what}, in vain.\n{logs}') from error
 
 
 _CERTIFICATES = {'certfile': 'server.pem', 'keyfile': 'server.key', 'ca-certfile': 'server.pem'}

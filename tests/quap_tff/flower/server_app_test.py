@@ -1,7 +1,6 @@
 """Tests of the rounds of a ServerApp without processes: cohorts as they come, and who is waited for."""
 
 import pathlib
-import subprocess
 import types
 
 import numpy as np
@@ -16,6 +15,7 @@ from quap_tff.flower import enrolment
 from quap_tff.flower import server_app
 from quap_tff.flower import server_run
 from quap_tff.flower import sums
+from tests import processes
 
 pytestmark = pytest.mark.slow
 
@@ -42,7 +42,7 @@ def bundle(tmp_path_factory):
   flags = '--dataset=digits --num_clients=50 --cohort_size=10 --model=logistic_regression --epsilon=3 --delta=1e-5'
   flags = [*flags.split(), '--algorithm=certified:clip=0.5,expected=1', f'--rounds={ROUNDS}', f'--output={folder}']
   command = [ROOT / '.venv/bin/python', '-m', 'experiments.export', *flags]
-  done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+  done = processes.run(command, cwd=ROOT)
   assert not done.returncode, done.stderr
   return quap_tff.Bundle(folder)
 

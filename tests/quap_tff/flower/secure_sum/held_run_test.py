@@ -19,6 +19,7 @@ from quap_tff.flower import server_app
 from quap_tff.flower import server_run
 from quap_tff.flower.secure_sum import server
 from quap_tff.mechanisms.held import guard
+from tests import processes
 from tests.quap_tff.flower.secure_sum import parties
 
 pytestmark = pytest.mark.slow
@@ -47,7 +48,7 @@ def _bundles(tmp_path_factory):
     command = [ROOT / '.venv/bin/python', '-m', 'experiments.export', *flags.split(), *more]
     running[kind] = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
   for process in running.values():
-    _, said = process.communicate(timeout=300)
+    _, said = processes.finish(process)
     assert not process.returncode, said
   return {kind: quap_tff.Bundle(folder / kind) for kind in KINDS}
 
