@@ -1,4 +1,4 @@
-"""Runs of these tests share processes, and draw no plots. Tests of plots ask for `drawn`.
+"""Runs of these tests share processes, and draw no plots. Tests of plots ask for `drawn`, readers for `library`.
 
 To trace and compile a process takes longer than to train a tiny model by it. Runs with the same flags and the same data
 have the same learning process. It is a function of its state alone, so one serves them all.
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import contextlib
 import dataclasses
 import json
+import os
 from typing import Any, Callable
 
 import pytest
@@ -20,6 +21,7 @@ from quap_tff import runtime
 from quap_tff.common import lazy
 from quap_tff.common.lazy import tff
 from tests import light
+from tests.experiments import library as runs
 
 _DRAW = plots.plot_run
 # With what was compiled from it, each takes some 50 MB.
@@ -109,6 +111,14 @@ def _sharing(request):
     if not light.ON:
       request.getfixturevalue('shared').use(monkeypatch)
     yield
+
+
+@pytest.fixture(scope='session')
+def library(tmp_path_factory):
+  """Runs that are trained once for all processes of pytest-xdist."""
+  base = tmp_path_factory.getbasetemp()
+  folder = base.parent if 'PYTEST_XDIST_WORKER' in os.environ else base
+  return runs.Library(folder / 'library', _DRAW, _no_plot)
 
 
 @pytest.fixture

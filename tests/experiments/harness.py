@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 import contextlib
 import csv
 import json
@@ -11,8 +11,7 @@ import pathlib
 import signal
 import subprocess
 import sys
-import time
-from typing import Any, Callable, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -23,6 +22,7 @@ from experiments.command import interrupts
 from experiments.command import run as run_lib
 from quap_tff import runtime
 from quap_tff.common import lazy
+from tests import processes
 from tests.quap_tff.certificates import made
 
 setup = lazy.module('experiments.running.setup')  # Both load TensorFlow.
@@ -35,8 +35,6 @@ PYTHONPATH = os.pathsep.join([str(REPOSITORY), *sys.path])
 
 # A round in milliseconds. From a file, as presets are: what a method does not use is refused on a command line only.
 TINY = (f'--flagfile={REPOSITORY / "tests" / "experiments" / "tiny.flags"}',)
-
-_DEADLINE_SECONDS = 120
 
 keys = made.keys
 
@@ -132,23 +130,15 @@ def start(*arguments: str, cwd: Any) -> subprocess.Popen:
 
 def finish(process: subprocess.Popen) -> Finished:
   """Waits until the command has ended and all who could write to its output have."""
-  try:
-    out, err = process.communicate(timeout=_DEADLINE_SECONDS)
-  except subprocess.TimeoutExpired:
-    process.kill()
-    process.communicate()
-    raise
+  out, err = processes.finish(process)
   return Finished(process.returncode, out, err)
 
 
-def wait_for(condition: Callable[[], Any], process: subprocess.Popen) -> Any:
-  """Polls until `condition` holds; an error if the process ends before, or after two minutes."""
-  deadline = time.monotonic() + _DEADLINE_SECONDS
-  while not condition():
-    if process.poll() is not None or time.monotonic() > deadline:
-      process.kill()
-      raise AssertionError(f'The run ended too early or hangs: {process.communicate()}')
-    time.sleep(0.01)
+def gone(children: Iterable[Any]) -> bool:
+  """Waits until these processes of psutil have ended, whoever started them; false if one does not."""
+  import psutil  # `make test-light` has none.
+
+  return not psutil.wait_procs(list(children), timeout=processes.DEADLINE_SECONDS)[1]
 
 
 def rows(directory: Any) -> list[dict[str, str]]:

@@ -12,12 +12,14 @@ from tests.experiments import harness
 
 _ROWS, _COLUMNS = 24, 80
 
+# Runs of the library, and what they say of their guarantee.
+RUNS = {
+  'layerwise': 'Guarantee: none. The released model has no finite ε.',
+  'fixed_dp': 'Guarantee, if the noise were ideal: the released model is differentially private',
+  'certified': 'Guarantee: the released model is differentially private',
+  'held': 'It also holds against the server',
+}
 METHODS = [
-  (['--algorithm=quap', '--model=digits_cnn'], 'Guarantee: none. The released model has no finite ε.'),
-  (
-    ['--algorithm=fixed_dp', '--noclient_metrics'],
-    'Guarantee, if the noise were ideal: the released model is differentially private',
-  ),
   (['--algorithm=fixed_dp'], 'Guarantee, if the noise were ideal: the weights are differentially private'),
   (
     ['--algorithm=tff_dp_fedavg', '--noclient_metrics', '--participation=bernoulli:q=0.4'],
@@ -92,12 +94,12 @@ class TestDivergence:
     assert final_summary.has_diverged(weights, loss) is diverged
 
   @pytest.mark.slow
-  @pytest.mark.parametrize('arguments, diverged', [([], False), (['--client_optimizer=sgd:learning_rate=1e9'], True)])
-  def test_is_said(self, arguments, diverged, capsys):
-    assert harness.main(*harness.TINY, '--rounds=2', '--algorithm=fedavg', *arguments) == 0
-    out = capsys.readouterr().out
-    assert harness.last_line(out)['diverged'] is diverged
-    assert ('The model has diverged: a weight or the test loss' in out) == diverged
+  def test_is_said(self, library, capsys):
+    flags = ('--rounds=2', '--algorithm=fedavg', '--client_optimizer=sgd:learning_rate=1e9')
+    assert harness.main(*harness.TINY, *flags) == 0
+    for out, diverged in ((capsys.readouterr().out, True), (library.run('fedavg').out, False)):
+      assert harness.last_line(out)['diverged'] is diverged
+      assert ('The model has diverged: a weight or the test loss' in out) == diverged
 
 
 class TestNonFinite:
@@ -117,7 +119,12 @@ class TestNonFinite:
       assert len(counts) == stop and counts[0] == 3
       where = 'round 1.' if stop == 1 else f'{np.count_nonzero(counts)} rounds, the first of them round 1.'
       assert f"{sum(counts)} of the clients' updates had NaN or infinity and counted as zero, in {where}" in out
-    assert harness.main(*arguments, '--noclient_metrics') == 0
+
+  @pytest.mark.slow
+  @pytest.mark.thorough
+  def test_are_not_said_where_no_client_metrics_are_released(self, capsys):
+    arguments = ['--rounds=1', '--epsilon=0.5', '--client_optimizer=sgd:learning_rate=1e38', '--noclient_metrics']
+    assert harness.main(*harness.TINY, *arguments) == 0
     assert 'NaN' not in capsys.readouterr().out
 
 
@@ -139,9 +146,9 @@ class TestGuessing:
     'method',
     [
       ['--algorithm=fedavg'],
-      ['--algorithm=quap', '--clip=fixed:norm=1e-9', '--epsilon=0.5'],
-      ['--algorithm=certified:clip=1e-9'],
-      ['--algorithm=tff_dp_fedavg:clip=1e-9'],
+      pytest.param(['--algorithm=quap', '--clip=fixed:norm=1e-9', '--epsilon=0.5'], marks=pytest.mark.thorough),
+      pytest.param(['--algorithm=certified:clip=1e-9'], marks=pytest.mark.thorough),
+      pytest.param(['--algorithm=tff_dp_fedavg:clip=1e-9'], marks=pytest.mark.thorough),
     ],
     ids=lambda method: method[0],
   )
@@ -152,9 +159,8 @@ class TestGuessing:
     assert line.endswith(': not clearly above one fixed label (11.94%).')
 
   @pytest.mark.slow
-  def test_is_not_said_of_a_model_that_has_learned(self, capsys):
-    assert harness.main(*harness.TINY, '--algorithm=fedavg', '--client_optimizer=sgd:learning_rate=1.0') == 0
-    assert 'fixed label' not in capsys.readouterr().out
+  def test_is_not_said_of_a_model_that_has_learned(self, library):
+    assert 'fixed label' not in library.run('fedavg').out
 
 
 @pytest.mark.slow
@@ -163,15 +169,17 @@ class TestRun:
     'share, said',
     [
       ('1', 'Malicious: 8 of the clients attack in every round that they are in (sign_flip:share=1.0,factor=1.0).'),
-      ('0', None),
+      pytest.param('0', None, marks=pytest.mark.thorough),
     ],
   )
-  def test_attackers_are_named_at_the_start_and_the_end_and_in_the_summary(self, share, said, tmp_path, capsys):
+  def test_attackers_are_named_at_the_start_and_the_end_and_in_the_summary(self, share, said, tmp_path, capsys, drawn):
     folder = tmp_path / 'run'
     attack = f'--malicious=sign_flip:share={share}'
     assert harness.main(*harness.TINY, '--rounds=1', '--epsilon=0.5', attack, f'--output_dir={folder}') == 0
     captured = capsys.readouterr()
     kept = json.loads((folder / 'summary.json').read_text())
+    # A run of one round has no plot.
+    assert 'Model and all figures (summary.json): ' in captured.out and not (folder / 'plot.png').exists()
     if said is None:
       assert kept['malicious'] is None and 'Malicious' not in captured.out + captured.err
       return
@@ -179,11 +187,19 @@ class TestRun:
     assert said in ' '.join(captured.err.split()) and said in ' '.join(captured.out.split())
     assert json.loads(captured.out.splitlines()[-1])['malicious'] == kept['malicious']
 
+  @pytest.mark.parametrize('name', RUNS)
+  def test_fits_the_terminal_and_ends_with_accuracy_and_guarantee(self, name, library):
+    folder, out, _ = library.run(name)
+    self._fits(folder, out, RUNS[name])
+
+  @pytest.mark.thorough
   @pytest.mark.parametrize('arguments, said', METHODS, ids=lambda value: value[0] if isinstance(value, list) else '')
-  def test_fits_the_terminal_and_ends_with_accuracy_and_guarantee(self, arguments, said, tmp_path, capsys):
+  def test_so_does_every_method(self, arguments, said, tmp_path, capsys):
     folder = tmp_path / 'run'
     assert harness.main(*harness.TINY, '--rounds=3', '--epsilon=1', f'--output_dir={folder}', *arguments) == 0
-    out = capsys.readouterr().out
+    self._fits(folder, capsys.readouterr().out, said)
+
+  def _fits(self, folder, out, said):
     # As from a folder with a short name, which pytest's is not.
     assert _rows(out.replace(str(folder), 'runs/demo')) <= _ROWS
     *lines, json_line = out.splitlines()
@@ -194,17 +210,9 @@ class TestRun:
     assert set(harness.strict_json(json_line)) == set(kept)
     assert ('Nominal (no guarantee)' in out) == (kept['nominal_epsilon_max'] is not None)
 
-  def test_the_plot_is_offered(self, tmp_path, capsys, drawn):
-    arguments = [*harness.TINY, '--algorithm=fedavg', '--rounds=2']
-    assert harness.main(*arguments) == 0
-    assert 'a plot and all figures, name a folder: --output_dir=FOLDER' in capsys.readouterr().out
-    assert harness.main(*arguments, f'--output_dir={tmp_path / "run"}') == 0
-    assert 'plot.png' in capsys.readouterr().out and (tmp_path / 'run' / 'plot.png').exists()
-
-  def test_a_run_of_one_round_has_no_plot(self, tmp_path, capsys, drawn):
-    assert harness.main(*harness.TINY, '--algorithm=fedavg', '--rounds=1', f'--output_dir={tmp_path / "run"}') == 0
-    out = capsys.readouterr().out
-    assert 'Model and all figures (summary.json): ' in out and not (tmp_path / 'run' / 'plot.png').exists()
+  def test_the_plot_is_offered(self, library):
+    path, out, _ = library.run('fedavg')
+    assert 'plot.png' in out and (path / 'plot.png').stat().st_size > 1000
 
 
 class TestLine:
@@ -298,14 +306,16 @@ class TestOtherEpsilon:
     ],
     ids=lambda value: value[0],
   )
-  def test_the_flag_makes_them_equal(self, arguments, as_said, capsys):
+  def test_the_flag_makes_them_equal(self, arguments, as_said):
     epsilons = []
     for extra in ([], as_said):
-      assert harness.main(*harness.TINY, *arguments, *extra) == 0
-      out = capsys.readouterr().out
-      (figure,) = harness.last_line(out)['formal']['figures']
+      experiment = harness.experiment(*harness.TINY, *arguments, *extra)
+      report = experiment.plan.report(experiment.plan.planned_ledger(experiment.schedule))
+      summary = _summary(formal=report.formal.as_dict())
+      (figure,) = harness.strict_json(final_summary.line(summary))['formal']['figures']
       epsilons.append(figure['epsilon_max'])
-      assert ('The formal ε is ' in out) == (not extra)
+      said = final_summary.other_epsilon(experiment.run, experiment.plan, summary)
+      assert (said or '').startswith('The formal ε is ') == (not extra)
     assert epsilons[0] < 3.8 < 3.99 < epsilons[1] <= 4
 
 
