@@ -169,11 +169,12 @@ class TestCommand:
     assert '95% that all bounds hold, 97.5% for each of the two tests' in out
     assert f'ε ≥ {rounding.down(summary["epsilon_lower_bound"])}' in out
 
-  def test_clients_that_are_not_clipped_are_caught(self, monkeypatch, capsys):
+  def test_clients_that_are_not_clipped_are_caught(self, tmp_path, monkeypatch, capsys):
     whole = lambda self, update, report, announced, clip=None: list(update.values())
     monkeypatch.setattr(certified.CertifiedRounds, 'contribution', whole)
-    flags = ('--participation=full', '--canaries=8', '--unseen=400', '--repeats=2', '--draws=0')
-    assert _audit(*harness.TINY, '--algorithm=certified:clip=0.5', *flags) == 1
+    (tmp_path / 'full.flags').write_text('--algorithm=certified:clip=0.5\n--participation=full\n')
+    flags = (f'--flagfile={tmp_path / "full.flags"}', '--canaries=8', '--unseen=400', '--repeats=2', '--draws=0')
+    assert _audit(*harness.TINY, *flags) == 1
     out = capsys.readouterr().out
     found = harness.last_line(out)
     assert found['refuted'] and found['epsilon_lower_bound'] > 4.0

@@ -26,10 +26,10 @@ RUNS: dict[str, tuple[str, ...]] = {
   # Layers without noise, so no finite ε.
   'layerwise': ('--model=digits_cnn', '--rounds=2', '--epsilon=1', '--noise_seed=1'),
   'fixed_dp': ('--algorithm=fixed_dp', '--noclient_metrics'),
-  'fedavg': ('--algorithm=fedavg', '--client_optimizer=sgd:learning_rate=1.0'),
+  'fedavg': ('--algorithm=fedavg', '--client_optimizer=sgd:learning_rate=1.0', '--progress=lines'),
   # With dropout, as the models of MNIST and CIFAR-10 have it.
   'mnist_cnn': ('--model=mnist_cnn', '--algorithm=fedavg', '--rounds=4', '--client_optimizer=sgd:learning_rate=0.2'),
-  'certified': (f'--algorithm={CERTIFIED}', '--rounds=6', '--eval_every=2'),
+  'certified': (f'--algorithm={CERTIFIED}', '--rounds=6', '--eval_every=2', '--progress=lines'),
   # Stopped, with own bounds.
   'certified_stopped': ('--algorithm=certified:weights=scale,own=0.5/2/0.5/4', '--stop_after=5'),
   # Without a trusted server, and clients who drop out.
@@ -37,6 +37,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     '--algorithm=certified:trust=secure_sum,noise=held,clip=0.5,colluders=1',
     '--rounds=4',
     '--dropout=bernoulli:rate=0.3',
+    '--progress=lines',
   ),
   'features': (
     '--features=scattering:scales=1',

@@ -10,12 +10,13 @@ import types
 
 import psutil
 import pytest
-import tensorflow as tf
 
 from experiments import sweep
 from experiments.command import command_line
 from experiments.sweeps import scheduler
 from experiments.sweeps import sweep_runs
+from quap_tff.common.lazy import tf
+from tests import processes
 from tests.experiments import harness
 from tests.experiments import pretended_run
 
@@ -412,117 +413,128 @@ def ended(code, log):
 """
 
 
+# Programs of the children's tests, by name. All run in one process, each in a folder of its own and with a `log`.
+_WAITS = 'signal.pause()'
+_FAILED_FOR = {
+  'its last line': ('print("Error: no data"); print("{}"); sys.exit(1)', 'Error: no data'),
+  'an error of input': ('raise ValueError("no file")', 'Error: no file'),
+  'an error of ours': ('print("round 1"); raise RuntimeError("a bug")', 'RuntimeError: a bug'),
+  'no error': ('print("round 1"); sys.exit(1)', 'round 1'),
+  'nothing': ('sys.exit(1)', 'it printed nothing'),
+  'a kill': ('print("Error: of memory", flush=True); os.kill(os.getpid(), 9)', 'ended by SIGKILL; Error: of memory'),
+  'an interrupt': ('print("{}"); sys.exit(130)', 'interrupted, but not by the sweep'),
+}
+_PROGRAMS = {
+  **{
+    name: f"""
+      ended('print("Error: of an earlier attempt")', log)
+      child = ended({code!r}, log)
+      answer = [child.exitcode not in (None, 0), child.error()]
+    """
+    for name, (code, _) in _FAILED_FOR.items()
+  },
+  'after one that was killed': """
+      answer = [ended(code, log).exitcode for code in ('os.kill(os.getpid(), 11)', 'print(1)', 'sys.exit(3)')]
+    """,
+  'runs of a group': """
+      processes, ids, codes = children.Processes(), [], []
+      for group, code in zip('aaaab', ('sys.exit(3)', 'raise KeyError', 'os.kill(os.getpid(), 11)', 'print(1)', '0')):
+        child = processes.start(group, [code], log)
+        child.join()
+        ids.append(child.process.pid)
+        codes.append(child.exitcode)
+      processes.close()
+      answer = [[ids.index(one) for one in ids], codes, [child.process.is_alive()]]
+    """,
+  'runs of other groups': """
+      processes = children.Processes()
+      first = processes.start('a', ['print(1)'], log)
+      first.join()
+      second = processes.start('b', ['print(1)'], log)
+      first.process.join()
+      second.join()
+      processes.close()
+      answer = [first.process.exitcode, second.exitcode, first.process.pid != second.process.pid]
+    """,
+  'a session of its own': 'answer = ended("sys.exit(os.getsid(0) == os.getpid())", log).exitcode',
+  # It says that it is up in a pipe, for which the program waits.
+  'asked to end': f"""
+      os.mkfifo(log + '.up')
+      code = f'signal.signal(15, lambda *_: exit(7)); open({{log + ".up"!r}}, "w").close(); {_WAITS}'
+      child = children.Child(children.Process(), [code], log)
+      open(log + '.up').read()
+      child.terminate()
+      child.join()
+      answer = child.exitcode
+    """,
+  'asked to end before it has begun': f"""
+      child = children.Child(children.Process(), [{_WAITS!r}], log)
+      child.terminate()
+      child.join()
+      answer = child.exitcode
+    """,
+  'temporary files': """
+      command_line.use_own_temporary_folder()
+      ended('print(tempfile.mkdtemp(), flush=True)', log)
+      its = open(log).read().strip()
+      own = tempfile.gettempdir()
+      answer = [os.path.exists(its), its.startswith(own), os.path.exists(own)]
+    """,
+}
+
+
+def _start(program, *arguments):
+  """Starts a program that has runs which only pretend."""
+  return subprocess.Popen(
+    [sys.executable, '-c', _PRETENDING + textwrap.dedent(program), *map(str, arguments)],
+    cwd=harness.REPOSITORY,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+
+
+@pytest.fixture(scope='module', name='found')
+def _found(tmp_path_factory):
+  """What each of the programs answers."""
+  folder = tmp_path_factory.mktemp('logs')
+  parts = []
+  for number, (name, program) in enumerate(_PROGRAMS.items()):
+    parts.append(f'log = {str(folder / str(number))!r}\n{textwrap.dedent(program)}\nprint(json.dumps(answer))\n')
+  ended = harness.finish(_start(''.join(parts)))
+  answers = [json.loads(line) for line in ended.out.splitlines()]
+  assert len(answers) == len(_PROGRAMS), ended.err
+  return dict(zip(_PROGRAMS, answers))
+
+
 @pytest.mark.slow
 class TestChild:
-  @pytest.fixture(name='sweep')
-  def _sweep(self, tmp_path):
-    """Starts a program that has runs which only pretend."""
-
-    def start(program):
-      return subprocess.Popen(
-        [sys.executable, '-c', _PRETENDING + textwrap.dedent(program), str(tmp_path / 'log')],
-        cwd=harness.REPOSITORY,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-      )
-
-    return start
-
-  @pytest.fixture(name='found')
-  def _found(self, sweep):
-    """The JSON value that such a program prints."""
-    return lambda program: json.loads(harness.finish(sweep(program)).out)
-
-  @pytest.mark.parametrize(
-    'code, error',
-    [
-      ('print("Error: no data"); print("{}"); sys.exit(1)', 'Error: no data'),
-      ('raise ValueError("no file")', 'Error: no file'),
-      ('print("round 1"); raise RuntimeError("a bug")', 'RuntimeError: a bug'),
-      ('print("round 1"); sys.exit(1)', 'round 1'),
-      ('sys.exit(1)', 'it printed nothing'),
-      ('print("Error: of memory", flush=True); os.kill(os.getpid(), 9)', 'ended by SIGKILL; Error: of memory'),
-      ('print("{}"); sys.exit(130)', 'interrupted, but not by the sweep'),
-    ],
-  )
-  def test_says_why_it_failed(self, found, code, error):
-    program = f"""
-        ended('print("Error: of an earlier attempt")', sys.argv[1])
-        child = ended({code!r}, sys.argv[1])
-        print(json.dumps([child.exitcode not in (None, 0), child.error()]))
-    """
-    assert found(program) == [True, error]
+  @pytest.mark.parametrize('name', _FAILED_FOR)
+  def test_says_why_it_failed(self, found, name):
+    assert found[name] == [True, _FAILED_FOR[name][1]]
 
   def test_the_next_one_starts_after_one_that_was_killed(self, found):
-    program = """
-        codes = [ended(code, sys.argv[1]).exitcode for code in ('os.kill(os.getpid(), 11)', 'print(1)', 'sys.exit(3)')]
-        print(json.dumps(codes))
-    """
-    assert found(program) == [-11, 0, 3]
+    assert found['after one that was killed'] == [-11, 0, 3]
 
   def test_a_process_takes_the_runs_of_its_group_while_it_lives(self, found):
-    program = """
-        processes, ids, codes = children.Processes(), [], []
-        for group, code in zip('aaaab', ('sys.exit(3)', 'raise KeyError', 'os.kill(os.getpid(), 11)', 'print(1)', '0')):
-          child = processes.start(group, [code], sys.argv[1])
-          child.join()
-          ids.append(child.process.pid)
-          codes.append(child.exitcode)
-        processes.close()
-        print(json.dumps([[ids.index(one) for one in ids], codes, [child.process.is_alive()]]))
-    """
-    assert found(program) == [[0, 0, 0, 3, 4], [3, 1, -11, 0, 0], [False]]
+    assert found['runs of a group'] == [[0, 0, 0, 3, 4], [3, 1, -11, 0, 0], [False]]
 
   def test_other_groups_end_a_process_that_has_no_run(self, found):
-    program = """
-        processes = children.Processes()
-        first = processes.start('a', ['print(1)'], sys.argv[1])
-        first.join()
-        second = processes.start('b', ['print(1)'], sys.argv[1])
-        first.process.join()
-        second.join()
-        processes.close()
-        print(json.dumps([first.process.exitcode, second.exitcode, first.process.pid != second.process.pid]))
-    """
-    assert found(program) == [0, 0, True]
+    assert found['runs of other groups'] == [0, 0, True]
 
   def test_does_not_get_the_terminals_ctrl_c(self, found):
-    assert found('print(json.dumps(ended("sys.exit(os.getsid(0) == os.getpid())", sys.argv[1]).exitcode))') == 1
+    assert found['a session of its own'] == 1
 
   def test_is_asked_to_end(self, found):
-    program = """
-        code = 'signal.signal(15, lambda *_: exit(7)); print("up", flush=True); time.sleep(99)'
-        child = children.Child(children.Process(), [code], sys.argv[1])
-        while not open(sys.argv[1]).read():
-          time.sleep(0.01)
-        child.terminate()
-        child.join()
-        print(json.dumps(child.exitcode))
-    """
-    assert found(program) == 7
+    assert found['asked to end'] == 7
 
   def test_is_asked_to_end_before_it_has_begun(self, found):
-    program = """
-        child = children.Child(children.Process(), ['time.sleep(99)'], sys.argv[1])
-        child.terminate()
-        child.join()
-        print(json.dumps(child.exitcode))
-    """
-    assert found(program) == 130
+    assert found['asked to end before it has begun'] == 130
 
   def test_only_its_own_temporary_files_go_with_it(self, found):
-    program = """
-        command_line.use_own_temporary_folder()
-        code = 'print(tempfile.mkdtemp(), flush=True)'
-        ended(code, sys.argv[1])
-        its = open(sys.argv[1]).read().strip()
-        own = tempfile.gettempdir()
-        print(json.dumps([os.path.exists(its), its.startswith(own), os.path.exists(own)]))
-    """
-    assert found(program) == [False, True, True]
+    assert found['temporary files'] == [False, True, True]
 
-  def test_tensorflow_is_loaded_and_has_done_nothing(self, found):
+  def test_tensorflow_is_loaded_and_has_done_nothing(self, tmp_path):
     """Then no thread and no generator of random numbers of TensorFlow is forked."""
     program = """
         children._LOADED = ('experiments.running.results', 'experiments.running.plots')
@@ -533,19 +545,19 @@ class TestChild:
         texts = [open(sys.argv[1] + log).read() for log in '12']
         print(json.dumps([context.context()._initialized, texts[0] == texts[1], all('[' in text for text in texts)]))
     """
-    assert found(program) == [False, False, True]
+    assert json.loads(harness.finish(_start(program, tmp_path / 'log')).out) == [False, False, True]
 
-  def test_does_not_outlive_the_sweep(self, sweep):
-    program = """
-        child = children.Child(children.Process(), ['time.sleep(999)'], '/dev/null')
+  def test_does_not_outlive_the_sweep(self):
+    program = f"""
+        child = children.Child(children.Process(), [{_WAITS!r}], '/dev/null')
         print(child.process.pid, flush=True)
-        time.sleep(999)
+        {_WAITS}
     """
-    parent = sweep(program)
+    parent = _start(program)
     child = psutil.Process(int(parent.stdout.readline()))
     parent.kill()
     parent.communicate()
-    assert not psutil.wait_procs([child], timeout=30)[1]
+    assert harness.gone([child])
 
 
 @pytest.mark.slow
@@ -564,14 +576,14 @@ def test_real_runs_compute_what_they_compute_alone_and_are_cut_off_with_the_swee
     process = subprocess.Popen(
       command, cwd=harness.REPOSITORY, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=progress, text=True
     )
-    harness.wait_for(lambda: len(harness.rows(folder / cut)) > 1, process)
+    processes.until(lambda: len(harness.rows(folder / cut)) > 1, process)
     at_work = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGINT)
     ended = harness.finish(process)
     progress.seek(0)
     said = progress.read()
   assert 'Traceback' not in ended.out + said and '1 done, 0 begun, 2 new' in said
-  assert ended.status == 130 and at_work and not psutil.wait_procs(at_work, timeout=30)[1]
+  assert ended.status == 130 and at_work and harness.gone(at_work)
   assert ended.summary['done'] == [done, whole] and ended.summary['left'] == [cut] and not ended.summary['failed']
   kept = json.loads((folder / cut / 'summary.json').read_text())
   assert kept['interrupted'] and kept['rounds'] == len(harness.rows(folder / cut))
@@ -583,24 +595,29 @@ def test_real_runs_compute_what_they_compute_alone_and_are_cut_off_with_the_swee
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('algorithm', ['fixed_dp', 'certified:certificate=false', 'tff_dp_ftrl:clip=1'])
-def test_a_run_leaves_the_same_files_whatever_its_process_ran_before(algorithm, tmp_path):
+@pytest.mark.thorough
+@pytest.mark.usefixtures('drawn')
+def test_a_run_leaves_the_same_files_whatever_its_process_ran_before(tmp_path):
+  """A process has the runs of one method; the second of them is compared with the same run alone."""
   folder, alone = tmp_path / 'runs', tmp_path / 'alone'
-  base = [*harness.TINY, f'--algorithm={algorithm}', '--noise_seed=3', '--noclient_metrics']
-  command = [sys.executable, '-m', 'experiments.sweep', f'--output_dir={folder}', '--vary=seed=1|2|3', '--', *base]
-  ended = harness.finish(subprocess.Popen(command, cwd=harness.REPOSITORY, stdout=subprocess.PIPE, text=True))
-  assert ended.status == 0 and len(ended.summary['done']) == 3
-  command = [sys.executable, '-m', 'experiments.train', *base, '--seed=3', f'--output_dir={alone}']
-  assert (
-    harness.finish(subprocess.Popen(command, cwd=harness.REPOSITORY, stdout=subprocess.PIPE, text=True)).status == 0
-  )
-  swept, expected = ({path.name: path.read_bytes() for path in where.iterdir()} for where in (folder / 'seed=3', alone))
-  assert swept.keys() == expected.keys()
-  assert {name for name in swept if swept[name] != expected[name]} <= {'run.json', 'summary.json'}
-  for name in ('run.json', 'summary.json'):
-    swept_values, values = (json.loads(files_[name]) for files_ in (swept, expected))
-    for one in (swept_values, values):
-      one.get('resolved', {}).pop('data_commitment', None)  # It has a secret of the run in it.
-    named = {key for key in values if values[key] != swept_values[key]}
-    assert named <= {'output_dir', 'flags'}, (name, named)
-  assert (tmp_path / 'runs' / 'seed=3.log').read_text().count('Done: 8 of 8') == 1
+  algorithms = ('fixed_dp', 'certified:certificate=false', 'tff_dp_ftrl:clip=1')
+  base = [*harness.TINY, '--noise_seed=3', '--noclient_metrics']
+  grid = [f'--vary=algorithm={"|".join(algorithms)}', '--vary=seed=1|3']
+  command = [sys.executable, '-m', 'experiments.sweep', f'--output_dir={folder}', *grid, '--', *base]
+  done = processes.run(command, cwd=harness.REPOSITORY)
+  assert done.returncode == 0 and len(harness.last_line(done.stdout)['done']) == 6, done.stderr
+  for name, run in _runs_in(folder, *(axis.partition('=')[2] for axis in grid), base=base).items():
+    if 'seed=3' not in name:
+      continue
+    arguments = [one for one in run.arguments if 'output_dir' not in one]
+    assert harness.main(*arguments, f'--output_dir={alone / name}') == 0
+    swept, expected = ({one.name: one for one in where.iterdir()} for where in (folder / name, alone / name))
+    assert swept.keys() == expected.keys()
+    differ = {one for one in swept if swept[one].is_file() and swept[one].read_bytes() != expected[one].read_bytes()}
+    assert differ <= {'run.json', 'summary.json'}, name
+    for file in ('run.json', 'summary.json'):
+      swept_values, values = (json.loads(files_[file].read_text()) for files_ in (swept, expected))
+      for one in (swept_values, values):
+        one.get('resolved', {}).pop('data_commitment', None)  # It has a secret of the run in it.
+      assert {key for key in values if values[key] != swept_values[key]} <= {'output_dir', 'flags'}, (name, file)
+    assert (folder / f'{name}.log').read_text().count('Done: 8 of 8') == 1

@@ -91,9 +91,8 @@ class TestSay:
     assert capsys.readouterr() == ('', '' if kind == 'none' else 'Reading …\n')
 
   @pytest.mark.slow
-  def test_a_run_says_what_it_does_before_its_first_round(self, capsys):
-    assert harness.main(*harness.TINY, '--algorithm=fedavg', '--rounds=1', '--progress=lines') == 0
-    said = capsys.readouterr().err.splitlines()
+  def test_a_run_says_what_it_does_before_its_first_round(self, library):
+    said = library.run('fedavg').err.splitlines()
     assert said[:3] == ['Starting TensorFlow …', 'Reading digits …', 'Building logistic_regression and the round …']
 
 
@@ -186,13 +185,12 @@ class TestEpsilon:
     assert progress.epsilon_of(plan).of({'spent_max': 1.0}) == pytest.approx(3, rel=1e-3)
 
   @pytest.mark.slow
-  @pytest.mark.parametrize('algorithm', ['certified:noise=ar1', 'certified:trust=secure_sum,noise=held'])
-  def test_grows_to_what_the_run_has_spent_in_the_end(self, algorithm, capsys):
-    assert harness.main(*harness.TINY, f'--algorithm={algorithm}', '--rounds=6', '--progress=lines') == 0
-    out, err = capsys.readouterr()
+  @pytest.mark.parametrize('name, rounds', [('certified', 6), ('held', 4)])
+  def test_grows_to_what_the_run_has_spent_in_the_end(self, name, rounds, library):
+    _, out, err = library.run(name)
     assert 'ε: no client has spent more so far; C: ' in err
     shown = [float(found) for found in re.findall(r'^round .* ε=([\d.]+) ', err, re.MULTILINE)]
-    assert len(shown) == 6 and shown == sorted(shown) and shown[0] < 0.9 * shown[-1]
+    assert len(shown) == rounds and shown == sorted(shown) and shown[0] < 0.9 * shown[-1]
     (figure,) = harness.last_line(out)['formal']['figures']
     assert 0 <= shown[-1] - figure['epsilon_max'] < 2e-4
 
