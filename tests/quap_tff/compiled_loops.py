@@ -14,17 +14,17 @@ _blocks, _integers, _multiplier = chacha20.blocks, chacha20.integers, gaussian._
 _SIGNATURE = [tf.TensorSpec([4], tf.int64), tf.TensorSpec([None, 3], tf.uint32), tf.TensorSpec([], tf.int32)]
 
 
-@tf.function(input_signature=_SIGNATURE)
+@tf.function(input_signature=_SIGNATURE, autograph=False)
 def _compiled_blocks(key, nonces, count):
   return _blocks(key, nonces, count)
 
 
-@tf.function(input_signature=_SIGNATURE)
+@tf.function(input_signature=_SIGNATURE, autograph=False)
 def _compiled_integers(key, nonces, count):
   return _integers(key, nonces, count)
 
 
-@tf.function
+@tf.function(autograph=False)
 def _compiled_multiplier(epsilon, delta):
   return _multiplier(epsilon, delta)
 
