@@ -172,6 +172,7 @@ def _kind_of_round(plan):
   )
 
 
+@pytest.mark.slow
 class TestFunctions(mechanisms.FunctionsContract):
   @pytest.fixture(scope='class', params=CASES)
   def plan(self, request):

@@ -2,6 +2,7 @@
 
 import ast
 import collections
+import functools
 import pathlib
 import re
 
@@ -11,12 +12,17 @@ TOPS = ('quap_tff', 'experiments', 'data')
 MOST_LINES = 80
 
 
+@functools.cache
 def _modules():
   """The path, the dotted name and the tree of each module of the product."""
+  found = []
   for top in TOPS:
     for path in sorted((ROOT / top).rglob('*.py')):
       parts = path.relative_to(ROOT).with_suffix('').parts
-      yield path, '.'.join(parts[:-1] if parts[-1] == '__init__' else parts), ast.parse(path.read_text('utf-8'))
+      found.append(
+        (path, '.'.join(parts[:-1] if parts[-1] == '__init__' else parts), ast.parse(path.read_text('utf-8')))
+      )
+  return found
 
 
 def _classes():

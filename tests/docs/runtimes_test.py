@@ -18,7 +18,7 @@ QUAP = 'quap_tff.Plan(quap_tff.QuapConfig(num_clients=4, clip=quap_tff.clip_rule
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('plan', [CERTIFIED, QUAP])
+@pytest.mark.parametrize('plan', [CERTIFIED, pytest.param(QUAP, marks=pytest.mark.thorough)])
 def test_the_ledger_is_that_of_a_loop(plan):
   assert CERTIFIED in PROGRAM and ASK in PROGRAM and len(PROGRAM.splitlines()) <= 48
   names, program = {}, PROGRAM.replace(CERTIFIED, plan)

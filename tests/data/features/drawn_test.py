@@ -13,6 +13,8 @@ from data.features import leaves
 from data.features import store
 from quap_tff.common import registry
 
+pytestmark = pytest.mark.slow
+
 SIZE = (32, 32)
 RECIPE = drawn.Drawn(size=6, filters=10, kinds=20, views=8, seed=0)
 

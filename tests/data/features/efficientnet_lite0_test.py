@@ -149,6 +149,7 @@ def random_tensors():
   return tensors
 
 
+@pytest.mark.slow
 def test_the_network_has_each_tensor_where_it_belongs():
   tensors = random_tensors()
   network = efficientnet_lite0.build(tensors)

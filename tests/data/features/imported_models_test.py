@@ -16,6 +16,8 @@ from data.features import maps
 from experiments import pretrain
 from experiments.command import command_line
 
+pytestmark = pytest.mark.slow
+
 layers = tf.keras.layers
 TEXT = 'Learned on photographs of cats'
 
