@@ -5,7 +5,6 @@ import os
 import pathlib
 import re
 import shutil
-import subprocess
 import sys
 import zipfile
 
@@ -14,6 +13,7 @@ import pytest
 
 from quap_tff.common import lazy
 from tests import light
+from tests import processes
 
 ROOT = pathlib.Path(__file__).absolute().parents[1]
 PINS = dict(re.findall(r'^([\w.-]+)==([\w.]+)', (ROOT / 'requirements.txt').read_text(encoding='utf-8'), re.MULTILINE))
@@ -27,27 +27,14 @@ def _wheel(tmp_path_factory):
   shutil.copytree(ROOT / 'quap_tff', folder / 'source' / 'quap_tff', ignore=shutil.ignore_patterns('__pycache__'))
   for name in ('pyproject.toml', 'README.md', 'LICENSE'):
     shutil.copy(ROOT / name, folder / 'source')
-  subprocess.run(
-    [
-      sys.executable,
-      '-m',
-      'pip',
-      'wheel',
-      '--quiet',
-      '--no-deps',
-      '--no-index',
-      '--no-build-isolation',
-      '--wheel-dir',
-      str(folder),
-      str(folder / 'source'),
-    ],
-    check=True,
-    timeout=120,
-  )
+  options = ('--quiet', '--no-deps', '--no-index', '--no-build-isolation')
+  done = processes.run([sys.executable, '-m', 'pip', 'wheel', *options, '--wheel-dir', folder, folder / 'source'])
+  assert done.returncode == 0, done.stderr
   return next(folder.glob('quap_tff-*.whl'))
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.skipif(shutil.which('make') is None, reason='There is no make.')
 def test_make_setup_lets_the_project_run_from_any_folder(tmp_path):
   project, elsewhere = tmp_path / 'a project', tmp_path / 'elsewhere'
@@ -57,18 +44,19 @@ def test_make_setup_lets_the_project_run_from_any_folder(tmp_path):
     (project / name / '__init__.py').touch()
   shutil.copy(ROOT / 'Makefile', project)
   (project / 'requirements.txt').touch()
-  subprocess.run([sys.executable, '-m', 'venv', '--without-pip', str(project / '.venv')], check=True, timeout=120)
+  processes.run([sys.executable, '-m', 'venv', '--without-pip', project / '.venv']).check_returncode()
   (project / '.venv' / '.ready').touch()  # All packages are there.
   environment = {name: value for name, value in os.environ.items() if name not in ('PYTHONPATH', 'MAKEFLAGS')}
-  subprocess.run(['make', 'setup'], cwd=project, env=environment, check=True, timeout=120)
+  processes.run(['make', 'setup'], cwd=project, env=environment).check_returncode()
   moved = project.rename(tmp_path / 'moved')
   code = 'import data, experiments, quap_tff; print(quap_tff.__file__)'
   python = [str(moved / '.venv' / 'bin' / 'python'), '-c', code]
-  done = subprocess.run(python, cwd=elsewhere, env=environment, capture_output=True, text=True, timeout=120)
+  done = processes.run(python, cwd=elsewhere, env=environment)
   assert done.stdout.strip() == str(moved / 'quap_tff' / '__init__.py'), done.stderr
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 class TestWheel:
   def test_holds_every_file_of_the_library_and_nothing_else(self, wheel):
     names = [name for name in zipfile.ZipFile(wheel).namelist() if '.dist-info/' not in name]
@@ -94,16 +82,9 @@ class TestWheel:
 
   def test_works_from_another_folder(self, wheel, tmp_path):
     code = 'import quap_tff; print(quap_tff.Plan(quap_tff.QuapConfig(num_clients=3)).num_clients, quap_tff.__file__)'
-    done = subprocess.run(
-      [sys.executable, '-c', code],
-      cwd=tmp_path,
-      capture_output=True,
-      text=True,
-      check=True,
-      timeout=120,
-      env={**os.environ, 'PYTHONPATH': os.pathsep.join([str(wheel), *_without_sources()])},
-    )
-    assert done.stdout == f'3 {wheel}/quap_tff/__init__.py\n'
+    environment = {**os.environ, 'PYTHONPATH': os.pathsep.join([str(wheel), *_without_sources()])}
+    done = processes.run([sys.executable, '-c', code], cwd=tmp_path, env=environment)
+    assert done.stdout == f'3 {wheel}/quap_tff/__init__.py\n', done.stderr
 
 
 def _without_sources():
@@ -114,14 +95,8 @@ _WITHOUT_TENSORFLOW = 'import sys; sys.modules.update(tensorflow=None, tensorflo
 
 
 def _child(code):
-  return subprocess.run(
-    [sys.executable, '-c', code],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-    timeout=120,
-    env={**os.environ, 'PYTHONPATH': os.pathsep.join([str(ROOT), *sys.path])},
-  )
+  environment = {**os.environ, 'PYTHONPATH': os.pathsep.join([str(ROOT), *sys.path])}
+  return processes.run([sys.executable, '-c', code], cwd=ROOT, env=environment)
 
 
 @pytest.mark.slow
@@ -167,6 +142,7 @@ for name in {list(self._MISSING)}:
       assert line.endswith('pip install --no-deps -r requirements.txt')
 
   @pytest.mark.slow
+  @pytest.mark.thorough
   def test_is_no_error_for_those_who_look_around(self):
     done = _child(f"""{_WITHOUT_TENSORFLOW}
 import inspect, pydoc

@@ -129,6 +129,7 @@ class TestCosts:
     assert report.formal.covers == accounting.COVERS[0] and report.formal.epsilon.max() == pytest.approx(1.6, rel=1e-6)
     assert report.as_dict()['nominal_epsilon_max'] is None
 
+  @pytest.mark.thorough
   def test_lee_kifer_learns_if_there_is_hardly_any_noise(self):
     experiment = _experiment(
       '--algorithm=lee_kifer', '--epsilon=100', '--participation=full', '--client_optimizer=sgd:learning_rate=0.5'

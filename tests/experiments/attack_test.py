@@ -109,6 +109,7 @@ class TestFiles:
     cells = [re.findall('<td>(.*?)</td>', line)[column] for line in page.splitlines() if line.startswith('<tr><td>')]
     assert set(cells) == {'-'} and 'fewer than 5 targets give no interval' in page
 
+  @pytest.mark.thorough
   def test_a_second_run_gives_the_same_and_replaces_the_first(self, run, rows, capsys):
     assert _main(*TINY, '--methods=quap', f'--output_dir={run}') == 0
     out = capsys.readouterr().out

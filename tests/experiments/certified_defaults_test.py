@@ -5,6 +5,7 @@ import pytest
 from quap_tff.mechanisms.certified import weight_rules
 from quap_tff.mechanisms.noise import correlation
 from tests.experiments import harness
+from tests.experiments import library as runs
 
 
 class TestDefaults:
@@ -40,13 +41,20 @@ class TestDefaults:
     assert harness.configured(*harness.TINY, *arguments).clip.initial_norm == pytest.approx(norm)
 
   @pytest.mark.slow
-  @pytest.mark.parametrize('method', ['certified', 'scaffold:base=certified', 'certified:clip=1'])
-  def test_a_norm_that_nobody_chose_is_named_before_the_first_round(self, method, capsys):
-    assert harness.main(*harness.TINY, f'--algorithm={method}', '--stop_after=1') == 0
-    said = 'No clipping norm was given, so it is 1, by --rounds' in capsys.readouterr().err
-    assert said == ('clip' not in method)
+  @pytest.mark.parametrize('name', ['certified', 'certified_stopped'])
+  def test_a_norm_that_nobody_chose_is_named_before_the_first_round(self, name, library):
+    said = 'No clipping norm was given, so it is 1, by --rounds' in library.run(name).err
+    assert said == ('clip' not in runs.RUNS[name][0])
 
   @pytest.mark.slow
+  @pytest.mark.thorough
+  def test_nor_is_one_of_a_base(self, capsys):
+    flags = ('--algorithm=scaffold:base=certified', '--rounds=2', '--stop_after=1')
+    assert harness.main(*harness.TINY, *flags) == 0
+    assert 'No clipping norm was given, so it is 1, by --rounds' in capsys.readouterr().err
+
+  @pytest.mark.slow
+  @pytest.mark.thorough
   def test_they_learn_where_independent_noise_and_a_norm_of_one_do_not(self):
     arguments = '--num_clients=100 --cohort_size=30 --rounds=100 --epsilon=6 --noise_seed=1 --eval_every=100'.split()
 

@@ -28,7 +28,6 @@ from tests.experiments import harness
 pytestmark = pytest.mark.slow
 
 _DELTA = 1e-5
-_OF_TFF = ('tff_dp_fedavg_adaptive', 'tff_dp_ftrl')
 
 
 def _run(output_dir, *arguments):
@@ -74,7 +73,6 @@ class TestRun:
         ['--participation=bernoulli:q=0.9', '--rounds=4'],
         marks=pytest.mark.thorough,
       ),
-      pytest.param('certified:weights=sample,own=0.5/1/0.5/4', ['--rounds=4'], marks=pytest.mark.thorough),
       pytest.param(
         'certified:weights=worst_case,noise=banded:bands=2',
         ['--participation=separated:min_separation=2', '--cohort_size=4', '--rounds=4'],
@@ -121,6 +119,7 @@ class TestRun:
     assert not certificate_evidence.ledger_problems(plan, ledger)
     assert 3.5 < tradeoff.epsilon_of(accounting.total_mu(ledger).whole, _DELTA).max() <= 4
 
+  @pytest.mark.thorough
   def test_a_resumed_run_is_the_uninterrupted_one_and_spends_once(self, tmp_path, capsys):
     arguments = ['--noise_seed=3', '--checkpoint_every=2', '--algorithm=certified:certificate=false']
     assert _run(tmp_path / 'whole', *arguments) == 0
@@ -151,9 +150,7 @@ class TestRun:
   def test_whose_rounds_are_kept_before_they_are_released(self, algorithm):
     assert _experiment(f'--algorithm={algorithm}').plan.mechanism.facts.is_saved_before_release == (algorithm != 'quap')
 
-  @pytest.mark.parametrize(
-    'algorithm', ['certified', *(pytest.param(name, marks=pytest.mark.thorough) for name in _OF_TFF)]
-  )
+  @pytest.mark.parametrize('algorithm', ['certified', pytest.param('tff_dp_ftrl', marks=pytest.mark.thorough)])
   def test_what_a_killed_run_has_reported_stays_as_it_was(self, algorithm, tmp_path, capsys, monkeypatch):
     class Killed(BaseException):
       pass
@@ -200,6 +197,7 @@ class TestSecrets:
     assert verify.main(['verify', str(path), f'--publish={published}']) == 0
     assert 'contains the key of the noise' in capsys.readouterr().err and not (published / 'checkpoints').exists()
 
+  @pytest.mark.thorough
   def test_an_extractor_is_published_and_no_folder_of_the_operator_is_named(self, tmp_path):
     home = tmp_path / 'home'
     network = tf.keras.Sequential([tf.keras.Input((8, 8, 1)), tf.keras.layers.Flatten()], name='network')
@@ -207,11 +205,11 @@ class TestSecrets:
     path, published = home / 'run', tmp_path / 'published'
     flags = [f'--features=pretrained:path={home / "glyphs"}', '--model=auto', '--rounds=2']
     assert _run(path, *flags, '--algorithm=certified:weights=uniform,noise=independent') == 0
-    assert verify.main(['verify', str(path), f'--publish={published}']) == 0
+    verify.publish(str(path), str(published))
     labels = predict.predict(str(path), np.zeros((2, 8, 8), np.float32))
     shutil.rmtree(home)
     assert not any(str(tmp_path).encode() in file.read_bytes() for file in published.rglob('*') if file.is_file())
-    assert verify.main(['verify', str(published)]) == 0
+    assert verify.verify(str(published)).problems == []
     np.testing.assert_array_equal(predict.predict(str(published), np.zeros((2, 8, 8), np.float32)), labels)
 
 

@@ -161,6 +161,7 @@ class TestSafari:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 class TestRuns:
   def test_a_certified_run_charges_the_plan_and_says_what_is_around_it(self, tmp_path):
     experiment = harness.experiment(*harness.TINY, '--algorithm=fedvarp:base=certified', _DROPOUT, '--rounds=2')

@@ -33,6 +33,7 @@ def test_a_run_is_exported_and_simulated(tmp_path, capsys):
   assert json.loads(capsys.readouterr().out.splitlines()[-1])['test_accuracy'] > 0
 
 
+@pytest.mark.thorough
 def test_secret_cohorts_are_not_written(tmp_path):
   flags = ['--algorithm=tff_dp_fedavg', '--participation=bernoulli', '--cohort_seed=secret']
   assert _export(tmp_path / 'bundle', *flags) == 0

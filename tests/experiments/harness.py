@@ -34,7 +34,8 @@ PRESETS = REPOSITORY / 'experiments' / 'presets'
 PYTHONPATH = os.pathsep.join([str(REPOSITORY), *sys.path])
 
 # A round in milliseconds. From a file, as presets are: what a method does not use is refused on a command line only.
-TINY = (f'--flagfile={REPOSITORY / "tests" / "experiments" / "tiny.flags"}',)
+TINY_FLAGS = REPOSITORY / 'tests' / 'experiments' / 'tiny.flags'
+TINY = (f'--flagfile={TINY_FLAGS}',)
 
 keys = made.keys
 

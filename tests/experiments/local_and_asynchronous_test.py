@@ -61,6 +61,7 @@ class TestAccounts:
       ],
     ],
   )
+  @pytest.mark.thorough
   def test_calibrated_exactly_a_run_spends_epsilon(self, arguments, tmp_path, capsys):
     assert harness.main(*harness.TINY, *arguments, '--calibration=exact', f'--output_dir={tmp_path / "run"}') == 0
     capsys.readouterr()

@@ -45,6 +45,7 @@ def _row(result, **wanted):
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 class TestStudy:
   @pytest.mark.parametrize('level', shadow_models.LEVELS)
   def test_overfitted_federated_averaging_leaks_and_huge_noise_does_not(self, result, level):

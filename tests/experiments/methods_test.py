@@ -187,12 +187,14 @@ class TestNominal:
     np.testing.assert_allclose(ledger.epsilon, 6 * (1 + 0.5 * np.exp(-2)), rtol=1e-6)
     np.testing.assert_allclose(ledger.delta, 0.002)
 
+  @pytest.mark.slow
   def test_there_are_none_for_noise_that_does_not_follow_the_budgets(self):
     assert _experiment('--algorithm=quap').plan.has_nominal
     assert not _experiment('--algorithm=fixed_dp', '--calibration=exact').plan.has_nominal
     assert not _experiment('--algorithm=fedavg').plan.has_nominal
 
 
+@pytest.mark.slow
 class TestCalibration:
   @pytest.mark.parametrize(
     'arguments',

@@ -14,32 +14,28 @@ from sklearn import datasets as sklearn_datasets
 from experiments import predict
 from experiments import verify
 from quap_tff.common.lazy import tf
+from tests import processes
 from tests.experiments import harness
 
 pytestmark = pytest.mark.slow
 
-# With dropout, as the models of MNIST and CIFAR-10 have it.
-_DROPOUT = ('--model=mnist_cnn', '--algorithm=fedavg', '--rounds=12', '--client_optimizer=sgd:learning_rate=0.2')
-_FEATURES = (
-  '--features=scattering:scales=1',
-  '--model=auto',
-  '--algorithm=certified:weights=participation,noise=independent,clip=0.5',
-  '--rounds=3',
-  '--warmup_rounds=0',
-)
+
+_FEATURES = pytest.param('features', marks=pytest.mark.thorough)
 
 
 @pytest.fixture(scope='module', name='runs')
-def _runs(tmp_path_factory):
-  """Folder with three runs: with dropout, with features and a certificate, and the second as published."""
-  folder = tmp_path_factory.mktemp('runs')
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setenv('XDG_CACHE_HOME', str(folder / 'cache'))
-    assert harness.main(*harness.TINY, *_DROPOUT, f'--output_dir={folder / "dropout"}') == 0
-    assert harness.main(*harness.TINY, *_FEATURES, f'--output_dir={folder / "features"}') == 0
-  assert verify.main(['verify', str(folder / 'features'), f'--publish={folder / "published"}']) == 0
-  shutil.rmtree(folder / 'cache')
-  return folder
+def _runs(library, tmp_path_factory):
+  """The folder of a run: with dropout, with features and a certificate, and the second as it is published."""
+
+  class Runs:
+    def __truediv__(self, name):
+      if name != 'published':
+        return library.run({'dropout': 'mnist_cnn'}.get(name, name)).path
+      published = tmp_path_factory.mktemp('runs') / name
+      assert verify.main(['verify', str(self / 'features'), f'--publish={published}']) == 0
+      return published
+
+  return Runs()
 
 
 @pytest.fixture(scope='module', name='test_set')
@@ -53,11 +49,9 @@ def _main(*arguments):
 
 def _python(code, path=harness.PYTHONPATH, cwd=None):
   """Standard output of a program in a process of its own."""
-  environment = {**os.environ, 'PYTHONPATH': path}
-  command = [sys.executable, '-c', code]
-  return subprocess.run(
-    command, cwd=cwd, env=environment, check=True, timeout=120, capture_output=True, text=True
-  ).stdout
+  done = processes.run([sys.executable, '-c', code], cwd=cwd, env={**os.environ, 'PYTHONPATH': path})
+  assert done.returncode == 0, done.stderr
+  return done.stdout
 
 
 class TestPredictions:
@@ -68,7 +62,7 @@ class TestPredictions:
     np.testing.assert_allclose(probabilities, np.exp(logits) / np.exp(logits).sum(1, keepdims=True), rtol=1e-4)
     assert probabilities.dtype == np.float32 and probabilities.shape == (len(test_set.x), 10)
 
-  @pytest.mark.parametrize('name', ['dropout', 'features', 'published'])
+  @pytest.mark.parametrize('name', ['dropout', _FEATURES, pytest.param('published', marks=pytest.mark.thorough)])
   def test_raw_pixels_give_the_accuracy_and_loss_of_the_run(self, runs, test_set, name, monkeypatch):
     monkeypatch.setenv('XDG_CACHE_HOME', '/dev/null')  # Nothing is kept of the images.
     raw = (test_set.x * 16).astype(np.uint8)
@@ -80,6 +74,7 @@ class TestPredictions:
     assert accuracy == pytest.approx(summary['test_accuracy'], abs=1e-6)
     assert loss == pytest.approx(summary['test_loss'], rel=1e-4)
 
+  @pytest.mark.thorough
   def test_do_not_depend_on_how_images_are_given(self, runs, test_set):
     predictor = predict.load(runs / 'features')
     x = test_set.x[:7]
@@ -93,6 +88,7 @@ class TestPredictions:
     assert predictor(x[:0]).shape == (0, 10)
     assert abs(predictor(1 - x) - expected).max() > 1e-3
 
+  @pytest.mark.thorough
   def test_chunks_do_not_matter(self, runs, test_set, monkeypatch):
     predictor = predict.load(runs / 'features')
     expected = predictor(test_set.x)
@@ -179,6 +175,7 @@ class TestCommand:
       with pytest.raises(ValueError, match=message):
         _main(*arguments)
 
+  @pytest.mark.thorough
   def test_features_that_are_others_here(self, runs, tmp_path):
     shutil.copytree(runs / 'features', tmp_path / 'run')
     path = tmp_path / 'run' / 'run.json'
@@ -188,13 +185,11 @@ class TestCommand:
     with pytest.raises(ValueError, match='scattering:scales=1 differ here .* Made elsewhere'):
       predict.load(str(tmp_path / 'run'))
 
-  def test_a_run_that_has_not_ended(self, runs, tmp_path, capsys):
+  def test_a_run_that_has_not_ended(self, library, tmp_path, capsys):
     np.save(tmp_path / 'a.npy', np.zeros((1, 8, 8)))
-    path, images = tmp_path / 'run', f'--input={tmp_path / "a.npy"}'
-    assert harness.main(*harness.TINY, f'--output_dir={path}', '--stop_after=1') == 0
-    capsys.readouterr()
+    path, images = library.copy('quap_stopped', tmp_path / 'run'), f'--input={tmp_path / "a.npy"}'
     assert _main(path, images) == 0
-    assert 'stopped after round 1 of 8: its model is not the final one' in capsys.readouterr().err
+    assert 'stopped after round 3 of 8: its model is not the final one' in capsys.readouterr().err
     (path / 'summary.json').unlink()
     assert _main(path, images) == 0
     assert 'still going on, or was cut off' in capsys.readouterr().err
@@ -218,6 +213,7 @@ class TestCommand:
     )
     assert '--input' in _python(code)
 
+  @pytest.mark.thorough
   def test_a_reader_that_goes_ends_it_quietly(self, runs, tmp_path):
     np.save(tmp_path / 'a.npy', np.zeros((9000, 8, 8), np.uint8))
     command = [sys.executable, '-m', 'experiments.predict', str(runs / 'dropout'), f'--input={tmp_path / "a.npy"}']
@@ -231,12 +227,12 @@ class TestCommand:
     assert process.stdout.readline() == 'label,probability\n'
     process.stdout.close()
     assert process.stderr.read() == ''
-    assert process.wait(timeout=120) == 1
+    assert process.wait(timeout=processes.DEADLINE_SECONDS) == 1
     process.stderr.close()
 
 
 class TestModelFile:
-  @pytest.mark.parametrize('name', ['dropout', 'features'])
+  @pytest.mark.parametrize('name', ['dropout', _FEATURES])
   def test_loads_in_plain_keras_and_predicts_the_same(self, runs, name, tmp_path):
     model = tf.keras.models.load_model(runs / name / 'final_model.keras', compile=False)
     assert ('dropout1' in [layer.name for layer in model.layers]) == (name == 'dropout')

@@ -85,11 +85,9 @@ def test_the_example_follows_from_the_seed_and_is_a_log(tmp_path):
 @pytest.mark.parametrize(
   'flags',
   [
-    ('--algorithm=quap',),
-    ('--algorithm=fixed_dp:clip=1.0', '--dropout=bernoulli:rate=0.3'),
-    ('--algorithm=certified:clip=0.5,noise=ar1',),
     ('--algorithm=certified:clip=0.5', '--dropout=bernoulli:rate=0.3'),
-    ('--algorithm=certified:clip=0.5,trust=secure_sum,noise=held',),
+    pytest.param(('--algorithm=fixed_dp:clip=1.0', '--dropout=bernoulli:rate=0.3'), marks=pytest.mark.thorough),
+    pytest.param(('--algorithm=certified:clip=0.5,trust=secure_sum,noise=held',), marks=pytest.mark.thorough),
   ],
 )
 def test_a_run_has_the_cohorts_of_the_log(log, tmp_path, flags, capfd):
@@ -115,6 +113,7 @@ def test_a_run_has_the_cohorts_of_the_log(log, tmp_path, flags, capfd):
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_run_does_not_go_on_with_another_log(log, tmp_path, capsys):
   arguments = [*harness.TINY, '--algorithm=fedavg', '--rounds=6', _replayed(log), f'--output_dir={tmp_path}/run']
   assert harness.main(*arguments, '--stop_after=2') == 0

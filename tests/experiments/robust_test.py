@@ -52,7 +52,11 @@ class TestAttacks:
       np.testing.assert_array_equal(a.x, b.x)
     np.testing.assert_array_equal(honest.test.y, attacked.test.y)
 
-  @pytest.mark.parametrize('spec, factor', [('sign_flip:share=1,factor=3', -3.0), ('scaling:share=1,factor=10', 10.0)])
+  @pytest.mark.parametrize(
+    'spec, factor',
+    [('sign_flip:share=1,factor=3', -3.0), pytest.param('scaling:share=1,factor=10', 10.0, marks=pytest.mark.thorough)],
+  )
+  @pytest.mark.thorough
   def test_updates_of_malicious_clients_are_multiplied(self, spec, factor):
     moves = []
     for experiment in (_experiment('--algorithm=fedavg'), _experiment('--algorithm=fedavg', f'--malicious={spec}')):

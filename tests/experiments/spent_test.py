@@ -8,6 +8,8 @@ from quap_tff import accounting
 from quap_tff.common.numbers import tradeoff
 from tests.experiments import harness
 
+pytestmark = pytest.mark.slow
+
 # Uneven: some clients have nothing left after the first run, or little.
 _ARGUMENTS = (*harness.TINY, '--participation=beta:a=0.5,b=2')
 
@@ -25,7 +27,10 @@ def first(tmp_path_factory):
 
 @pytest.mark.parametrize(
   'file, algorithm',
-  [('ledger.npz', 'certified:noise=ar1,weights=online'), ('clients.csv', 'certified:trust=secure_sum,noise=held')],
+  [
+    ('ledger.npz', 'certified'),
+    pytest.param('clients.csv', 'certified:trust=secure_sum,noise=held', marks=pytest.mark.thorough),
+  ],
 )
 def test_the_second_run_counts_from_the_first(file, algorithm, first, tmp_path, capsys):
   second = tmp_path / 'second'

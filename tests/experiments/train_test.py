@@ -333,19 +333,22 @@ class TestDamagedFolder:
 
 @pytest.mark.slow
 class TestSummary:
-  def test_layer_wise_noise_leaves_no_finite_epsilon(self, capsys):
-    # Without a folder: the process may be that of the library's run, whose flags these are.
-    assert harness.main(*harness.TINY, *runs.RUNS['layerwise']) == 0
-    out, err = capsys.readouterr()
-    assert 'a plot and all figures, name a folder: --output_dir=FOLDER' in out
+  def test_layer_wise_noise_leaves_no_finite_epsilon(self, library):
+    _, out, err = library.run('layerwise')
     assert 'anyone who knows the seed can subtract it' in err
     summary = harness.last_line(out)
     assert summary['model_protected'] is False and summary['formal'] is None
     assert 'No finite ε for the released model' in out and 'layer logits only' in out and 'ormal ε' not in out
     assert 1e-5 <= summary['nominal_delta_max'] <= 2e-5
     assert 0.5 <= summary['nominal_epsilon_max'] <= 2
-    assert summary['output_dir'] is None
 
+  def test_without_a_folder_one_is_offered(self, capsys):
+    assert harness.main(*harness.TINY, '--noise_seed=3', '--stop_after=1') == 0
+    out = capsys.readouterr().out
+    assert 'a plot and all figures, name a folder: --output_dir=FOLDER' in out
+    assert harness.last_line(out)['output_dir'] is None
+
+  @pytest.mark.thorough
   def test_without_noise_nothing_is_protected(self, capsys, output_dir, drawn):
     assert _run(output_dir, '--noise=none', '--clip=none', '--rounds=2') == 0
     out = capsys.readouterr().out
@@ -378,6 +381,7 @@ class TestSummary:
     assert summary['model_protected'] is True and summary['formal']['covers'] == 'weights without the logs'
     assert 'no finite ε' in capsys.readouterr().out
 
+  @pytest.mark.thorough
   def test_without_client_metrics_nothing_exact_is_written(self, output_dir, capsys, drawn):
     assert _run(output_dir, '--algorithm=quap', '--stop_after=2', '--noclient_metrics') == 0
     columns = set(harness.rows(output_dir)[0])
@@ -429,9 +433,10 @@ class TestSummary:
     [
       (True, ['--compute_dtype=bfloat16'], True),
       (False, ['--compute_dtype=bfloat16'], False),
-      pytest.param(True, ['--compute_dtype=float32'], False, marks=pytest.mark.thorough),
+      (True, ['--compute_dtype=float32'], False),
     ],
   )
+  @pytest.mark.thorough
   def test_emulated_bfloat16_is_said_before_the_first_round(self, emulates, arguments, said, capsys, monkeypatch):
     monkeypatch.setattr(models, 'emulates_bfloat16', lambda: emulates)
     assert harness.main(*harness.TINY, '--algorithm=fedavg', '--rounds=1', '--progress=lines', *arguments) == 0

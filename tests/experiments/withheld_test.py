@@ -103,7 +103,11 @@ def _one_with_less(clients):
 
 
 @pytest.mark.usefixtures('drawn')
-@pytest.mark.parametrize('arguments', [['--algorithm=certified'], ['--noclient_metrics']], ids=' '.join)
+@pytest.mark.parametrize(
+  'arguments',
+  [['--noclient_metrics'], pytest.param(['--algorithm=certified'], marks=pytest.mark.thorough)],
+  ids=' '.join,
+)
 def test_nothing_that_is_kept_or_printed_depends_on_the_data_or_the_time(arguments, tmp_path, capsys):
   path, made = tmp_path / 'run', {}
   kept, out = _run(path, capsys, arguments, 1.0, made)

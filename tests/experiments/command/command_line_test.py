@@ -17,6 +17,7 @@ from experiments.command import flags as experiment_flags
 from experiments.command import run_choices as run_parts
 from quap_tff.common import console
 from quap_tff.common import registry
+from tests import processes
 from tests.experiments import harness
 
 BINARIES = sorted(
@@ -161,14 +162,8 @@ class TestEnds:
     read, write = os.pipe()
     os.close(read)
     with os.fdopen(write) as closed:
-      process = subprocess.run(
-        [sys.executable, '-m', f'experiments.{binary}', '--help'],
-        cwd=harness.REPOSITORY,
-        stdout=closed,
-        stderr=subprocess.PIPE,
-        encoding='utf-8',
-        timeout=180,
-      )
+      command = [sys.executable, '-m', f'experiments.{binary}', '--help']
+      process = processes.run(command, cwd=harness.REPOSITORY, stdout=closed, stderr=subprocess.PIPE)
     # A short text is written when the program has ended already, with success.
     assert process.returncode in (0, failed) and not process.stderr
 
@@ -176,14 +171,8 @@ class TestEnds:
   def test_a_signal_while_modules_are_imported_is_no_traceback(self, place, name, tmp_path):
     (tmp_path / place).mkdir()
     (tmp_path / place / '__init__.py').write_text(f'import os, signal\nos.kill(os.getpid(), signal.{name})\n')
-    process = subprocess.run(
-      [sys.executable, '-m', 'experiments.train', '--help'],
-      cwd=harness.REPOSITORY,
-      capture_output=True,
-      encoding='utf-8',
-      timeout=180,
-      env={**os.environ, 'PYTHONPATH': str(tmp_path)},
-    )
+    command = [sys.executable, '-m', 'experiments.train', '--help']
+    process = processes.run(command, cwd=harness.REPOSITORY, env={**os.environ, 'PYTHONPATH': str(tmp_path)})
     assert (process.returncode, process.stderr) == (command_line.INTERRUPTED, '\nInterrupted.\n')
 
   @pytest.mark.parametrize('name, installed', [('SIGINT', False), ('SIGTERM', True)])
@@ -215,6 +204,7 @@ class TestEnds:
     """)
     assert (process.returncode, process.stdout, process.stderr) == (status, '..', '')
 
+  @pytest.mark.thorough
   def test_tff_does_not_complain_at_the_end(self):
     pytest.importorskip('tensorflow_federated')
     process = _child("""
@@ -265,13 +255,7 @@ def _child(code, missing=()):
       sys.meta_path.insert(0, Missing())
       from experiments.command import command_line, interrupts
   """
-  return subprocess.run(
-    [sys.executable, '-c', textwrap.dedent(before) + textwrap.dedent(code)],
-    cwd=harness.REPOSITORY,
-    capture_output=True,
-    encoding='utf-8',
-    timeout=180,
-  )
+  return processes.run([sys.executable, '-c', textwrap.dedent(before) + textwrap.dedent(code)], cwd=harness.REPOSITORY)
 
 
 def _answers(calls, missing):
@@ -344,7 +328,7 @@ class TestTemporaryFolder:
     with self._process(tmp_path) as (process, folder):
       assert os.path.dirname(folder) == str(tmp_path) and len(os.listdir(folder)) == 1
       process.stdin.close()
-      assert process.wait(timeout=60) == 0
+      assert process.wait(timeout=processes.DEADLINE_SECONDS) == 0
     assert not list(tmp_path.iterdir())
 
   def test_of_a_killed_process_goes_at_the_next_start_and_no_other(self, tmp_path):

@@ -8,6 +8,7 @@ import weakref
 import pytest
 
 from experiments.command import interrupts
+from tests import processes
 from tests.experiments import harness
 
 
@@ -80,7 +81,7 @@ class TestInterrupts:
     try:
       with pytest.raises(KeyboardInterrupt):
         gc.collect()
-        threading.Event().wait(timeout=60)
+        threading.Event().wait(processes.DEADLINE_SECONDS)
     finally:
       gc.callbacks.remove(collecting)
     assert calls and 'Exception ignored' not in capfd.readouterr().err
@@ -92,7 +93,7 @@ class TestInterrupts:
 
     with pytest.raises(KeyboardInterrupt):
       Finalized()
-      threading.Event().wait(timeout=60)
+      threading.Event().wait(processes.DEADLINE_SECONDS)
     assert 'Exception ignored' not in capfd.readouterr().err
 
   def test_nor_in_a_callback_of_a_weak_reference(self, capfd):
@@ -109,7 +110,7 @@ class TestInterrupts:
     kept[key] = 1
     with pytest.raises(KeyboardInterrupt):
       del key
-      threading.Event().wait(timeout=60)
+      threading.Event().wait(processes.DEADLINE_SECONDS)
     assert not kept.data and 'Exception ignored' not in capfd.readouterr().err
 
   def test_nor_at_the_end_of_a_generator(self, capfd):
@@ -123,7 +124,7 @@ class TestInterrupts:
     next(ended)
     with pytest.raises(KeyboardInterrupt):
       del ended
-      threading.Event().wait(timeout=60)
+      threading.Event().wait(processes.DEADLINE_SECONDS)
     assert 'Exception ignored' not in capfd.readouterr().err
 
   def test_other_errors_that_python_drops_are_printed(self, capfd):

@@ -346,6 +346,7 @@ def _full(most):
 
 
 class TestFullDisk:
+  @pytest.mark.slow
   def test_is_one_error_of_the_folder_and_no_second_one(self, tmp_path, monkeypatch):
     second = []
     monkeypatch.setattr(sys, 'unraisablehook', second.append)

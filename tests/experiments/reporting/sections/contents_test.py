@@ -71,6 +71,7 @@ def folder(everything, tmp_path_factory):
   return path
 
 
+@pytest.mark.slow
 def test_results_come_before_settings(everything):
   titles = _titles(_built(everything, [runs_lib.LeftOut('here', 'damaged')]))
   assert titles[-4:] == ['Not run', 'Why measured and printed figures differ', 'Settings', 'What was left out']
@@ -127,6 +128,7 @@ def test_settings_name_what_all_share_and_what_differs(groups_of):
   assert {row['flag']: row['values'] for row in rows} == {'algorithm': 'quap, fixed_dp', 'epsilon': '6, 3'}
 
 
+@pytest.mark.slow
 def test_a_report_calls_nothing_a_formal_epsilon_that_is_none(tmp_path, groups_of):
   runs = [{'algorithm': a, 'noise_norm': 0 if a == 'fedavg' else 1.0} for a in ('quap', 'layerwise', 'fedavg')]
   groups = groups_of(*runs)
@@ -138,6 +140,7 @@ def test_a_report_calls_nothing_a_formal_epsilon_that_is_none(tmp_path, groups_o
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_words_that_no_report_has(folder):
   text = (folder / 'report.md').read_text()
   assert not re.search(r'real ε|noised weights|00\d…|DESIGN', text)
@@ -145,6 +148,8 @@ def test_words_that_no_report_has(folder):
     assert name in text
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_every_figure_has_a_title_and_a_name_of_its_own(everything):
   shown = factory.drawings([block for section in pages.numbered(_built(everything)) for block in section.blocks])
   assert len(shown) > 8 and all(figure.title and figure.caption for figure in shown)
@@ -160,6 +165,7 @@ def test_every_figure_has_a_title_and_a_name_of_its_own(everything):
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_no_table_is_cut_off_at_1200_pixels(folder):
   """By the widest piece of each column that does not break, in the page's font as Chromium draws it."""
   text = (folder / 'index.html').read_text()
