@@ -73,9 +73,10 @@ def imported(source: str) -> Iterator[str]:
       yield from (argument.value for argument in node.args if isinstance(argument, ast.Constant))
 
 
-def modules_of(path: pathlib.Path) -> set[str]:
+@functools.cache
+def modules_of(path: pathlib.Path) -> frozenset[str]:
   lazy_names = {'quap_tff.common.lazy.tf': 'tensorflow', 'quap_tff.common.lazy.tff': 'tensorflow_federated'}
-  return {lazy_names.get(name, name) for name in imported(path.read_text(encoding='utf-8'))}
+  return frozenset(lazy_names.get(name, name) for name in imported(path.read_text(encoding='utf-8')))
 
 
 def room_imports() -> dict[str, dict[str, str]]:

@@ -163,6 +163,7 @@ class TestMechanism:
     least, most = re.search(r'multiplier (\S+) to (\S+),', certificate['releases'][0]['how']).groups()
     np.testing.assert_allclose([float(least), float(most)], [noise[3], noise[0]], rtol=1e-4)
 
+  @pytest.mark.thorough
   def test_its_certificate_is_valid_for_who_has_the_file(self, run):
     verified = self._python(run, 'quap_tff.verify', f'--import={self._NAME}', 'run')
     assert verified.returncode == 0 and verified.stdout.startswith('VALID'), verified

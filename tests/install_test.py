@@ -100,6 +100,7 @@ def _child(code):
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_essential_tests_are_imported_without_tensorflow():
   done = _child(f"""{_WITHOUT_TENSORFLOW}
 import os, pytest
@@ -120,6 +121,7 @@ class TestMissingPackage:
   _MISSING = {'tensorflow': 'tensorflow', 'tensorflow_federated': 'tensorflow-federated', 'tree': 'dm-tree'}
 
   @pytest.mark.slow
+  @pytest.mark.thorough
   def test_says_which_and_how_to_install_it(self):
     pytest.importorskip('tensorflow_federated')
     code = f"""

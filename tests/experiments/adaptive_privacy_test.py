@@ -120,6 +120,7 @@ class TestCosts:
     z = ledger.state_dict()['noise_multipliers']
     assert z[0] / z[7] == pytest.approx(4, rel=1e-5)
 
+  @pytest.mark.thorough
   def test_lee_kifer_stays_within_its_budget(self):
     experiment = _experiment('--algorithm=lee_kifer:growth=2', '--noclient_metrics', '--client_optimizer=sgd')
     result = harness.trained(experiment)

@@ -278,6 +278,7 @@ class TestFolder:
       name: content for name, (content, _) in before.items()
     }
 
+  @pytest.mark.thorough
   def test_the_audit_of_a_signed_run_is_signed_and_one_test_has_all_of_the_confidence(self, signed, capsys):
     path, private, public = signed
     (path / folders.AUDIT_SIGNATURE).unlink()

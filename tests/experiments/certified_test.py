@@ -24,6 +24,7 @@ from quap_tff.certificates.folders import evidence as certificate_evidence
 from quap_tff.common.numbers import tradeoff
 from quap_tff.mechanisms.held import guarded_clients
 from tests.experiments import harness
+from tests.experiments import library as runs
 
 pytestmark = pytest.mark.slow
 
@@ -67,7 +68,7 @@ class TestRun:
   @pytest.mark.parametrize(
     'spec, arguments',
     [
-      ('certified', ['--keep_checkpoints']),
+      pytest.param('certified', ['--keep_checkpoints'], marks=pytest.mark.thorough),
       pytest.param(
         'certified:weights=uniform,quantile=0.6',
         ['--participation=bernoulli:q=0.9', '--rounds=4'],
@@ -95,6 +96,20 @@ class TestRun:
     assert verify.main(['verify', str(path), f'--public_key={public}']) == 0
     assert capsys.readouterr().out.startswith('VALID')
     assert (path / 'checkpoints').exists() == ('--keep_checkpoints' in arguments)
+    ledger = self._holds(path, arguments)
+    if spec.startswith('safari'):
+      said = json.loads((path / 'certificate.json').read_text(encoding='utf-8'))['issuer']['post_processing']
+      assert 'examples of people who are no clients' in said
+      assert 'before the others were dealt out to the clients' in said and ledger.num_clients == 8
+
+  def test_so_does_one_of_the_library(self, library):
+    path, out, _ = library.run('certified')
+    summary = harness.last_line(out)
+    assert summary['formal']['covers'] == 'released model' and summary['nominal_epsilon_max'] is None
+    assert verify.verify(str(path)).problems == [] and not (path / 'checkpoints').exists()
+    self._holds(path, runs.RUNS['certified'])
+
+  def _holds(self, path, arguments):
     ledger, epsilon = _spent(path)
     # The most exposed of the clients spends all it may, or nearly.
     assert 3.5 < epsilon.max() <= 4
@@ -107,10 +122,7 @@ class TestRun:
     planned = plan.planned_ledger(plan.expected)
     np.testing.assert_allclose(accounting.total_mu(planned).whole, accounting.total_mu(ledger).whole, rtol=1e-5)
     np.testing.assert_array_equal(planned.rounds, ledger.rounds)
-    if spec.startswith('safari'):
-      said = json.loads((path / 'certificate.json').read_text(encoding='utf-8'))['issuer']['post_processing']
-      assert 'examples of people who are no clients' in said
-      assert 'before the others were dealt out to the clients' in said and ledger.num_clients == 8
+    return ledger
 
   @pytest.mark.parametrize('weights', ['spend_evenly', 'scale,own=0.5/2/0.5/4', 'worst_case'])
   def test_a_plan_spends_what_it_may(self, weights):
@@ -143,15 +155,17 @@ class TestRun:
         name,
         lambda self, t, *rest, name=name, method=method: (reported.append((name, t)), method(self, t, *rest)),
       )
-    assert _run(tmp_path / 'run', '--stop_after=2', '--checkpoint_every=99') == 0
+    assert _run(tmp_path / 'run', *runs.RUNS['certified'], '--stop_after=2', '--checkpoint_every=99') == 0
     assert reported[:5] == [('save', 0), ('save', 1), ('log', 1), ('save', 2), ('log', 2)]
 
   @pytest.mark.parametrize('algorithm', ['tff_dp_fedavg', 'tff_dp_fedavg_adaptive', 'certified', 'quap'])
   def test_whose_rounds_are_kept_before_they_are_released(self, algorithm):
     assert _experiment(f'--algorithm={algorithm}').plan.mechanism.facts.is_saved_before_release == (algorithm != 'quap')
 
-  @pytest.mark.parametrize('algorithm', ['certified', pytest.param('tff_dp_ftrl', marks=pytest.mark.thorough)])
-  def test_what_a_killed_run_has_reported_stays_as_it_was(self, algorithm, tmp_path, capsys, monkeypatch):
+  @pytest.mark.parametrize(
+    'flags', [runs.RUNS['certified'], pytest.param(('--algorithm=tff_dp_ftrl',), marks=pytest.mark.thorough)]
+  )
+  def test_what_a_killed_run_has_reported_stays_as_it_was(self, flags, tmp_path, capsys, monkeypatch):
     class Killed(BaseException):
       pass
 
@@ -162,7 +176,7 @@ class TestRun:
       if round_num == 3:
         raise Killed
 
-    arguments = [*harness.TINY, f'--output_dir={tmp_path / "run"}', f'--algorithm={algorithm}', '--checkpoint_every=99']
+    arguments = [*harness.TINY, *flags, f'--output_dir={tmp_path / "run"}', '--checkpoint_every=99']
     with monkeypatch.context() as patch, pytest.raises(Killed):
       patch.setattr(run_directory.RunDirectory, 'log', killed)
       harness.main(*arguments)
@@ -170,6 +184,7 @@ class TestRun:
     assert len(reported) == 3 and harness.main(*arguments, '--stop_after=4') == 0
     assert harness.rows(tmp_path / 'run')[:3] == reported
 
+  @pytest.mark.thorough
   def test_a_client_that_has_spent_its_budget_adds_nothing_and_is_counted(self, tmp_path, capsys):
     # Two rounds of weight 1 at this noise are the budget, and everyone comes to all eight.
     mu = float(1 / accounting.solve(epsilon=4.0, delta=_DELTA).noise_multiplier)
@@ -189,7 +204,7 @@ class TestRun:
 class TestSecrets:
   def test_checkpoints_are_their_owners_from_the_start_and_are_not_published(self, tmp_path, capsys):
     path, published = tmp_path / 'a run', tmp_path / 'published'
-    assert _run(path, '--stop_after=2') == 0
+    assert _run(path, *runs.RUNS['certified'], '--stop_after=2') == 0
     err = capsys.readouterr().err
     assert 'It holds the seed of the noise' in err and f"python -m experiments.verify '{path}' checks it." in err
     found = [path / 'checkpoints', *(path / 'checkpoints').rglob('*')]

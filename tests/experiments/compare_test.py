@@ -21,6 +21,7 @@ def _main(*arguments):
 
 
 @pytest.mark.parametrize('name', list(compare.SETTINGS))
+@pytest.mark.slow
 def test_every_method_has_the_same_guarantee_and_the_same_rounds(name, tmp_path):
   setting = compare.SETTINGS[name]
   base = compare.base_flags(setting, str(tmp_path), '/data')
@@ -42,6 +43,7 @@ def test_every_method_has_the_same_guarantee_and_the_same_rounds(name, tmp_path)
   assert sum(identity.get('cohort_seed') == 'secret' for identity in found) == 16
 
 
+@pytest.mark.slow
 def test_its_end_says_what_was_found_and_where(tmp_path, monkeypatch, capsys):
   calls = []
 
@@ -71,6 +73,7 @@ def test_its_end_says_what_was_found_and_where(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize('status, expected', [(1, 1), (130, 130)])
+@pytest.mark.slow
 def test_a_failed_run_and_an_interrupt_are_the_exit_status(tmp_path, monkeypatch, capsys, status, expected):
   calls = []
 
@@ -88,6 +91,7 @@ def test_a_failed_run_and_an_interrupt_are_the_exit_status(tmp_path, monkeypatch
   assert ('Failed: a run' in err) == (status == 1) and '"runs"' not in err
 
 
+@pytest.mark.slow
 def test_its_estimate_leaves_out_finished_runs_of_this_comparison_alone(tmp_path, monkeypatch, capsys):
   monkeypatch.setattr(sweep, 'main', lambda argv: 130)
   folder, setting = str(tmp_path / 'out'), compare.SETTINGS['digits']
@@ -105,6 +109,7 @@ def test_its_estimate_leaves_out_finished_runs_of_this_comparison_alone(tmp_path
   assert '56 runs of about' in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_network_comes_first_and_only_once(tmp_path, monkeypatch):
   (tmp_path / 'mnist.npz').write_bytes(b'')
   made = []
@@ -123,6 +128,7 @@ def test_the_network_comes_first_and_only_once(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('has_clients, size', [(True, 8), (False, 30)])
+@pytest.mark.slow
 def test_data_of_ones_own_have_the_digits_constants_and_a_linear_model(
   has_clients, size, tmp_path, monkeypatch, capsys
 ):

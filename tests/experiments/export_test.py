@@ -46,8 +46,14 @@ def test_secret_cohorts_are_not_written(tmp_path):
   [
     (['--algorithm=certified', '--output_dir=x'], '--output_dir: nothing is trained here'),
     (['--gaussian_calibration=analytic'], 'clients wait for others in mid-round.*timing=previous'),
-    (['--algorithm=scaffold'], 'TFF does not compile this process to one message.*federated_select'),
-    (['--algorithm=tff_dp_ftrl'], 'all runs of one bundle would have the same noise'),
+    pytest.param(
+      ['--algorithm=scaffold'],
+      'TFF does not compile this process to one message.*federated_select',
+      marks=pytest.mark.thorough,
+    ),
+    pytest.param(
+      ['--algorithm=tff_dp_ftrl'], 'all runs of one bundle would have the same noise', marks=pytest.mark.thorough
+    ),
   ],
 )
 def test_says_why_a_run_is_not_exported(flags, error, tmp_path):

@@ -79,6 +79,7 @@ class TestFolder:
     assert seen == [client for t in range(1, 9) for client in model.cohort(t)]
     assert run_folder.read_secret(str(tmp_path)) == secret
 
+  @pytest.mark.thorough
   def test_nothing_that_follows_from_the_cohorts_is_left(self, tmp_path, capsys):
     folders, summaries = [tmp_path / 'one', tmp_path / 'other'], []
     # Nobody comes to most rounds.
@@ -111,7 +112,7 @@ class TestFolder:
 
   def test_another_kind_of_cohorts_is_another_run(self, tmp_path, capsys):
     public = [argument for argument in _SECRET if 'cohort_seed' not in argument]
-    assert harness.main(*_SECRET, f'--output_dir={tmp_path}', '--stop_after=1') == 0
+    assert harness.main(*_SECRET, f'--output_dir={tmp_path}', '--stop_after=1', '--keep_checkpoints') == 0
     assert harness.main(*public, f'--output_dir={tmp_path}') == 1
     assert "--cohort_seed: 'secret' there, None now" in capsys.readouterr().err
 

@@ -25,12 +25,9 @@ def first(tmp_path_factory):
   return path
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
-  'file, algorithm',
-  [
-    ('ledger.npz', 'certified'),
-    pytest.param('clients.csv', 'certified:trust=secure_sum,noise=held', marks=pytest.mark.thorough),
-  ],
+  'file, algorithm', [('ledger.npz', 'certified'), ('clients.csv', 'certified:trust=secure_sum,noise=held')]
 )
 def test_the_second_run_counts_from_the_first(file, algorithm, first, tmp_path, capsys):
   second = tmp_path / 'second'
@@ -62,5 +59,6 @@ def test_the_second_run_counts_from_the_first(file, algorithm, first, tmp_path, 
     (['--algorithm=quap', '--spent={}/ledger.npz'], 'spent'),
   ],
 )
-def test_refuses_before_data_are_read(arguments, said, first):
-  assert said in harness.refusal(*_ARGUMENTS, *(one.format(first) for one in arguments))
+def test_refuses_before_data_are_read(arguments, said, library):
+  path = library.run('certified_stopped').path
+  assert said in harness.refusal(*_ARGUMENTS, *(one.format(path) for one in arguments))

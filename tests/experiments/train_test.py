@@ -282,6 +282,7 @@ class TestWithoutCheckpoints:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 class TestOtherData:
   def _images(self, folder, shade):
     folder.mkdir()

@@ -9,6 +9,7 @@ import pytest
 from experiments.folders import directory as run_directory
 from experiments.folders import folder as run_folder
 from tests.experiments import harness
+from tests.experiments import library as runs
 
 _IDENTITY = {'rounds': 8}
 _LEDGER = {'rounds': np.array([1])}
@@ -143,7 +144,7 @@ class TestOtherCode:
   @pytest.mark.slow
   def test_a_certified_run_goes_on_with_it_only_if_told_to(self, tmp_path, code_is, capsys):
     path = tmp_path / 'run'
-    arguments = [*harness.TINY, '--algorithm=certified', f'--output_dir={path}']
+    arguments = [*harness.TINY, *runs.RUNS['certified'], f'--output_dir={path}']
     code_is('a')
     assert harness.main(*arguments, '--stop_after=2') == 0
     code_is('b')
@@ -161,6 +162,7 @@ class TestOtherCode:
     assert 'finished already' in capsys.readouterr().err and _stretches(path) == expected
 
   @pytest.mark.slow
+  @pytest.mark.thorough
   def test_any_other_run_goes_on_and_writes_it_down(self, tmp_path, code_is, capsys):
     path = tmp_path / 'run'
     code_is('a')
