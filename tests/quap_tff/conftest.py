@@ -3,10 +3,8 @@
 import pytest
 
 from quap_tff import runtime
-from quap_tff.common.lazy import tf
-from quap_tff.common.numbers import chacha20
-from quap_tff.mechanisms.noise import integer_noise
 from tests import light
+from tests.quap_tff import without_noise
 
 
 @pytest.fixture(scope='module', autouse=True)
@@ -29,7 +27,7 @@ def context():
 
 
 @pytest.fixture
-def undrawn(monkeypatch):
+def undrawn():
   """Certified rounds without noise, for accounts, which do not depend on it: drawing takes most of a round's time."""
-  monkeypatch.setattr(chacha20, 'derived_key', lambda key, nonce: key)
-  monkeypatch.setattr(integer_noise.Sampler, 'draw', lambda self, key, count, *_, **__: tf.zeros([count], tf.int64))
+  with without_noise.used():
+    yield

@@ -68,6 +68,7 @@ class TestIndices:
     assert len(set(found)) == len(found) == kept == chosen.kept(size)
     assert found.min() >= 0 and found.max() < size
 
+  @pytest.mark.slow
   def test_a_random_part_is_uniform(self):
     chosen = sparsity.RandomMask(0.25)
     counts = np.bincount(np.concatenate([chosen.indices(tf.constant([1, s], tf.int64), 8, None) for s in range(800)]))
@@ -154,6 +155,7 @@ class TestAggregation:
 
 
 class TestPlans:
+  @pytest.mark.slow
   def test_the_account_is_that_of_the_dense_run(self):
     cohorts = [[0, 1], [1, 2], [1]]
     dense, sparse = (
@@ -176,6 +178,7 @@ class TestPlans:
     assert moved == pytest.approx(0.5 / 2, rel=1e-4)
     noise_checks.assert_gaussian(noise, moved / accounting.total_mu(ledger).whole[0])
 
+  @pytest.mark.slow
   def test_certified_charges_the_same(self, context):
     independent = dict(correlation=correlation.Independent(), weights=UniformWeights())
     config = CertifiedConfig(num_clients=4, epsilon=3.0, delta=1e-5, noise_seed=3, **independent)

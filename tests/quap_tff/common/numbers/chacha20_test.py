@@ -10,6 +10,11 @@ _SEQUENCE = bytes(range(32))
 _ZEROS = bytes(32)
 
 
+@pytest.fixture(scope='module', autouse=True)
+def loops():
+  """Here the function itself is the claim: it stays as it is."""
+
+
 def _key(octets):
   return tf.constant(np.frombuffer(octets, '<i8'))
 

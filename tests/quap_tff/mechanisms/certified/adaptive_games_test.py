@@ -219,6 +219,7 @@ def test_no_adversary_gets_past_the_limit_of_several_runs(game):
   assert _ratios(game._replace(forgets=True)).max() > 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('noise', [correlation.Independent(), _AR1])
 def test_spending_is_a_reading(noise):
   """An adversary stops where the releases say much. At the ε of what was spent by then, δ is too small."""

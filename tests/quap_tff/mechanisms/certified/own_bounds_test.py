@@ -104,6 +104,7 @@ class TestFilter:
       [excess] = _excesses(plans.certified_plan(tighter, cohorts, model=_MODEL), ledger)
       assert 'have spent more than their bound' in excess
 
+  @pytest.mark.slow
   def test_the_server_gives_the_planned_weights(self):
     cohorts = _cohorts(7)
     config = _config().settled(cohorts).mechanism

@@ -51,7 +51,7 @@ def _calibrated(config, cohorts):
 
 
 class TestCalibrated:
-  @pytest.mark.parametrize('rounds', [1, 7, 20])
+  @pytest.mark.parametrize('rounds', [1, 7, pytest.param(20, marks=pytest.mark.slow)])
   def test_everyone_in_every_round(self, rounds):
     config = _calibrated(_config(), [np.arange(10)] * rounds)
     assert config.noise_multiplier == pytest.approx(math.sqrt(rounds) / _MU, rel=1e-8)
@@ -143,8 +143,17 @@ class TestCalibrated:
 class TestRoundRecord:
   @pytest.mark.slow
   @pytest.mark.usefixtures('undrawn')
-  @pytest.mark.parametrize('clip', [clip_rules.Fixed(0.5), clip_rules.PrivateQuantile(count_stddev=3.0)])
-  @pytest.mark.parametrize('rule', [weight_rules.UniformWeights(), weight_rules.ParticipationWeights()])
+  @pytest.mark.parametrize(
+    'rule, clip',
+    [
+      (weight_rules.UniformWeights(), clip_rules.PrivateQuantile(count_stddev=3.0)),
+      (weight_rules.ParticipationWeights(), clip_rules.Fixed(0.5)),
+      pytest.param(weight_rules.UniformWeights(), clip_rules.Fixed(0.5), marks=pytest.mark.thorough),
+      pytest.param(
+        weight_rules.ParticipationWeights(), clip_rules.PrivateQuantile(count_stddev=3.0), marks=pytest.mark.thorough
+      ),
+    ],
+  )
   def test_the_ledgers_exact_account_is_what_the_filter_has_spent(self, clip, rule):
     rng = np.random.default_rng(1)
     cohorts = [np.flatnonzero(rng.uniform(size=10) < np.linspace(0.1, 1.0, 10)) for _ in range(25)]
@@ -245,6 +254,7 @@ class TestPopulation:
     assert config.settled(self.schedule(30)) == together
     assert max(opened) <= 100 < largest
 
+  @pytest.mark.slow
   def test_planned_and_real_weights_agree(self):
     cohorts = self.schedule(40)
     config = _calibrated(

@@ -114,7 +114,7 @@ class TestSensitivity:
     log_clip=st.floats(-44.0, 44.0),
     log_scale=st.floats(-30.0, 70.0),
   )
-  @settings(derandomize=True, deadline=None, max_examples=60)
+  @settings(derandomize=True, deadline=None, max_examples=20)
   def test_without_one_clients_data_the_sum_moves_by_at_most_its_weight_times_the_clip(
     self, seed, sizes, num_clients, split, log_clip, log_scale
   ):
@@ -190,6 +190,7 @@ class TestNoise:
     _, mean, _ = self._result(config=config, cohort={i: ([0.0] * 2000,) * 2 for i in range(7)})
     noise_checks.assert_gaussian(mean, 1.0)
 
+  @pytest.mark.slow
   def test_differs_by_tensor_round_cohort_and_seed(self):
     state, first, _ = self._result()
     noise_checks.assert_uncorrelated(first[:2000], first[2000:])
@@ -275,6 +276,7 @@ class TestRound:
     assert measurements['cohort_size'] == 0 and measurements['sigma'] == 0.0
     assert measurements['weight_mean'] == 0.0 and measurements['weight_min'] == 0.0
 
+  @pytest.mark.slow
   def test_a_client_that_has_spent_its_budget_adds_exactly_nothing(self):
     # μ_max² = 0.516: one round of z = 1.5 costs 0.444, and a second one pays for a weight of 0.4.
     config = _config(noise_multiplier=1.5)
@@ -300,7 +302,8 @@ class TestRound:
     for result in results[1:]:
       np.testing.assert_array_equal(np.concatenate(result), np.concatenate(results[0]))
 
-  def test_spend_evenly_lasts_to_the_end_of_the_plan(self):
+  @pytest.mark.slow
+  def test_spend_evenly_lasts_to_the_end_of_the_plan(self, undrawn):
     config = _config(weights=weight_rules.SpendEvenly(), planned_rounds=[20] * 8, noise_multiplier=2.0)
     state = _initial(config)
     for _ in range(20):
@@ -332,6 +335,7 @@ class TestPrivateQuantile:
     assert state.clip != 2.0
     assert _run_round(config, state, _zeros([1]))[2]['clipping_norm'] == state.clip
 
+  @pytest.mark.slow
   def test_one_client_moves_the_count_by_a_half(self):
     # With 8·exp(-η(b - q)) and one in the cohort, the logarithms of two clips differ as the counts do.
     config = _config(clip=self._CLIP)
@@ -343,6 +347,7 @@ class TestPrivateQuantile:
     assert clips['above'] - clips['nothing'] == pytest.approx(0.5, abs=1e-6)
     assert clips['not finite'] == clips['above']
 
+  @pytest.mark.slow
   def test_who_cannot_pay_is_not_counted(self):
     # μ_max² = 0.517 pays for 6 rounds of 0.0625 + 0.0156 in full, for a smaller weight in the seventh, and no more.
     config = _config(clip=self._CLIP)
@@ -366,6 +371,7 @@ class TestPrivateQuantile:
       report = _rounds_for(update, 'size', self._CLIP).report(update, dict(client_id=tf.constant(5, tf.int64)), {})
       np.testing.assert_allclose(report['norm'], expected, rtol=1e-6)
 
+  @pytest.mark.slow
   def test_the_clip_stays_where_float32_is_exact(self):
     config = _config(clip=clip_rules.PrivateQuantile(0.5, 1e-20, learning_rate=100.0, count_stddev=4.0))
     state = _initial(config)
@@ -382,13 +388,15 @@ class TestReleases:
     with pytest.raises(tf.errors.InvalidArgumentError, match='more rounds than the account of rounding'):
       process.next(state, [_zeros([0])[0]], [0])
 
+  @pytest.mark.thorough
+  @pytest.mark.slow
   def test_a_count_and_the_sum_have_noise_of_their_own(self):
     """The key of a round has a stream for each."""
     config = _config(num_clients=1, clip=clip_rules.PrivateQuantile(0.5, 1.0, learning_rate=1.0, count_stddev=4.0))
     of_model = config.for_model([tf.TensorSpec([1], tf.float64)], [])
     first = of_model.initial_state()
 
-    @tf.function
+    @tf.function(autograph=False)
     def play(seed):
       started = first._replace(noise=first.noise._replace(seed=tf.stack([seed, 0, 0, 0])))
       played = playing.play_round(of_model, started, [[tf.zeros([1], tf.float64)]], [0])
@@ -420,7 +428,7 @@ class TestHistories:
     clip=st.sampled_from([clip_rules.Fixed(1.0), clip_rules.PrivateQuantile(count_stddev=2.0)]),
     multiplier=st.sampled_from([0.5, 1.0, 2.0, 3.0]),
   )
-  @settings(derandomize=True, deadline=None, max_examples=30)
+  @settings(derandomize=True, deadline=None, max_examples=20)
   def test_no_history_passes_epsilon(self, rounds, rule, clip, multiplier):
     with pytest.MonkeyPatch.context() as patch:
       # The account does not depend on the noise, and drawing it takes most of a round's time.

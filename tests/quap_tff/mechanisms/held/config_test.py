@@ -50,6 +50,7 @@ def test_everyone_spends_the_limit_and_no_more(decay):
   assert config.divisor == pytest.approx(np.mean([weights[cohort].sum() for cohort in cohorts]))
 
 
+@pytest.mark.slow
 def test_limits_of_clients():
   cohorts = _schedule()
   config, _ = _planned(cohorts, own_epsilon=tuple(np.linspace(0.5, 3.0, 40)))

@@ -17,6 +17,7 @@ from quap_tff.mechanisms.held import guard
 from quap_tff.mechanisms.held import guard_memory
 from quap_tff.mechanisms.held import guarded_clients
 from quap_tff.mechanisms.noise import correlation
+from tests import processes
 from tests.quap_tff import examples
 
 _CLIENTS = 6
@@ -381,12 +382,12 @@ class TestMemory:
 
   def test_of_two_processes_one_answers(self, plan, path):
     context = multiprocessing.get_context('fork')
-    barrier, results = context.Barrier(2), context.Queue()
-    processes = [context.Process(target=_answer_in_process, args=(plan, path, barrier, results)) for _ in range(2)]
-    for process in processes:
+    barrier, results = context.Barrier(2, timeout=processes.DEADLINE_SECONDS), context.Queue()
+    both = [context.Process(target=_answer_in_process, args=(plan, path, barrier, results)) for _ in range(2)]
+    for process in both:
       process.start()
-    found = sorted((results.get(timeout=60) for _ in processes), key=str)
-    for process in processes:
+    found = sorted((results.get(timeout=processes.DEADLINE_SECONDS) for _ in both), key=str)
+    for process in both:
       process.join()
     assert found[0] == 1 and 'Round 1 is not after round 1' in found[1]
 

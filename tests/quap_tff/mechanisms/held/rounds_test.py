@@ -70,8 +70,11 @@ def _account(config, cohorts):
 
 
 class TestAccount:
-  @pytest.mark.parametrize('decay', [0.0, 0.7])
-  def test_everyone_stays_within_the_limit_whoever_comes(self, decay):
+  @pytest.mark.slow
+  @pytest.mark.parametrize('decay', [pytest.param(0.0, marks=pytest.mark.thorough), 0.7])
+  def test_everyone_stays_within_the_limit_whoever_comes(self, decay, monkeypatch):
+    # Noise of one step each: what is refused must be 0 all the same.
+    monkeypatch.setattr(integer_noise.Sampler, 'draw', lambda self, key, count, **_: tf.ones([count], tf.int64))
     config = dataclasses.replace(_config(_schedule(rounds=12), decay).config, most_clients=5).to_mechanism()
     rounds, generator = _rounds(config), np.random.default_rng(2)
     guarded, state, refused = _guarded(config), rounds.initial_state(), 0
@@ -93,7 +96,8 @@ class TestAccount:
       assert guarded.spent_max <= 1
     assert 0 < refused < 12
 
-  def test_planned_rounds_are_those_of_the_clients(self):
+  @pytest.mark.slow
+  def test_planned_rounds_are_those_of_the_clients(self, undrawn):
     schedule = _schedule()
     config = _config(schedule)
     rounds, came, guarded = _rounds(config), [cohort[1:] for cohort in schedule], _guarded(config)
@@ -111,6 +115,7 @@ class TestAccount:
     (budget,) = config.cost(np.array([4]), np.ones(1), 0.5, 1).budgets
     assert budget >= tradeoff.epsilon_of(np.sqrt(account.spent[4]), config.config.delta) * (1 - 1e-6)
 
+  @pytest.mark.slow
   def test_after_the_planned_rounds_nothing_is_released(self):
     schedule = _schedule(rounds=2)
     config = _config(schedule)
@@ -121,7 +126,8 @@ class TestAccount:
       state = played.state
     assert not state.weights.numpy().any() and not played.result[0].numpy().any()
 
-  def test_a_simulation_goes_on_where_its_ledger_ends(self):
+  @pytest.mark.slow
+  def test_a_simulation_goes_on_where_its_ledger_ends(self, undrawn):
     schedule = _schedule()
     config = _config(schedule)
     plan = plans.certified_plan(config.config, schedule)
@@ -139,10 +145,11 @@ class TestAccount:
 
 
 class TestNoise:
+  @pytest.mark.slow
   def test_the_releases_have_the_covariance_of_the_account(self):
     # One tensor of many coordinates, each a draw of the noise in all rounds.
     schedule = _schedule(rounds=5)
-    config, size = _config(schedule), 20_000
+    config, size = _config(schedule), 5_000
     rounds = _rounds(config, [tf.TensorSpec([size], tf.float32)])
     state, guarded, released = rounds.initial_state(), _guarded(config), []
     for round_num, cohort in enumerate(schedule, 1):
@@ -305,10 +312,15 @@ class TestThreshold:
       _config(threshold=0.5)
 
 
+@pytest.mark.slow
 class TestGame:
   """The distinguishing game on the functions themselves, for all that the server sees."""
 
-  @pytest.mark.parametrize('decay', [0.0, 0.8])
+  @pytest.fixture(autouse=True)
+  def _fewer_thresholds(self, monkeypatch):
+    monkeypatch.setattr(distinguisher, '_THRESHOLDS', 50)
+
+  @pytest.mark.parametrize('decay', [pytest.param(0.0, marks=pytest.mark.thorough), 0.8])
   def test_measures_the_claimed_loss(self, decay):
     schedule = _schedule(rounds=4)
     config = _config(schedule, decay)
@@ -331,7 +343,7 @@ class TestGame:
     )
     target = int(schedule[0][0])
     account = _account(config, schedule)
-    found = distinguisher.play(distinguisher.held(config, schedule, target, seed=1), 20_000, 1e-5)
+    found = distinguisher.play(distinguisher.held(config, schedule, target, seed=1), 5_000, 1e-5)
     assert abs(found.mu_estimate / account.mu[target] - 1) > 0.2
 
   def test_colluders_see_more(self):

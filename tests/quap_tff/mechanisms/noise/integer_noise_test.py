@@ -133,11 +133,12 @@ def _recomputed(sampler, words, others, shifts):
 
 
 class TestDecide:
-  @pytest.mark.parametrize('stddev, is_rounded, count', [(519120.0, True, 10**7), (4096.0, False, 10**6)])
+  @pytest.mark.slow
+  @pytest.mark.parametrize('stddev, is_rounded, count', [(519120.0, True, 3 * 10**6), (4096.0, False, 10**6)])
   def test_many_draws_as_in_80_bit_floats(self, stddev, is_rounded, count):
     assert np.finfo(np.longdouble).nmant >= 63
     sampler, rng, chunk = integer_noise.Sampler(stddev, is_rounded), np.random.default_rng(7), 500_000
-    decide = tf.function(sampler.decide)
+    decide = tf.function(sampler.decide, autograph=False)
     shares = []
     for _ in range(count // chunk):
       words, others = rng.integers(_SIGN, -_SIGN - 1, [2, chunk], endpoint=True)
@@ -175,7 +176,8 @@ class TestDecide:
     _, keeps = sampler.decide(words, tf.zeros_like(words), 0.0)
     np.testing.assert_array_equal(keeps, [True, False, False, False, True, False, False])
 
-  @pytest.mark.parametrize('is_rounded', [True, False])
+  @pytest.mark.slow
+  @pytest.mark.parametrize('is_rounded', [True, pytest.param(False, marks=pytest.mark.thorough)])
   @pytest.mark.parametrize('stddev', _STDDEVS)
   def test_keeps_below_the_threshold_only(self, stddev, is_rounded):
     sampler = integer_noise.Sampler(stddev, is_rounded)
@@ -237,6 +239,7 @@ class TestDistribution:
     # They go to their own draws: the mean of 20,000 has a standard deviation of 29.
     assert abs(np.mean(draws + shifts)) < 100
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('is_rounded', [True, False])
   @pytest.mark.parametrize('shift', [0.0, 0.5, -0.375])
   def test_probabilities_of_single_values(self, shift, is_rounded):
@@ -300,9 +303,10 @@ def _drawn_one_by_one(sampler, key, count, shifts, use):
 
 
 class TestDraw:
+  @pytest.mark.slow
   def test_eager_and_in_a_graph(self):
     sampler = integer_noise.Sampler(519120.0)
-    traced = tf.function(sampler.draw, reduce_retracing=True)
+    traced = tf.function(sampler.draw, reduce_retracing=True, autograph=False)
     for count in (0, 1, 5, 2000):
       shifts = np.linspace(-0.5, 0.5, count)
       for own in (None, tf.constant(shifts)):
@@ -327,6 +331,7 @@ class TestDraw:
     found = sampler.draw(_KEY, 1000, stream=stream._replace(words=words[1]))
     np.testing.assert_array_equal(found, sampler.draw(_KEY, 1000, stream=stream))
 
+  @pytest.mark.slow
   def test_goes_on_with_another_stream_when_the_words_run_out(self, monkeypatch):
     decide = integer_noise.Sampler.decide
 

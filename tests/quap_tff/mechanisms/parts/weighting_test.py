@@ -79,6 +79,7 @@ class TestMechanism:
     np.testing.assert_allclose(record.weights, [0.25, 1, 0.25], rtol=1e-6)
     assert record.noise_multiplier == pytest.approx(np.sqrt(24) / 2)
 
+  @pytest.mark.slow
   def test_clients_add_their_share_of_their_clipped_update(self):
     config = _config(noise=NoiseConfig('none', delta=_DELTA))
     value_type = tff.to_type(collections.OrderedDict(kernel=(np.float32, [1, 2])))

@@ -151,6 +151,7 @@ class TestPlan:
       accounting.total_mu(ledger).whole, [math.hypot(1 / z[1], 1 / z[1]), 1 / z[0.5], 0, 0], rtol=1e-6
     )
 
+  @pytest.mark.slow
   def test_the_account_is_that_of_the_noise_that_is_added(self):
     # What replacing (C in one direction by C in the other) moves, over the noise that is measured.
     config = _config(clip=0.5)
@@ -164,6 +165,7 @@ class TestPlan:
     assert moved == pytest.approx(2 * 0.5, rel=1e-5)
     noise_checks.assert_gaussian(outputs[0].result['b'], moved / mu)
 
+  @pytest.mark.slow
   def test_calibrated_to_a_total(self):
     plan = plans.Plan(local.LocalPrivacy(_config())).calibrated([[0, 1], [0, 2], [0]], 5.0)
     spent = accounting.epsilon_by_client(plan.planned_ledger([[0, 1], [0, 2], [0]]), 1e-5)

@@ -177,7 +177,7 @@ class TestRoundWithoutNoise:
       clip_rules.QuantileEma(initial_clip=1.0),
     ],
   )
-  @pytest.mark.parametrize('rate', ['cumulative', 'ema'])
+  @pytest.mark.parametrize('rate', ['cumulative', pytest.param('ema', marks=pytest.mark.thorough)])
   def test_an_empty_cohort_changes_nothing_but_the_round(self, clip, rate, placement):
     config = _config(
       clip=clip, noise=NoiseConfig(placement, seed=3), participation=ParticipationConfig(rate), max_agg_norm=1.0
