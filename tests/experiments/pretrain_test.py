@@ -39,7 +39,7 @@ class TestCommand:
     card = json.loads(printed)
     assert os.listdir(tmp_path / 'deep') == ['glyphs'] and 'step 1/1 ' in progress
     network = maps.Pretrained(str(tmp_path / 'deep' / 'glyphs'))
-    assert card == network.card() and card['images'] == 20 + 2 * 87
+    assert card == network.card() and card['images'] == 20 + 87
     z = network.extractor((28, 28, 1))(np.zeros((3, 28, 28, 1), np.float32))
     assert z.shape[0] == 3 and np.isfinite(z).all()
 

@@ -102,6 +102,7 @@ def _lines(blocks):
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 class TestAccount:
   """Every printed figure, given back, proves at most what was asked."""
 

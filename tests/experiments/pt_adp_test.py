@@ -24,6 +24,7 @@ class TestPtAdp:
     assert config.critical_layers == 'all'
 
   @pytest.mark.slow
+  @pytest.mark.thorough
   def test_a_run_spends_what_was_given(self):
     experiment = _experiment('--noise_seed=1')
     result = harness.trained(experiment)
