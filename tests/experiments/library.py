@@ -24,7 +24,7 @@ RUNS: dict[str, tuple[str, ...]] = {
   'quap': ('--noise_seed=3', '--checkpoint_every=3'),
   'quap_stopped': ('--noise_seed=3', '--checkpoint_every=3', '--stop_after=3'),
   # Layers without noise, so no finite ε.
-  'layerwise': ('--model=digits_cnn', '--rounds=2', '--epsilon=1', '--noise_seed=1'),
+  'layerwise': ('--model=mlp', '--rounds=2', '--epsilon=1', '--noise_seed=1'),
   'fixed_dp': ('--algorithm=fixed_dp', '--noclient_metrics'),
   'fedavg': ('--algorithm=fedavg', '--client_optimizer=sgd:learning_rate=1.0', '--progress=lines'),
   # With dropout, as the models of MNIST and CIFAR-10 have it.

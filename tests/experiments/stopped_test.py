@@ -107,9 +107,8 @@ _WITH_STATE = {
 }
 
 
-@pytest.mark.parametrize(
-  'name', ['fedbuff', *(pytest.param(name, marks=pytest.mark.thorough) for name in _WITH_STATE if name != 'fedbuff')]
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize('name', _WITH_STATE)
 def test_a_run_in_two_parts_is_the_run_in_one(name, tmp_path):
   run = [*harness.TINY, *_WITH_STATE[name], '--noise_seed=7', '--checkpoint_every=1', '--keep_checkpoints']
   for folder, stops in (('whole', [[]]), ('parts', [['--stop_after=2'], []])):

@@ -444,6 +444,7 @@ class TestSummary:
     before, _, _ = capsys.readouterr().err.partition('round 1/1')
     assert ('This CPU has no bfloat16 instructions' in before and '--compute_dtype=float32 is' in before) == said
 
+  @pytest.mark.thorough
   def test_cohorts_of_nobody(self, output_dir, capsys, drawn):
     arguments = ['--participation=bernoulli:q=0.05', '--seed=1', '--progress=lines']
     assert _run(output_dir, *arguments) == 0
