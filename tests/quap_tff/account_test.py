@@ -166,6 +166,7 @@ _FLAGS = ('--noise_multiplier=4', '--delta=1e-5')
 
 
 class TestLog:
+  @pytest.mark.slow
   def test_each_client_has_the_account_of_its_own_rounds(self, tmp_path, capsys):
     rows, comes = _rows()
     status, out, err = _run(capsys, _log(tmp_path, rows), *_FLAGS, f'--output_dir={tmp_path / "out"}')
@@ -370,6 +371,7 @@ class TestLog:
     status, _, err = _run(capsys, tmp_path / 'none.csv', *_FLAGS)
     assert status == 2 and 'none.csv cannot be read: No such file' in err
 
+  @pytest.mark.slow
   def test_memory_is_of_the_size_of_the_clients(self, tmp_path):
     """Ten times the rounds take no more: rows are not kept."""
     import tracemalloc
@@ -402,6 +404,7 @@ class TestLog:
 class TestNoiseForModel:
   _FLAGS = ('--epsilon=2', '--delta=1e-6', '--num_clients=12', '--rounds=8')
 
+  @pytest.mark.slow
   def test_is_that_of_a_log_of_the_same_cohorts(self, tmp_path, capsys):
     """The last line but for the model; the cohorts of another seed need another noise."""
     arguments = [*self._FLAGS, '--participation=beta:a=1,b=2', '--cohort_size=4']
@@ -425,6 +428,7 @@ class TestNoiseForModel:
     assert found == expected
     assert _last_line(_run(capsys, *arguments, '--seed=8')[1])['noise_multiplier'] != found['noise_multiplier']
 
+  @pytest.mark.slow
   def test_models_of_random_size_need_no_cohort_size(self, capsys):
     found = _last_line(_run(capsys, *self._FLAGS, '--participation=bernoulli:q=0.5')[1])
     assert found['cohort_size'] is None and found['rounds'] == 8
@@ -460,6 +464,7 @@ class TestNoiseForLog:
     (tmp_path / 'log.csv').write_text('\n'.join(lines) + '\n')
     return str(tmp_path / 'log.csv')
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('correlation', ['independent', 'ar1:decay=0.9'])
   def test_the_noise_is_just_enough_for_the_log(self, correlation, tmp_path, capsys):
     log = self._log(tmp_path)

@@ -66,9 +66,9 @@ def _bits(accounts):
 
 
 def _marked():
-  """Each correlation under the rule that spends all there is, and each other rule under one; the rest is thorough."""
+  """Each correlation and each rule once or more; the rest is thorough."""
   uniform, participation, online = weight_rules.UniformWeights, weight_rules.ParticipationWeights, weight_rules.Online
-  first = {*((name, uniform) for name in CORRELATIONS), ('banded', participation), ('blt', online)}
+  first = {('independent', uniform), ('blt', uniform), ('banded', participation), ('ar1', online)}
   for rule in (uniform, participation, online):
     for name in CORRELATIONS:
       marks = () if (name, rule) in first else pytest.mark.thorough

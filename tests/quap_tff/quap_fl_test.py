@@ -75,7 +75,9 @@ def _local_update(weights, client):
 class TestProcess:
   """The process that trains, round by round: TFF's federated computation of client work, aggregation and step."""
 
-  @pytest.mark.parametrize('name', _CONFIGS)
+  @pytest.mark.parametrize(
+    'name', [pytest.param(name, marks=pytest.mark.thorough if i > 1 else ()) for i, name in enumerate(_CONFIGS)]
+  )
   def test_each_round_is_that_of_the_documents(self, name, context):
     config = _config(**_CONFIGS[name])
     plan, noises = plans.Plan(config), []

@@ -385,9 +385,15 @@ class TestExactScale:
 
 
 class TestSampledNoise:
+  @pytest.mark.slow
   @pytest.mark.parametrize(
     'epsilon, rate, rounds, delta',
-    [(1.0, 0.3, 60, 1e-5), (3.0, 0.3, 20, 1e-5), (6.0, 0.05, 200, 1e-6), (2, 1, 5, 1e-5)],
+    [
+      (1.0, 0.3, 60, 1e-5),
+      pytest.param(3.0, 0.3, 20, 1e-5, marks=pytest.mark.thorough),
+      pytest.param(6.0, 0.05, 200, 1e-6, marks=pytest.mark.thorough),
+      (2, 1, 5, 1e-5),
+    ],
   )
   def test_is_the_least_for_the_largest_rate(self, epsilon, rate, rounds, delta):
     """By dp-accounting itself, and not by this package's accountants."""

@@ -110,7 +110,7 @@ class TestTradeoff:
 class TestHistories:
   @pytest.mark.slow
   @given(z=st.sampled_from([0.0, 5e-324, 1e-310, 1e-200, 1e-20, 1e-3, 1.0]), rounds=st.integers(1, 50))
-  @_property
+  @settings(_property, max_examples=40)
   @pytest.mark.filterwarnings('ignore::RuntimeWarning')
   def test_little_noise_costs_much_by_every_accountant(self, z, rounds):
     history = accounting.History.gaussian(z, rounds)
@@ -140,6 +140,7 @@ class TestHistories:
     with pytest.raises(ValueError, match='not a bound'):
       Failing().epsilon(accounting.History.gaussian(1.0, 1), _DELTA)
 
+  @pytest.mark.slow
   def test_a_divergence_that_is_no_number_bounds_nothing(self, monkeypatch):
     # The library takes the maximum of 0 and the ε that follows from it.
     monkeypatch.setattr(

@@ -97,7 +97,13 @@ class _Run:
     return np.linalg.norm(mixing @ np.array(rows), axis=0) / config.noise_multiplier
 
 
-@pytest.fixture(params=[(name, seed) for name in _CORRELATIONS for seed in _SEEDS], ids=str)
+def _marks(seed):
+  return [*([pytest.mark.slow] if seed else []), *([pytest.mark.thorough] if seed >= 3 else [])]
+
+
+@pytest.fixture(
+  params=[pytest.param((name, seed), marks=_marks(seed)) for name in _CORRELATIONS for seed in _SEEDS], ids=str
+)
 def run(request, tmp_path):
   return _Run(*request.param, str(tmp_path))
 

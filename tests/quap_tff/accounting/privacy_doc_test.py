@@ -140,6 +140,7 @@ def test_amplification():
   assert f'A client known to have been in 6 of the 20 rounds has ε = {bounds[1]}.' in _DOC
 
 
+@pytest.mark.slow
 def test_secret_cohorts():
   z = accounting.sampled_noise_multiplier(np.array([0.3]), 60, 3.0, _DELTA)
   assert f'At (3, 1e-5), for 60 rounds and q = 0.3, this is z = {up_fixed(z, 3)}.' in _DOC

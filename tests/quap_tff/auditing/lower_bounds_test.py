@@ -99,6 +99,7 @@ class TestBound:
     with pytest.raises(ValueError, match='A score is NaN'):
       lower_bounds.count([1.0, np.nan], [0.0], 0.5)
 
+  @pytest.mark.slow
   def test_ideal_audits_of_a_certified_three(self):
     # 100 canaries and 1,000 unseen directions: the bound is about half of the claim, and seldom above it.
     mu, rng = tradeoff.mu_at_most(3.0, 1e-5), np.random.default_rng(0)
@@ -110,5 +111,6 @@ class TestBound:
     assert 1.3 < np.median(found) < 1.7
     assert np.mean(np.array(found) > 3) <= 0.05
 
+  @pytest.mark.slow
   def test_threshold_does_not_lie_where_one_kind_is_never_seen(self):
     assert 0 < lower_bounds.planned_threshold(1.0, 500, 5000) < 1.0

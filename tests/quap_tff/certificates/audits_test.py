@@ -178,6 +178,7 @@ class TestForgeries:
       audited
     )
 
+  @pytest.mark.slow
   def test_a_key_that_is_missing(self, audited):
     record = made.read(audited, folders.AUDIT)
     for holder, names in ((None, list(record)), ('game', list(record['game']))):

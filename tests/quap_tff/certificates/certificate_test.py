@@ -276,6 +276,7 @@ class TestRefusals:
     with pytest.raises(ValueError, match='noise multiplier is 0.*issuer states 9 tests.*more than their bound'):
       make(plan, _ledger(plan, noise_multiplier=0.0), tests=9)
 
+  @pytest.mark.slow
   def test_a_budget_that_is_met_exactly_is_no_excess(self, make):
     plan = made.plan(schedule=[[0]] * 1000, num_clients=1)
     slack = plan.core.slack(8)

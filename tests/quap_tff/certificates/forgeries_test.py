@@ -757,7 +757,8 @@ _SEALED = {
 
 
 class TestCertificate:
-  @pytest.mark.parametrize('path', ['certified', 'held'])
+  @pytest.mark.slow
+  @pytest.mark.parametrize('path', ['certified', pytest.param('held', marks=pytest.mark.thorough)])
   @pytest.mark.parametrize('name', _SEALED)
   def test_one_that_was_sealed_with_another_value(self, name, path, request, capsys):
     (*place, value), words = _SEALED[name]

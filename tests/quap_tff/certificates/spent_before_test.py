@@ -36,7 +36,8 @@ def _chain(tmp_path, kind, file):
   return first, made.folder(tmp_path / 'second', second), second
 
 
-@pytest.mark.parametrize('file', ['ledger.npz', 'clients.csv'])
+@pytest.mark.slow
+@pytest.mark.parametrize('file', ['ledger.npz', pytest.param('clients.csv', marks=pytest.mark.thorough)])
 @pytest.mark.parametrize('kind', KINDS)
 def test_a_second_run_counts_from_the_first(kind, file, tmp_path, capsys):
   first, second, plan = _chain(tmp_path, kind, file)
@@ -79,6 +80,7 @@ def test_the_delta_of_an_earlier_run_may_be_another(tmp_path):
   assert (by_epsilon >= exact * (1 - 1e-9)).all()
 
 
+@pytest.mark.slow
 def test_a_run_that_ends_early_is_bounded_by_what_is_left(tmp_path, capsys):
   first, _, plan = _chain(tmp_path, 'independent', 'clients.csv')
   stopped = made.folder(tmp_path / 'stopped', plan, rounds=2, about=dataclasses.replace(made.ABOUT, tests=2))
@@ -140,6 +142,7 @@ class TestRefuses:
   def _config(self, spent, **more):
     return configs.CertifiedConfig(3, 3.0, DELTA, spent_before=spent, **more)
 
+  @pytest.mark.slow
   def test_more_than_the_bound(self):
     over = tradeoff.mu_at_most(3.2, DELTA) ** 2
     with pytest.raises(

@@ -131,16 +131,43 @@ def _assert_types(process, state, weight_type, measurements):
   tff.test.assert_types_identical(process.next.type_signature, expected)
 
 
+def _crossed(rows, columns):
+  """Each row with one column or more, and thoroughly with every one."""
+  for i, row in enumerate(rows):
+    for j, column in enumerate(columns):
+      marks = () if i % len(columns) == j else pytest.mark.thorough
+      yield pytest.param(*(row if isinstance(row, tuple) else (row,)), *column, marks=marks)
+
+
 class TestComputation:
-  @pytest.mark.parametrize('clip', [clip_rules.QuantileEma()] + _PREVIOUS_RULES)
-  @pytest.mark.parametrize('weight_type, ema', [(_ID, False), (_STRUCT_ID, True), (tff.TensorType(np.int32), False)])
+  @pytest.fixture(autouse=True)
+  def undrawn_and_not_kept(self, undrawn):
+    """Types do not depend on the noise. Other tests draw it."""
+    _plain.cache_clear()
+    yield
+    _plain.cache_clear()
+
+  @pytest.mark.parametrize(
+    'clip, weight_type, ema',
+    _crossed(
+      [clip_rules.QuantileEma(), *_PREVIOUS_RULES],
+      [(_ID, False), (_STRUCT_ID, True), (tff.TensorType(np.int32), False)],
+    ),
+  )
   def test_types(self, clip, weight_type, ema):
     config = _config(clip=clip, participation=ParticipationConfig('ema' if ema else 'cumulative'), noise=NoiseConfig())
     _assert_types(_create(config, weight_type=weight_type), _quap_state(ema), weight_type, _MEASUREMENTS)
 
-  @pytest.mark.parametrize('clip', [clip_rules.Fixed(1.0), clip_rules.PrivateQuantile(count_stddev=20.0)])
-  @pytest.mark.parametrize('weight_type, ema', [(_ID, False), (_STRUCT_ID, True)])
-  @pytest.mark.parametrize('correlated', [correlation.Independent(), correlation.Blt((0.3, 0.2), (0.9, 0.5))])
+  @pytest.mark.parametrize(
+    'clip, correlated, weight_type, ema',
+    _crossed(
+      [
+        (clip_rules.Fixed(1.0), correlation.Blt((0.3, 0.2), (0.9, 0.5))),
+        (clip_rules.PrivateQuantile(count_stddev=20.0), correlation.Independent()),
+      ],
+      [(_ID, False), (_STRUCT_ID, True)],
+    ),
+  )
   def test_types_of_the_certified_mechanism(self, clip, weight_type, ema, correlated):
     rates = ParticipationConfig('ema' if ema else 'cumulative')
     config = examples.noised(clip=clip, participation=rates, correlation=correlated, num_rounds=3)
@@ -154,7 +181,12 @@ class TestComputation:
     assert found == [f'<client_id={report}>', '<int32[2],int32[1,2]>']
 
   @pytest.mark.parametrize(
-    'config', [_config(noise=NoiseConfig()), _config(noise=NoiseConfig('client')), examples.noised()]
+    'config',
+    [
+      pytest.param(_config(noise=NoiseConfig()), marks=pytest.mark.thorough),
+      pytest.param(_config(noise=NoiseConfig('client')), marks=pytest.mark.thorough),
+      examples.noised(),
+    ],
   )
   @pytest.mark.parametrize(
     'value_type',
@@ -337,7 +369,10 @@ class _CountingSum(tff.aggregators.UnweightedAggregationFactory):
 
 
 class TestInnerSum:
-  @pytest.mark.parametrize('clip, placement', [(clip_rules.QuantileEma(), 'server'), (clip_rules.Fixed(1.0), 'client')])
+  @pytest.mark.parametrize(
+    'clip, placement',
+    [(clip_rules.QuantileEma(), 'server'), pytest.param(clip_rules.Fixed(1.0), 'client', marks=pytest.mark.thorough)],
+  )
   def test_takes_the_place_of_the_sum(self, context, clip, placement):
     config = _config(clip=clip, noise=NoiseConfig(placement, seed=1))
     plain, counting = _create(config), _create(config, inner_sum=_CountingSum())

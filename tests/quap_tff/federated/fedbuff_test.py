@@ -108,6 +108,7 @@ class TestBuffer:
     output = _next(process, state, [])
     assert not np.any(output.result['b']) and output.measurements['buffered_updates'] == 1
 
+  @pytest.mark.slow
   def test_noise_is_added_once_to_a_release(self, context):
     process = _process(_noised(clip=clip_rules.Fixed(0.5)), 2)
     waiting = _next(process, process.initialize(), [(0, [0, 0], 0)])
@@ -169,6 +170,7 @@ class TestVersions:
       states.append(state)
     return weights, states
 
+  @pytest.mark.thorough
   def test_on_the_newest_version_it_is_federated_averaging(self, context):
     assert self._run(_NEWEST, 1, [1.0, 5.0, 2.0])[0] == [1.0, 5.0, 2.0]
 
@@ -181,6 +183,7 @@ class TestVersions:
     kept = np.ravel(states[-1].distributor['versions'].trainable[0])
     np.testing.assert_allclose(kept, np.cumsum(steps)[[2, 1, 0]], rtol=1e-6)
 
+  @pytest.mark.thorough
   def test_a_round_that_only_waits_makes_no_version(self, context):
     weights, states = self._run(stalenesses.Staleness(scale=1e6, max_staleness=5), 2, [1.0, 3.0, 2.0, 2.0])
     # Both of the first trained on version 1. The next two are one version old, not two: (2 + 2)/2/√2.
@@ -192,6 +195,7 @@ class TestPlan:
   def _plan(self, size, staleness=_NEWEST, **overrides):
     return plans.Plan(buffered.Buffered(_noised(**overrides), size, staleness))
 
+  @pytest.mark.slow
   def test_each_buffer_counts_by_the_sum_of_shares(self):
     ledger = self._plan(2).planned_ledger([[0], [0], [0, 1], [2]])
     multiplier = ledger.state_dict()['noise_multipliers'][2]
@@ -207,6 +211,7 @@ class TestPlan:
     multiplier = ledger.state_dict()['noise_multipliers'][0]
     assert accounting.total_mu(ledger).whole[0] * multiplier == pytest.approx(math.sqrt(1 + 1 / 2 + 1 / 3 + 1 / 4))
 
+  @pytest.mark.slow
   def test_a_run_spends_what_was_planned(self, context):
     staleness = stalenesses.Staleness(scale=1.0, max_staleness=3)
     plan = self._plan(3, staleness)
@@ -222,6 +227,7 @@ class TestPlan:
     np.testing.assert_allclose(ledger.epsilon, planned.epsilon, rtol=1e-6)
     assert versions == 3 and list(ledger.rounds) == list(planned.rounds)
 
+  @pytest.mark.slow
   def test_the_charge_bounds_what_a_client_moves(self, context):
     # Client 1 is in the buffer twice, at staleness 0 and 3, always in one direction; then not at all.
     plan = self._plan(3, clip=clip_rules.Fixed(0.5))

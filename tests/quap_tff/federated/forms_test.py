@@ -1,5 +1,6 @@
 """Tests that every certified plan compiles to TFF's forms, and that their own functions play the same round."""
 
+import contextlib
 import pathlib
 import re
 
@@ -16,6 +17,7 @@ from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.training import heterogeneity
 from tests.quap_tff import examples
 from tests.quap_tff import linear_model
+from tests.quap_tff import without_noise
 
 pytestmark = pytest.mark.slow
 
@@ -66,11 +68,20 @@ def _distribute_aggregate(process, state, clients):
   return form.server_result(kept, form.client_to_server_aggregation(kept, work))
 
 
-@pytest.fixture(scope='module', params=_PLANS)
+# The rest are the same forms around other choices.
+_NOISED = ('independent', 'held, independent')
+_FIRST = ('independent',)
+
+
+@pytest.fixture(
+  scope='module', params=[pytest.param(name, marks=() if name in _FIRST else pytest.mark.thorough) for name in _PLANS]
+)
 def played(request, context):
   """A plan's process, the clients of its second round, the state before that round, and the round."""
   plan = _plan(request.param)
-  process, clients = plan.build_process(linear_model.Linear), _clients(plan, 2)
+  # To draw noise takes most of the time: one plan of each kind does.
+  with contextlib.nullcontext() if request.param in _NOISED else without_noise.used():
+    process, clients = plan.build_process(linear_model.Linear), _clients(plan, 2)
   state = process.next(process.initialize(), _clients(plan, 1)).state
   return process, clients, state, process.next(state, clients)
 

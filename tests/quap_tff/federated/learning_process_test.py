@@ -62,9 +62,9 @@ class TestVariablesThatAreNotTrainable:
   @pytest.mark.parametrize(
     'layer',
     [
-      lambda: tf.keras.layers.BatchNormalization(trainable=False),
+      pytest.param(lambda: tf.keras.layers.BatchNormalization(trainable=False), marks=pytest.mark.thorough),
       lambda: tf.keras.layers.Normalization(mean=1.0, variance=4.0),
-      lambda: tf.keras.layers.GroupNormalization(groups=2),
+      pytest.param(lambda: tf.keras.layers.GroupNormalization(groups=2), marks=pytest.mark.thorough),
     ],
   )
   def test_others_train(self, layer):
@@ -110,18 +110,21 @@ class TestQuap:
     )
     assert tff.structure.name_list(plain_process.next.type_signature.result.metrics.member) == _METRICS
 
+  @pytest.mark.thorough
   def test_with_a_clip_known_before_next_compiles_to_mergeable_form(self):
     config = _config(clip=clip_rules.PrivateQuantile(), noise=NoiseConfig(), update_scale='pseudo_gradient')
     process = quap_tff.build_quap_fed_avg(linear_model.Linear, config)
     form = tff.backends.native.compile_to_mergeable_comp_form(process.next)
     assert isinstance(form, tff.framework.MergeableCompForm)
 
+  @pytest.mark.thorough
   def test_with_a_clip_of_this_round_next_does_not(self):
     config = _config(clip=clip_rules.QuantileEma(), noise=NoiseConfig())
     process = quap_tff.build_quap_fed_avg(linear_model.Linear, config)
     with pytest.raises(ValueError, match='aggregate dependent on another'):
       tff.backends.native.compile_to_mergeable_comp_form(process.next)
 
+  @pytest.mark.thorough
   def test_unknown_critical_layers_are_named_by_the_model(self):
     model_fn = models.build_model_fn('digits_cnn', (8, 8, 1), 10)
     with pytest.raises(ValueError, match="Unknown critical layer 'logit'. Did you mean 'logits'.*conv.*dense"):
@@ -136,6 +139,7 @@ class TestQuap:
     assert output.metrics['client_work']['train']['num_examples'] == 2
     np.testing.assert_array_equal(np.flatnonzero(output.state.aggregator.participation['counts']), [3, 5])
 
+  @pytest.mark.thorough
   def test_pseudo_gradients_with_decay(self):
     # In units of the rate (0.1, then 0.05) the update is -2·(y - w), clipped to 1: w moves by the rate.
     work = quap_tff.ClientWorkConfig(learning_rate_decay=0.5)
@@ -148,6 +152,7 @@ class TestQuap:
       assert output.metrics['aggregator']['norm_max'] == pytest.approx(norm, rel=1e-5)
       assert _weight(process, state) == pytest.approx(weight, rel=1e-5)
 
+  @pytest.mark.thorough
   def test_an_empty_cohort_moves_nothing_even_with_server_momentum(self):
     config = _config(clip=clip_rules.QuantileEma(), noise=NoiseConfig(seed=1))
     process = quap_tff.build_quap_fed_avg(linear_model.Linear, config, _sgd(0.1), _sgd(1.0, momentum=0.9))
@@ -256,6 +261,7 @@ class TestCertified:
     tf.nest.map_structure(np.testing.assert_array_equal, changed.aggregator, state.aggregator)
     assert certified.next(changed, [_twenty(3)]).metrics['aggregator']['round'] == 2
 
+  @pytest.mark.thorough
   def test_layers_of_a_split_are_the_models(self):
     config = examples.noised(clip_split='sqrt_size')
     model_fn = models.build_model_fn('logistic_regression', (2,), 2)

@@ -42,13 +42,17 @@ _COHORTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('cohort', _COHORTS)
 def test_the_sum_is_exact(context, cohort):
   _check(_total(), cohort)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kind', ['native', 'workers', 'tff'])
+@pytest.mark.parametrize(
+  'kind',
+  [pytest.param('native', marks=pytest.mark.thorough), 'workers', pytest.param('tff', marks=pytest.mark.thorough)],
+)
 def test_in_other_contexts(kind):
   own = tff.framework.get_context_stack().install
   context = own(tff.backends.test.create_sync_test_cpp_execution_context()) if kind == 'tff' else runtime.activate(kind)

@@ -53,8 +53,8 @@ _EXTENSIONS = {
   'scaffold 1': (heterogeneity.Scaffold(1, 'released'), _VECTORS),
   'scaffold 2': (heterogeneity.Scaffold(2, 'released'), _VECTORS),
 }
-# Others of these classes are among them.
-_MORE = ('fednova by steps', 'scaffold 1')
+# Others that ask for the same are among them.
+_MORE = ('fednova by epochs', 'fednova by steps', 'safari', 'feddyn', 'scaffold 1')
 _ARE_REFUSED = [name for name, (_, asked) in _EXTENSIONS.items() if asked == _VECTORS]
 _QUANTILE = {'clip': clip_rules.PrivateQuantile(count_stddev=5.0)}
 _SERVER = {'fixed clip': ({}, (_ID, _SUM)), 'private quantile': (_QUANTILE, (_ID, *_NORMS, _SUM))}

@@ -69,10 +69,15 @@ def _one_at_a_time(model, algorithm):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('algorithm', ['quap', 'certified'])
+@pytest.mark.parametrize('algorithm', ['quap', pytest.param('certified', marks=pytest.mark.thorough)])
 @pytest.mark.parametrize(
   'model, num_threads, clients_per_call',
-  [('logistic_regression', 2, 4), ('logistic_regression', 1, 5), ('digits_cnn', 1, 4), ('digits_cnn', 2, 4)],
+  [
+    ('logistic_regression', 2, 4),
+    pytest.param('logistic_regression', 1, 5, marks=pytest.mark.thorough),
+    pytest.param('digits_cnn', 1, 4, marks=pytest.mark.thorough),
+    pytest.param('digits_cnn', 2, 4, marks=pytest.mark.thorough),
+  ],
 )
 def test_blocks_change_no_bit(model, algorithm, num_threads, clients_per_call):
   found = _state(model, algorithm, num_threads, clients_per_call)

@@ -1,15 +1,17 @@
 """Tests of devices and thread pools, on a program of their own: both are fixed once TensorFlow is in use."""
 
-import subprocess
 import sys
 
 import pytest
+
+from tests import processes
 
 _PROGRAM = """
 import tensorflow as tf
 import tensorflow_federated as tff
 
 from quap_tff import runtime
+from tests import processes
 from tests.quap_tff.runtime import cases
 from tests.quap_tff.runtime import comparison
 
@@ -42,7 +44,7 @@ print('same')
 @pytest.fixture(scope='module')
 def printed():
   pytest.importorskip('tensorflow_federated')
-  found = subprocess.run([sys.executable, '-c', _PROGRAM], capture_output=True, text=True, timeout=120)
+  found = processes.run([sys.executable, '-c', _PROGRAM])
   assert not found.returncode, found.stderr[-2000:]
   return found.stdout.splitlines()
 

@@ -16,7 +16,22 @@ def native():
     yield context
 
 
-@pytest.mark.parametrize('name', sorted(cases.CASES))
+# Large ones, made of what the others are made of.
+_LARGE = {
+  'fed_avg_iterator_loop',
+  'fed_avg_keras',
+  'fed_eval',
+  'fed_kmeans',
+  'gaussian_adaptive',
+  'quantile_estimation',
+  'robust_aggregator',
+  'tree_aggregation',
+}
+
+
+@pytest.mark.parametrize(
+  'name', [pytest.param(name, marks=pytest.mark.thorough if name in _LARGE else ()) for name in sorted(cases.CASES)]
+)
 def test_in_process_gives_what_tffs_context_gives(native, context, name):
   results = []
   for one in (native, context):

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import numpy as np
 import psutil
@@ -17,13 +16,13 @@ import tensorflow_federated as tff
 from quap_tff import runtime
 from quap_tff.runtime import worker_processes
 from quap_tff.runtime import workers
+from tests import processes
 from tests.quap_tff.runtime import cases
 from tests.quap_tff.runtime import comparison
 
 pytestmark = pytest.mark.slow
 
 _FLOATS_AT_CLIENTS = tff.FederatedType(np.float32, tff.CLIENTS)
-_SECONDS = 60
 
 
 def _alive(pid):
@@ -42,13 +41,6 @@ def _listening(pids):
   """Ports on which `pids` listen."""
   connections = [connection for pid in pids for connection in psutil.Process(pid).connections()]
   return sorted(connection.laddr.port for connection in connections if connection.status == psutil.CONN_LISTEN)
-
-
-def _wait_until_gone(pids):
-  deadline = time.monotonic() + _SECONDS
-  while any(_alive(pid) for pid in pids) and time.monotonic() < deadline:
-    time.sleep(0.02)
-  return not any(_alive(pid) for pid in pids)
 
 
 def _add_up(numbers):
@@ -103,7 +95,11 @@ elif sys.argv[1] == 'error':
 
 @pytest.mark.parametrize(
   'begin, how, status',
-  [(_ACTIVATES, 'error', 1), (_STARTS_WORKERS, 'exit', 0), (_STARTS_WORKERS, 'kill', -signal.SIGKILL)],
+  [
+    pytest.param(_ACTIVATES, 'error', 1, marks=pytest.mark.thorough),
+    (_STARTS_WORKERS, 'exit', 0),
+    (_STARTS_WORKERS, 'kill', -signal.SIGKILL),
+  ],
 )
 def test_workers_and_pipelines_end_with_the_program(begin, how, status):
   # Nobody leaves the block in these programs: the interpreter ends, by itself, by an error, or by a kill. The two that
@@ -112,11 +108,11 @@ def test_workers_and_pipelines_end_with_the_program(begin, how, status):
     [sys.executable, '-c', begin + _ENDS, how], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
   )
   # Returns when nothing holds the pipe any more.
-  output, errors = program.communicate(timeout=2 * _SECONDS)
+  output, errors = processes.finish(program)
   pids = [int(pid) for pid in output.split()]
   assert len(pids) == 2, errors[-2000:]
   assert program.returncode == status, errors[-2000:]
-  assert _wait_until_gone(pids)
+  processes.until(lambda: not any(_alive(pid) for pid in pids))
 
 
 @pytest.fixture(name='two_workers', scope='module')
@@ -147,7 +143,7 @@ def test_dependent_aggregations_are_refused_with_the_way_out(two_workers):
       cases.CASES['dependent_levels']()
 
 
-@pytest.mark.parametrize('kind', ['native', 'workers'])
+@pytest.mark.parametrize('kind', [pytest.param('native', marks=pytest.mark.thorough), 'workers'])
 def test_a_worker_that_died_is_named_with_how_it_ended(kind):
   before = _children()
   with runtime.activate(runtime.RuntimeConfig(kind, num_workers=2)):
@@ -188,7 +184,7 @@ def test_parts_are_merged_in_the_cohorts_order_and_not_as_they_finish(two_worker
 
   def in_turn(own, comp, arg):
     if own is two_workers.workers[0]:
-      assert second_is_done.wait(_SECONDS)
+      assert second_is_done.wait(processes.DEADLINE_SECONDS)
     result = invoke(own, comp, arg)
     if own is two_workers.workers[1]:
       second_is_done.set()
@@ -201,7 +197,7 @@ def test_parts_are_merged_in_the_cohorts_order_and_not_as_they_finish(two_worker
 
 def test_workers_compute_at_the_same_time(two_workers, monkeypatch):
   """Each result is asked for only when the other one is asked for, too."""
-  compute, both = workers._Stub.compute, threading.Barrier(2, timeout=_SECONDS)
+  compute, both = workers._Stub.compute, threading.Barrier(2, timeout=processes.DEADLINE_SECONDS)
 
   def together(stub, request):
     both.wait()

@@ -131,9 +131,9 @@ class TestLocalTraining:
   @pytest.mark.parametrize(
     'optimizer',
     [
-      tff.learning.optimizers.build_adagrad(0.1),
-      tff.learning.optimizers.build_rmsprop(0.1),
-      tff.learning.optimizers.build_yogi(0.1),
+      pytest.param(tff.learning.optimizers.build_adagrad(0.1), marks=pytest.mark.thorough),
+      pytest.param(tff.learning.optimizers.build_rmsprop(0.1), marks=pytest.mark.thorough),
+      pytest.param(tff.learning.optimizers.build_yogi(0.1), marks=pytest.mark.thorough),
       tff.learning.optimizers.build_adamw(0.1),
     ],
   )
@@ -393,12 +393,15 @@ class TestDropoutInTraining:
     update_fn(weights, examples, tf.constant(1, tf.int64), tf.constant(1), seeds.initial_seed(1, 'client_update'))
     assert len(seen) == 2 and (seen[0] != seen[1]).any()
 
+  @pytest.mark.thorough
   def test_stock_dropout_trains_unseeded(self):
     tf.random.set_seed(None)  # A test that ran before may have left a seed.
     model_fn = self.model_fn(tf.keras.layers.Dropout)
     assert (self.update(model_fn) != self.update(model_fn)).any()
 
-  @pytest.mark.parametrize('name, shape', [('digits_cnn', (8, 8, 1)), ('mnist_cnn', (12, 12, 1))])
+  @pytest.mark.parametrize(
+    'name, shape', [('digits_cnn', (8, 8, 1)), pytest.param('mnist_cnn', (12, 12, 1), marks=pytest.mark.thorough)]
+  )
   def test_bfloat16_update_is_near_the_float32_one(self, name, shape):
     rng = np.random.default_rng(0)
     examples = collections.OrderedDict(x=tf.constant(rng.random((64, *shape), np.float32)), y=tf.zeros([64], tf.int32))

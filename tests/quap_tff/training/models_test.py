@@ -46,7 +46,7 @@ class TestModels:
   def test_every_model_has_a_case(self):
     assert {case[0] for case in CASES} == set(models.MODELS)
 
-  @pytest.mark.parametrize('compute_dtype', ['float32', 'bfloat16'])
+  @pytest.mark.parametrize('compute_dtype', ['float32', pytest.param('bfloat16', marks=pytest.mark.thorough)])
   @pytest.mark.parametrize('name,shape,num_classes,weights,final_weights', CASES)
   def test_sizes_and_dtypes(self, name, shape, num_classes, weights, final_weights, compute_dtype):
     with tf.Graph().as_default():

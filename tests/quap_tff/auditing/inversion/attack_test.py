@@ -44,7 +44,9 @@ def _recovered(name, problem, steps=1, iterations=100):
 
 @pytest.mark.slow
 class TestLocalUpdate:
-  @pytest.mark.parametrize('name, shape, steps', [('digits_cnn', (8, 8, 1), 3), ('mlp', SHAPE, 1)])
+  @pytest.mark.parametrize(
+    'name, shape, steps', [('digits_cnn', (8, 8, 1), 3), pytest.param('mlp', SHAPE, 1, marks=pytest.mark.thorough)]
+  )
   def test_is_what_the_projects_client_sends(self, name, shape, steps):
     x, y = _examples(2, 4, shape)
     found = _update(_model(name, shape), x, y, steps)
@@ -207,7 +209,15 @@ class TestAttacks:
     flat = np.clip(found.codes, 0, 1).reshape([-1, *SHAPE]).astype(np.float32)
     return images.psnr(x.reshape([-1, *SHAPE]), flat).mean()
 
-  @pytest.mark.parametrize('name, steps', [('dlg', 1), ('idlg', 1), ('geiping', 1), ('geiping', 2)])
+  @pytest.mark.parametrize(
+    'name, steps',
+    [
+      pytest.param('dlg', 1, marks=pytest.mark.thorough),
+      pytest.param('idlg', 1, marks=pytest.mark.thorough),
+      pytest.param('geiping', 1, marks=pytest.mark.thorough),
+      ('geiping', 2),
+    ],
+  )
   def test_an_image_is_recovered(self, name, steps):
     model = _model()
     x, y = _examples(4, 1)
@@ -215,7 +225,7 @@ class TestAttacks:
     assert self._psnr(x, found) > 18
     np.testing.assert_array_equal(found.labels, y)
 
-  @pytest.mark.parametrize('name', ['closed_form', 'geiping'])
+  @pytest.mark.parametrize('name', ['closed_form', pytest.param('geiping', marks=pytest.mark.thorough)])
   def test_noise_on_all_layers_prevents_it(self, name):
     model = _model()
     x, y = _examples(4, 1)
@@ -224,7 +234,9 @@ class TestAttacks:
     assert all(problem.visible)
     assert self._psnr(x, _recovered(name, problem)) < 12
 
-  @pytest.mark.parametrize('name, least', [('closed_form', 59.0), ('geiping', 15.0)])
+  @pytest.mark.parametrize(
+    'name, least', [('closed_form', 59.0), pytest.param('geiping', 15.0, marks=pytest.mark.thorough)]
+  )
   def test_layers_without_noise_are_enough(self, name, least):
     model = _model()
     x, y = _examples(4, 1)

@@ -88,6 +88,7 @@ def _check_round_trip(plan, path):
   assert verdict == ([], [], [], certificate['statement'], '', [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', _CHOICES)
 def test_what_was_written_is_read_again_and_valid(name, tmp_path):
   config, options = _CHOICES[name]

@@ -115,6 +115,7 @@ class TestNoise:
     noise_checks.assert_gaussian(found.numpy() - 0.5, stddev)
     noise_checks.assert_uncorrelated(found, other)
 
+  @pytest.mark.slow
   def test_of_the_losses(self):
     steps = tuple(1.0 + i / 1e4 for i in range(800))
     config = _config(steps=steps, loss_clip=0.25, epsilon=100.0)

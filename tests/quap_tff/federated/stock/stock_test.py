@@ -36,6 +36,8 @@ _STOCK = {
   'tff_dp_ftrl': stocks.DpFtrl(),
 }
 _SPECS = list(_STOCK)
+# One whose rounds are independent, and the tree; the others are thorough.
+_SOME = [s if s in ('tff_dp_fedavg', 'tff_dp_ftrl') else pytest.param(s, marks=pytest.mark.thorough) for s in _SPECS]
 # Noise too small to be seen.
 _SILENT = 1e-9
 
@@ -92,7 +94,7 @@ def _next(process, state, updates):
 
 @pytest.mark.slow
 class TestTypes:
-  @pytest.mark.parametrize('spec', _SPECS)
+  @pytest.mark.parametrize('spec', _SOME)
   def test_fits_our_client_work_and_checkpoints(self, spec):
     process = _process(_aggregator(spec, 1.0))
     assert process.is_weighted
@@ -118,6 +120,11 @@ _FACTORS = [
   # The first difference is the first leaf's noise.
   ('tff_dp_ftrl', 1.0),
 ]
+
+
+def _some(factors):
+  """The first and the last; what is between them is thorough."""
+  return [factors[0], *(pytest.param(*one, marks=pytest.mark.thorough) for one in factors[1:-1]), factors[-1]]
 
 
 @pytest.mark.slow
@@ -182,7 +189,7 @@ class TestValues:
     following = _next(process, output.state, []).measurements['clipping_norms']
     np.testing.assert_allclose(following, np.exp([0.1, -0.1]), rtol=1e-4)
 
-  @pytest.mark.parametrize('spec, factor', _FACTORS)
+  @pytest.mark.parametrize('spec, factor', _some(_FACTORS))
   def test_noise(self, spec, factor):
     value_type = tff.to_type([(np.float32, [2000]), (np.float32, [1]), (np.float32, [2000])])
     process = _process(_aggregator(spec, 3.0, clients_per_round=4.0), value_type)
@@ -194,14 +201,14 @@ class TestValues:
     if spec != 'tff_dp_ftrl':
       noise_checks.assert_uncorrelated(first[0], second[0], noise_checks.UNSEEDED)
 
-  @pytest.mark.parametrize('spec', _SPECS)
+  @pytest.mark.parametrize('spec', _SOME)
   def test_a_round_that_would_be_another_if_it_were_run_again_is_saved_before_its_release(self, spec):
     process = _process(_aggregator(spec, 1.0))
     state, updates = process.initialize(), [_update([3, 0], [0], [0, 4])]
     first, again = (np.concatenate(_next(process, state, updates).result) for _ in range(2))
     assert _plan(spec).mechanism.facts.is_saved_before_release == bool(np.any(first != again))
 
-  @pytest.mark.parametrize('spec, factor', _FACTORS[:3])
+  @pytest.mark.parametrize('spec, factor', _some(_FACTORS[:3]))
   def test_a_round_with_nobody_releases_the_same_noise(self, spec, factor):
     value_type = tff.to_type([(np.float32, [2000]), (np.float32, [1]), (np.float32, [2000])])
     process = _process(_aggregator(spec, 3.0, clients_per_round=4.0), value_type)
@@ -241,7 +248,7 @@ class TestValues:
 
 class TestAccount:
   @pytest.mark.slow
-  @pytest.mark.parametrize('spec', _SPECS[:3])
+  @pytest.mark.parametrize('spec', _SPECS[:1] + [pytest.param(s, marks=pytest.mark.thorough) for s in _SPECS[1:3]])
   def test_is_that_of_tffs_events(self, spec):
     plan = _plan(spec)
     stock = _aggregator(spec, plan.mechanism.noise_multiplier, 4.0)
@@ -327,32 +334,43 @@ class TestAccount:
       assert record.noise_multiplier == plan.mechanism.noise_multiplier and not len(record.budgets)
       assert row['sigma'] == pytest.approx(plan.mechanism.noise_multiplier / 4)
 
-  def test_what_the_sampler_earns_is_said_by_the_plan(self):
-    for spec, participation, calibration, secret, earns in (
+  @pytest.mark.slow
+  @pytest.mark.parametrize(
+    'spec, participation, calibration, secret, earns',
+    [
       ('tff_dp_fedavg', 'bernoulli:q=0.5', 'documents', True, True),
       ('tff_dp_fedavg', 'bernoulli:q=0.5', 'documents', False, False),
-      ('tff_dp_fedavg', 'bernoulli:q=0.5', 'exact', True, True),
-      ('tff_dp_fedavg', 'bernoulli:q=0.5', 'exact', False, False),
       ('tff_dp_fedavg', 'uniform', 'exact', True, False),
-      ('tff_dp_ftrl', 'bernoulli:q=0.5', 'documents', True, False),
-      ('tff_dp_fedavg', 'full', 'documents', True, False),
-    ):
-      plan = _plan(spec, participation, calibration=calibration, client_metrics=False, secret=secret)
-      ledger = plan.planned_ledger([np.arange(4)] * 6) if spec != 'tff_dp_ftrl' else plan.new_ledger()
-      found = {figure.amplification != 'none' for figure in plan.report(ledger).formal.figures}
-      assert found == {earns}, (spec, participation, calibration)
-      assert plan.no_amplification is None if earns else plan.no_amplification
+      pytest.param('tff_dp_fedavg', 'bernoulli:q=0.5', 'exact', True, True, marks=pytest.mark.thorough),
+      pytest.param('tff_dp_fedavg', 'bernoulli:q=0.5', 'exact', False, False, marks=pytest.mark.thorough),
+      pytest.param('tff_dp_ftrl', 'bernoulli:q=0.5', 'documents', True, False, marks=pytest.mark.thorough),
+      pytest.param('tff_dp_fedavg', 'full', 'documents', True, False, marks=pytest.mark.thorough),
+    ],
+  )
+  def test_what_the_sampler_earns_is_said_by_the_plan(self, spec, participation, calibration, secret, earns):
+    plan = _plan(spec, participation, calibration=calibration, client_metrics=False, secret=secret)
+    ledger = plan.planned_ledger([np.arange(4)] * 6) if spec != 'tff_dp_ftrl' else plan.new_ledger()
+    found = {figure.amplification != 'none' for figure in plan.report(ledger).formal.figures}
+    assert found == {earns}
+    assert plan.no_amplification is None if earns else plan.no_amplification
 
+  @pytest.mark.thorough
+  @pytest.mark.slow
   def test_the_noise_of_secret_cohorts_follows_from_rates_alone(self):
     exact = functools.partial(_plan, 'tff_dp_fedavg', calibration='exact', client_metrics=False, secret=True)
     plan = exact('beta_bernoulli')
     rates = cohorts.make('beta_bernoulli', 8, 4, 3).sampler.rates
     assert plan.mechanism.noise_multiplier == accounting.sampled_noise_multiplier(rates, 6, 3.0, 1e-5)
-    assert exact('bernoulli', seed=4).mechanism.noise_multiplier == exact('bernoulli').mechanism.noise_multiplier
     report = plan.report(plan.planned_ledger([[0, 1]] * 6)).formal
     assert 3 * (1 - 1e-3) < report.epsilon.max() <= 3 and report.epsilon.argmax() == rates.argmax()
     smallest = min(figure.epsilon_max for figure in report.figures)
     assert smallest == report.epsilon.max() and {figure.accountant for figure in report.figures} == {'rdp', 'pld'}
+
+  @pytest.mark.slow
+  @pytest.mark.thorough
+  def test_the_noise_of_secret_cohorts_follows_from_no_draw(self):
+    exact = functools.partial(_plan, 'tff_dp_fedavg', calibration='exact', client_metrics=False, secret=True)
+    assert exact('bernoulli', seed=4).mechanism.noise_multiplier == exact('bernoulli').mechanism.noise_multiplier
 
   def test_of_secret_cohorts_nothing_is_public_that_follows_from_them(self):
     plan = _plan('tff_dp_fedavg', 'bernoulli', client_metrics=False, secret=True)

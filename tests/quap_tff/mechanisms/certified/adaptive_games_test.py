@@ -260,7 +260,8 @@ def _course(rng, noise, limit, count_cost, filtered=privacy_filter.spend):
   return np.array(exact), np.array(charged)
 
 
-@pytest.mark.parametrize('count_cost', [0.0, 0.01])
+@pytest.mark.slow
+@pytest.mark.parametrize('count_cost', [pytest.param(0.0, marks=pytest.mark.thorough), 0.01])
 @pytest.mark.parametrize('noise', [correlation.Independent(), _AR1, _BLT, _BANDED])
 def test_on_every_path_what_is_charged_covers_the_dense_covariance(noise, count_cost):
   rng = np.random.default_rng(0)

@@ -52,8 +52,8 @@ def test_everyone_spends_the_limit_and_no_more(decay):
 
 @pytest.mark.slow
 def test_limits_of_clients():
-  cohorts = _schedule()
-  config, _ = _planned(cohorts, own_epsilon=tuple(np.linspace(0.5, 3.0, 40)))
+  cohorts = _schedule(num_clients=12, size=5, num_rounds=12)
+  config, _ = _planned(cohorts, 12, decay=0.7, own_epsilon=tuple(np.linspace(0.5, 3.0, 12)))
   account, _ = _run(config, cohorts)
   np.testing.assert_allclose(account.spent, config.prices.limit, rtol=1e-6)
   assert (account.spent <= config.prices.limit).all()

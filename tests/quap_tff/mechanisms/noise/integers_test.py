@@ -290,7 +290,10 @@ class TestBuffers:
       np.testing.assert_array_equal(eager[0], traced[0])
 
   @pytest.mark.slow
-  @pytest.mark.parametrize('correlation', _CORRELATED)
+  @pytest.mark.parametrize(
+    'correlation',
+    [one if i % 2 == 0 else pytest.param(one, marks=pytest.mark.thorough) for i, one in enumerate(_CORRELATED)],
+  )
   def test_what_makes_correlated_noise_private(self, correlation, monkeypatch):
     """For two inputs and the same releases, the means of Z_s differ by Σ_k c_k·ΔX_{s-k}, but for rounding.
 
@@ -338,7 +341,7 @@ def _largest_grid(correlation, count):
 
 
 class TestOverflow:
-  @pytest.mark.parametrize('count', [2, pytest.param(60, marks=pytest.mark.slow)])
+  @pytest.mark.parametrize('count', [2, pytest.param(60, marks=(pytest.mark.slow, pytest.mark.thorough))])
   @pytest.mark.parametrize('correlation', [*_CORRELATED, Blt((0.5, 0.5), (0.999, 0.998)), Banded(9, (1.0,) * 8)])
   def test_nothing_overflows_in_the_largest_grid(self, correlation, count, monkeypatch):
     """Each draw is as far from 0 as draws can be, with the sign that makes the last release or buffer largest."""

@@ -80,8 +80,9 @@ class TestRates:
     np.testing.assert_array_equal(before['rates'], after['rates'])
 
   @pytest.mark.slow
+  @pytest.mark.slow
   @given(config=_configs, history=_histories)
-  @settings(derandomize=True, deadline=None, max_examples=60)
+  @settings(derandomize=True, deadline=None, max_examples=25)
   def test_any_history(self, config, history):
     state = _run(config, history)
     rates, counts = _expected(config, history)

@@ -68,7 +68,10 @@ class TestBudgets:
       _config(schedule=4.0)
 
   @pytest.mark.slow
-  @pytest.mark.parametrize('round_rule', budgets.ROUND_RULES)
+  @pytest.mark.parametrize(
+    'round_rule',
+    [pytest.param(one, marks=pytest.mark.thorough if i > 1 else ()) for i, one in enumerate(budgets.ROUND_RULES)],
+  )
   def test_a_round_of_the_mechanism(self, round_rule):
     def epsilon(finished, schedule):
       budget, participation = _config(round_rule=round_rule, schedule=schedule), ParticipationConfig(warmup_rounds=0)

@@ -19,6 +19,7 @@ from quap_tff.mechanisms.quap import config as configs
 from quap_tff.runtime.in_process import context as in_process
 from quap_tff.runtime.in_process import tensorflow_blocks
 from quap_tff.runtime.values import values
+from tests import processes
 from tests.quap_tff import examples
 from tests.quap_tff.runtime import comparison
 
@@ -98,9 +99,10 @@ class _Alive:
 
 @pytest.mark.slow
 @pytest.mark.parametrize('rule', [*_RULES, 'certified_fixed', 'certified_private_quantile'])
-@pytest.mark.parametrize('num_threads', [1, 2])
-@pytest.mark.parametrize('size', [1, 4])
-def test_updates_do_not_pile_up(context, rule, num_threads, size, monkeypatch):
+@pytest.mark.parametrize(
+  'size, num_threads', [(1, 2), *(pytest.param(*pair, marks=pytest.mark.thorough) for pair in ((1, 1), (4, 1), (4, 2)))]
+)
+def test_updates_do_not_pile_up(context, rule, num_threads, size, monkeypatch, undrawn):
   with comparison.threads(context, num_threads, clients_per_call=size):
     process, next_round = _round(rule)
     state = next_round(process.initialize(), list(range(4))).state
@@ -163,7 +165,7 @@ def test_no_client_runs_far_ahead_of_a_slow_one():
   def client(block):
     (index,) = block
     if index == 0:
-      assert last_started.wait(30)  # Everybody who may run ahead does.
+      assert last_started.wait(processes.DEADLINE_SECONDS)  # Everybody who may run ahead does.
       made_by_then.append(len(made))
     elif index == limit - 1:
       last_started.set()
