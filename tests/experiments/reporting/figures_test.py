@@ -95,6 +95,7 @@ class TestLooks:
     assert naming.labels(specs[:2]) == ['Certified QuAP-FL (trusted server)', 'Certified QuAP-FL (no trusted server)']
 
 
+@pytest.mark.slow
 def test_a_method_has_its_colour_in_every_kind_of_figure():
   shown, points = _many(2), [_point(0), _point(1)]
   for drawing in (
@@ -107,6 +108,7 @@ def test_a_method_has_its_colour_in_every_kind_of_figure():
       assert found == {look['color'] for look in figures.looks(points).values()}
 
 
+@pytest.mark.slow
 class TestPanels:
   """Each of the places has a panel, and each panel the same rows, the best on top."""
 
@@ -148,6 +150,7 @@ class TestPanels:
     assert len({line.get_color() for line in axes.get_lines()}) == 1
 
 
+@pytest.mark.slow
 def test_of_twelve_methods_by_round_each_has_a_row_and_the_best_is_on_top():
   figure = plots.drawn(*figures.by_round(_many(12), 'accuracy', 'final'))
   curves, panel = figure.axes

@@ -46,6 +46,7 @@ class TestBesideAccuracy:
     assert [row['method'] for row in rows] == ['Certified QuAP-FL']
 
 
+@pytest.mark.slow
 class TestCertified:
   def _at(self, epsilons, **run):
     return [{'algorithm': 'certified', 'epsilon': e, 'certified_epsilon': e, **run} for e in epsilons]
