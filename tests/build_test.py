@@ -164,6 +164,7 @@ def test_no_circle_of_files_lazily_or_for_types(folder):
   graphlib.TopologicalSorter({name: modules_of(path) & files.keys() for name, path in files.items()}).prepare()
 
 
+@pytest.mark.slow
 def test_third_party_packages_are_required():
   required = re.findall(r'^([A-Za-z0-9._-]+)', (ROOT / 'requirements.txt').read_text(encoding='utf-8'), re.MULTILINE)
   known = {re.sub('[-_.]+', '-', name).lower() for name in (*required, OF_FLOWER)}

@@ -27,7 +27,9 @@ BAD_FLAGS = [
   (['--shrinkage=2'], ['shrinkage', 'at most 1', '2.0']),
   (['--partition=dirichlt'], ["Unknown partition 'dirichlt'", "'dirichlet'"]),
   (['--critical_layers=logit'], ["Unknown critical layer 'logit'", "'logits'"]),
-  (['--critical_layers=logit', '--noise=none'], ["Unknown critical layer 'logit'", "'logits'"]),
+  pytest.param(
+    ['--critical_layers=logit', '--noise=none'], ["Unknown critical layer 'logit'", "'logits'"], marks=pytest.mark.slow
+  ),
   (['--cohort_size=0'], ['cohort_size', 'at least 1', '0']),
   (['--num_clients=0'], ['num_clients', 'at least 1', '0']),
   (['--num_clients=1438'], ['1438 clients', '1437 examples']),

@@ -207,6 +207,7 @@ class TestCheckpoints:
       with pytest.raises(run_folder.RunDirectoryError, match='checkpoint of round 4 .* cannot be read'):
         directory.restore(_state(), LEDGER)
 
+  @pytest.mark.slow
   def test_a_damaged_one_is_named_and_left(self, tmp_path):
     with _opened(tmp_path) as directory:
       directory.save(4, _state(), LEDGER)
@@ -272,6 +273,7 @@ class TestLog:
 
   @pytest.mark.parametrize('columns', [{}, {'test': 0.5}])
   @pytest.mark.parametrize('after', [1, 9])
+  @pytest.mark.slow
   def test_a_run_that_was_killed_in_the_middle_of_a_row_has_each_row_once(self, columns, after, tmp_path):
     rows = {t: {'loss': t / 4, **(columns if t == 10 else {})} for t in range(1, 12)}
     with _opened(tmp_path / 'whole') as directory:
