@@ -24,8 +24,8 @@ runpy.run_module(sys.argv.pop(1), None, '__main__')
 """
 
 
-# One of each way in which a round is made.
-_FEW = ('independent', 'held', 'tff fed_avg')
+# A run of ours and one of TFF's.
+_FEW = ('independent', 'tff fed_avg')
 
 
 @pytest.fixture(scope='module')

@@ -34,7 +34,7 @@ def _client_threads():
 
 @pytest.mark.parametrize(
   'name',
-  [pytest.param('fed_avg_keras', marks=pytest.mark.thorough), 'fed_avg_iterator_loop', 'federated_sums_and_means'],
+  ['fed_avg_iterator_loop', 'federated_sums_and_means', pytest.param('fed_avg_keras', marks=pytest.mark.thorough)],
 )
 def test_number_of_threads_changes_no_bit(context, name):
   results = []
