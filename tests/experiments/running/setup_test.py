@@ -41,7 +41,8 @@ class TestFromFlags:
 
   def test_no_certificate_where_clients_own_examples_are_the_test_set(self, tmp_path):
     tff_file.emnist(tmp_path / 'emnist_all.sqlite')
-    arguments = [f'--data_dir={tmp_path}', '--algorithm=certified', '--model=linear_features', '--cohort_size=2']
+    flags = ('--algorithm=certified', '--model=linear_features', '--cohort_size=2', '--rounds=10', '--warmup_rounds=0')
+    arguments = [f'--data_dir={tmp_path}', *flags]
     with pytest.raises(ValueError, match='tested on examples of the clients themselves'):
       _experiment('--dataset=femnist', *arguments)
     assert _experiment('--dataset=femnist:test_writers=0.4', *arguments).plan.protection.covers == 'released model'
