@@ -51,6 +51,7 @@ def _one_frequent_client(rng):
   return came
 
 
+@pytest.mark.slow
 def test_a_log_of_coins_is_not_refused(tmp_path):
   rng, least = np.random.default_rng(1), []
   for _ in range(150):
@@ -88,6 +89,7 @@ def test_a_smaller_rate_than_that_of_the_log_is_refused(tmp_path):
   assert not _refused(tmp_path, came, 0.1)
 
 
+@pytest.mark.slow
 def test_bounds_are_above_exact_probabilities(tmp_path):
   """Of two clients and three rounds, by all 64 logs. Only those in which both come are logs of two clients."""
   rate, found = 0.3, []

@@ -179,6 +179,7 @@ class TestPoisson:
     # A client in every round, if the secret were out.
     assert f'every round would have ε = {rounding.up(_exact(8.0, 20))} (zero-out)' in report.notes[0]
 
+  @pytest.mark.slow
   def test_nothing_in_the_report_follows_from_who_came(self):
     one, other = (
       accounting.formal_report(_ledger(cohorts), DELTA, WHOLE, _bernoulli(_HALF))

@@ -98,7 +98,7 @@ class _Run:
 
 
 def _marks(seed):
-  return [*([pytest.mark.slow] if seed else []), *([pytest.mark.thorough] if seed >= 3 else [])]
+  return [pytest.mark.slow, *([pytest.mark.thorough] if seed >= 3 else [])]
 
 
 @pytest.fixture(
@@ -147,6 +147,8 @@ def test_a_complete_history_has_the_dense_account(run, tmp_path):
   assert np.sqrt(_squares(account)).tobytes() == found.tobytes()
 
 
+@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_histories_are_of_all_kinds(tmp_path):
   runs = [_Run(name, seed, str(tmp_path)) for name in _CORRELATIONS for seed in _SEEDS]
   records = [record for one in runs for record in one.records]

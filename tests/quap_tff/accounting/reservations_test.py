@@ -47,6 +47,7 @@ def _largest(gate: quap_tff.Gate, committed: list[float], depth: int) -> float:
   return max([spent, *(_largest(*one, depth - 1) for one in _next(gate, committed))] if depth else [spent])
 
 
+@pytest.mark.slow
 def test_on_every_path_of_steps_the_budget_is_kept(monkeypatch):
   gate = _gate(spent=[0.27, 0.0])
   limit, depth = gate.config.limit[0], 5

@@ -49,6 +49,7 @@ def _came(request, originals, tmp_path):
 
 
 class TestCertificate:
+  @pytest.mark.slow
   def test_it_is_valid_and_says_that_cohorts_came(self, came, capsys):
     status, lines = made.answer(came, capsys)
     certificate = json.loads((came / 'certificate.json').read_text())

@@ -77,6 +77,7 @@ def _audited(certified):
   return certified
 
 
+@pytest.mark.slow
 def test_an_audit_that_agrees(audited):
   verdict = certificates.verify(str(audited))
   assert not verdict.problems and not verdict.refutation and verdict.statement
@@ -161,6 +162,7 @@ _OF_GAME = {
 
 
 class TestForgeries:
+  @pytest.mark.slow
   @pytest.mark.parametrize('name', _CHANGES)
   def test_of_the_canaries(self, name, audited):
     changes, words = _CHANGES[name]

@@ -158,6 +158,7 @@ class TestFigures:
     assert [round(row['epsilon'], 2) for row in rows] == [3.0, 6.71, 6.71, 10.98, 21.14]
     assert 'replace' in rows[1]['neighbours'] and '5 clients together' in rows[4]['unit']
 
+  @pytest.mark.slow
   def test_an_epsilon_that_the_slack_does_not_cover_is_left_out(self, make):
     rows = make(_plan(10.0))['other_relations']
     assert [round(row['epsilon']) for row in rows] == [10, 24, 24, 43]  # Five clients together have more.

@@ -78,6 +78,7 @@ class TestNobody:
     made.reseal(path)
     assert made.answer(path, capsys)[0] == 0
 
+  @pytest.mark.slow
   def test_who_makes_another_consistent_run_is_not_found_out(self, certified, capsys):
     _set('mechanism', 'noise_multiplier', value=9.0)(certified)
     _set('mechanism', 'epsilon', value=2.5)(certified)
@@ -312,6 +313,7 @@ def _put_bytes(path, name):
 
 
 class TestFiles:
+  @pytest.mark.slow
   @pytest.mark.parametrize('name', _FILES)
   def test_one_that_the_certificate_does_not_name(self, name, certified, capsys):
     put, words = _FILES[name]
@@ -692,6 +694,7 @@ _KERAS = {
 
 
 class TestModel:
+  @pytest.mark.slow
   @pytest.mark.parametrize('is_keras', [False, True])
   @pytest.mark.parametrize('name', _MODELS)
   def test_tensors(self, name, is_keras, certified, capsys):

@@ -62,6 +62,7 @@ def test_with_a_key_nothing_may_be_missing(name, words, signed):
   assert words in problem
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'change',
   [
