@@ -94,6 +94,7 @@ def test_separated_keeps_its_promise_and_leaves_nobody_out(num_clients, size, ap
     assert all((np.diff(rounds_of) >= apart).all() for rounds_of in came.values())
 
 
+@pytest.mark.slow
 def test_separated_includes_everyone_of_a_group_equally_often():
   model, rounds = cohorts.make('separated:min_separation=3', 24, 4, 1), range(1, 3 * 3000 + 1)
   found = frequencies(model, rounds) * 3
@@ -258,6 +259,7 @@ def test_a_cohort_of_a_million_is_drawn_with_numbers_of_its_own_size(spec, monke
   assert 850 < len(first) < 1150 and first.max() > 900_000 and first.min() < 100_000
 
 
+@pytest.mark.slow
 def test_large_populations_come_as_often_as_their_rates_say(monkeypatch):
   # The draws for large populations, at a size where each client comes often.
   monkeypatch.setattr(base, 'LARGE_POPULATION', 1)

@@ -103,6 +103,7 @@ class TestIntegers:
     for own, nonce in zip(found, nonces):
       np.testing.assert_array_equal(own, chacha20.integers(key, nonce[tf.newaxis], count)[0])
 
+  @pytest.mark.slow
   def test_in_a_graph_of_unknown_count(self):
     key, nonce = _key(_SEQUENCE), chacha20.nonce(5)
     traced = tf.function(chacha20.integers, input_signature=[
@@ -113,6 +114,7 @@ class TestIntegers:
         traced(key, nonce[tf.newaxis], count)[0], chacha20.integers(key, nonce[tf.newaxis], count)[0]
       )
 
+  @pytest.mark.slow
   def test_a_stream_for_each_key_and_each_part_of_the_nonce(self):
     nonces = [chacha20.nonce(*parts) for parts in ((), (1,), (0, 1), (0, 0, 1), (2**32 - 1,))]
     keys = [_key(_ZEROS)] + [tf.one_hot(i, 4, dtype=tf.int64) for i in range(4)]

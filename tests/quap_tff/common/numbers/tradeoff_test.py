@@ -6,6 +6,7 @@ import pytest
 from quap_tff.common.numbers import tradeoff
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('delta', [1e-12, 1e-5, 0.3])
 def test_the_mu_of_an_epsilon(delta):
   epsilon = np.array([0.0, 1e-3, 0.5, 3.0, 100.0])
