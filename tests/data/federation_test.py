@@ -139,6 +139,22 @@ class TestOnDemand:
     assert one(b'a') == one(b'a') != one(b'b')
 
 
+@pytest.mark.parametrize(
+  'changes',
+  [
+    dict(clients=(examples(2), examples(3, label=1))),
+    dict(clients=(examples(3), examples(2))),
+    dict(client_ids=('a', 'c')),
+    dict(test=examples(1, label=1)),
+    dict(auxiliary=examples(1)),
+    dict(clients=(examples(2), federation.Examples(np.full((3, 2, 2, 1), 0.25, np.float32), np.zeros(3, np.int32)))),
+  ],
+  ids=['labels', 'who has what', 'names', "the test's labels", "the server's examples", 'inputs'],
+)
+def test_whatever_is_trained_or_tested_on_changes_the_digest(changes):
+  assert make().digest() == make().digest() != make(**changes).digest()
+
+
 def test_numbered_ids():
   ids = federation.NumberedIds(11)
   assert (ids[0], ids[10], len(ids)) == ('client_00', 'client_10', 11)
