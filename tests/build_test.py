@@ -90,6 +90,7 @@ def room_imports() -> dict[str, dict[str, str]]:
   return found
 
 
+@pytest.mark.slow
 def test_rooms_import_what_build_says():
   for room, imports in room_imports().items():
     allowed = rooms()[room]
@@ -148,6 +149,7 @@ def test_lower_rooms_do_without_tff(room):
     assert not any(module.startswith('tensorflow_federated') for module in modules_of(path)), path
 
 
+@pytest.mark.slow
 def test_no_circle_of_files():
   files = {'.'.join(path.relative_to(ROOT).with_suffix('').parts): path for path in python_files(*PROJECT)}
   graph: dict[str, set[str]] = {}

@@ -149,6 +149,7 @@ class TestMechanism:
     environment = {**os.environ, 'PYTHONPATH': path, 'PYTEST_DISABLE_PLUGIN_AUTOLOAD': '1'}
     return processes.run([sys.executable, '-m', *arguments], cwd=run, env=environment)
 
+  @pytest.mark.thorough
   def test_its_noise_decays_and_its_account_is_exact(self, run):
     rows = harness.rows(run / 'run')
     noise = [float(row['noise_multiplier']) for row in rows]

@@ -84,6 +84,7 @@ class TestParticipationModels:
     assert not len(cohort) or (cohort[0] >= 0 and cohort[-1] < num_clients)
     assert len(cohort) == size or model.sampler.kind != 'fixed_size'
 
+  @pytest.mark.slow
   @_SETTINGS
   @hypothesis.given(rounds=st.lists(st.integers(1, 30), min_size=1, max_size=8), seed=st.integers(0, 2**64))
   def test_resumed_it_draws_what_it_would_have_drawn(self, name, folder, rounds, seed):
@@ -124,6 +125,7 @@ class TestDatasets:
     model = '--model=auto' if sequences else '--model=logistic_regression'
     _assert_is_recorded(f'--dataset={_spec(_DATASETS, name, folder)}', model)
 
+  @pytest.mark.slow
   def test_loaded_again_it_is_the_same(self, name, folder):
     one, again = (self.load(name, folder, seed=5, num_clients=2) for _ in range(2))
     assert one.digest() == again.digest() and list(one.client_ids) == list(again.client_ids)

@@ -293,17 +293,15 @@ class FunctionsContract(_AccountContract):
         pure.next(pure.initialize(), _updates(ids), _own_of(ids, pure))
 
 
-class MechanismContract(_AccountContract):
-  """The whole contract, see the module. A subclass has a fixture `plan`, of the scope of a class."""
-
+class _InTff:
   @pytest.fixture(scope='class', autouse=True)
   def context(self):
     with runtime.activate(runtime.RuntimeConfig(device='cpu', num_threads=2)):
       yield
 
-  @pytest.fixture(scope='class')
-  def run(self, plan, context):
-    return run_in_tff(plan)
+
+class LiftedContract(_InTff):
+  """The contract of a mechanism's aggregation process. A subclass has a fixture `plan`, of the scope of a class."""
 
   @pytest.fixture(scope='class')
   def lifted(self, plan, context):
@@ -359,6 +357,14 @@ class MechanismContract(_AccountContract):
       with pytest.raises(ValueError, match='aggregate dependent on another'):
         tff.backends.native.compile_to_mergeable_comp_form(process.next)
 
+
+class TrainedContract(_InTff, _AccountContract):
+  """The contract of a plan's learning process. A subclass has a fixture `plan`, of the scope of a class."""
+
+  @pytest.fixture(scope='class')
+  def run(self, plan, context):
+    return run_in_tff(plan)
+
   def test_what_leaves_clients_is_what_is_stated(self, run):
     plan = run.plan
     tensors = [
@@ -377,3 +383,7 @@ class MechanismContract(_AccountContract):
       positions = {str(i) for i in range(len(_SPECS))} if pure.needs_each_update else set()
       names = {name.rpartition('.')[2] for _, name, _ in tensors} - {''}
       assert names <= {'client_id', *report.keys()} - set(pure.kept_fields) | metrics | positions
+
+
+class MechanismContract(LiftedContract, TrainedContract):
+  """The whole contract, see the module. A subclass has a fixture `plan`, of the scope of a class."""

@@ -1,7 +1,7 @@
 """Whatever is registered keeps the contract of its kind. The cases come from the registries.
 
 Each is played as plain functions. One of each kind of round that the aggregation factory tells apart is lifted to TFF
-and trained, as its representative; `make test-all` does so with every one.
+and trained, as its representative. `make test-all` lifts every one, and trains those that are more than an aggregation.
 """
 
 import dataclasses
@@ -149,7 +149,6 @@ _REPRESENTATIVES = frozenset(
     'sparsity random',
   }
 )
-_MARKS = {name: pytest.mark.slow if name in _REPRESENTATIVES else pytest.mark.thorough for name in CASES}
 
 
 def _kind_of_round(plan):
@@ -182,12 +181,35 @@ class TestFunctions(mechanisms.FunctionsContract):
     return plan
 
 
+@pytest.mark.slow
 class TestInTff(mechanisms.MechanismContract):
-  @pytest.fixture(scope='class', params=[pytest.param(name, marks=mark) for name, mark in _MARKS.items()])
+  @pytest.fixture(scope='class', params=sorted(_REPRESENTATIVES))
   def plan(self, request):
     return CASES[request.param]()
 
 
+@pytest.mark.thorough
+class TestLifted(mechanisms.LiftedContract):
+  @pytest.fixture(scope='class', params=sorted(CASES.keys() - _REPRESENTATIVES))
+  def plan(self, request):
+    return CASES[request.param]()
+
+
+@pytest.mark.thorough
+class TestMoreThanAnAggregation(mechanisms.TrainedContract):
+  """Mechanisms with a TFF computation of their own, and methods that keep state around the aggregation."""
+
+  @pytest.fixture(
+    scope='class', params=sorted(methods.METHODS.keys() - {name.partition(' ')[2] for name in _REPRESENTATIVES})
+  )
+  def plan(self, request):
+    plan = _method(request.param)
+    if mechanisms.is_lifted(plan) and plan.extension is None:
+      pytest.skip('Its representative is trained.')
+    return plan
+
+
+@pytest.mark.slow
 def test_each_kind_of_round_has_one_representative():
   kinds = {name: _kind_of_round(make()) for name, make in CASES.items()}
   chosen = [kinds[name] for name in sorted(_REPRESENTATIVES)]

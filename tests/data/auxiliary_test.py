@@ -106,6 +106,7 @@ def _written(folder, name):
   return lambda **options: data.load(name, data_dir=str(folder), **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['femnist', 'shakespeare', 'cifar100', 'stackoverflow_words:words=3', 'mnist_writers'])
 def test_the_server_has_whole_others_of_a_dataset_s_own_clients(tmp_path, name):
   load = _written(tmp_path, name)

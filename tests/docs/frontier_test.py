@@ -49,6 +49,7 @@ def _imagenet(tmp_path):
   (folder / 'card.json').write_text('{}')
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_sweeps_are_right_and_have_the_seeds(call, monkeypatch, imagenet):
   del imagenet

@@ -93,6 +93,7 @@ class TestConfiguration:
 
 @pytest.mark.slow
 class TestCosts:
+  @pytest.mark.thorough
   @pytest.mark.parametrize(
     'arguments',
     [

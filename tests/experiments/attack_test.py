@@ -51,6 +51,7 @@ def _row(rows, method, observer, attack_name='closed_form'):
 
 @pytest.mark.slow
 class TestFigures:
+  @pytest.mark.thorough
   def test_every_method_and_observer_has_a_row(self, rows):
     pairs = {(row['method'], row['observer']) for row in rows if row['attack'] == 'closed_form'}
     assert pairs == {(m, o) for m in inversion_study.InversionSettings().methods for o in inversion_study.OBSERVERS}

@@ -231,6 +231,7 @@ def test_a_single_repetition_has_no_spread():
   assert str(benchmark_turns.figure([3.0, 1.0, 2.5])) == '2.5 ±1'
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize('compute_dtype', ['float32', 'bfloat16'])
 def test_the_bare_loop_trains_float32_weights_of_stock_layers_in_either_arithmetic(compute_dtype):

@@ -40,6 +40,7 @@ class TestDefaults:
     arguments = [f'--algorithm=certified{spec}', '--rounds=40', f'--server_optimizer={optimizer}']
     assert harness.configured(*harness.TINY, *arguments).clip.initial_norm == pytest.approx(norm)
 
+  @pytest.mark.thorough
   @pytest.mark.slow
   @pytest.mark.parametrize('name', ['certified', 'certified_stopped'])
   def test_a_norm_that_nobody_chose_is_named_before_the_first_round(self, name, library):

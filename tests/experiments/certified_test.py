@@ -306,6 +306,7 @@ class TestSecureSum:
     assert against_one['clients'] == 1 and against_one['epsilon'] > certificate['achieved']['epsilon_max']
     assert 'Colluders: 1<' in (output / 'certificate.html').read_text(encoding='utf-8')
 
+  @pytest.mark.thorough
   @pytest.mark.parametrize('seed', [[], pytest.param(['--noise_seed=5'], marks=pytest.mark.thorough)])
   def test_a_resumed_run_has_the_keys_that_it_began_with(self, tmp_path, monkeypatch, seed):
     secrets, real = [], guarded_clients.GuardedClients

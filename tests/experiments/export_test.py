@@ -19,6 +19,7 @@ def _export(folder, *flags):
   return export.main(['export', *_FLAGS, f'--output={folder}', *flags])
 
 
+@pytest.mark.thorough
 def test_a_run_is_exported_and_simulated(tmp_path, capsys):
   clients = tmp_path / 'clients.npz'
   flags = ['--algorithm=certified', '--dropout=bernoulli:rate=0.6', '--cohort_size=3', f'--clients={clients}']

@@ -120,6 +120,7 @@ class TestSettings:
 
 @pytest.mark.slow
 class TestComparisons:
+  @pytest.mark.thorough
   def test_another_real_epsilon_needs_noise_of_its_own(self):
     settings = dataclasses.replace(TINY, methods=('fedavg', 'fixed_dp', 'quap', 'certified:clip=0.5'), real_epsilon=2.0)
     found = list(membership_study.attacked_experiments(settings, 2.0))

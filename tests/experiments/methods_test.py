@@ -180,6 +180,7 @@ class TestNominal:
     np.testing.assert_allclose(ledger.epsilon, epsilon, rtol=2e-6)
     assert ledger.rounds.tolist() == taken.tolist()
 
+  @pytest.mark.slow
   def test_everyone_always_spends_the_documents_sum(self):
     # ε_total·(1 + α·e^-β), above ε_total = 6; without the warm-up.
     config = quap_tff.QuapConfig(num_clients=5, participation=quap_tff.ParticipationConfig(warmup_rounds=0))

@@ -57,6 +57,7 @@ def test_labels_of_malicious_clients_are_flipped_on_demand():
     np.testing.assert_array_equal(b.x, a.x)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_is_valid_and_lists_those_who_took_part(folder, capsys):
   assert verify.main(['verify', str(folder)]) == 0

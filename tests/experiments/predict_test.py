@@ -185,6 +185,7 @@ class TestCommand:
     with pytest.raises(ValueError, match='scattering:scales=1 differ here .* Made elsewhere'):
       predict.load(str(tmp_path / 'run'))
 
+  @pytest.mark.thorough
   def test_a_run_that_has_not_ended(self, library, tmp_path, capsys):
     np.save(tmp_path / 'a.npy', np.zeros((1, 8, 8)))
     path, images = library.copy('quap_stopped', tmp_path / 'run'), f'--input={tmp_path / "a.npy"}'
@@ -232,6 +233,7 @@ class TestCommand:
 
 
 class TestModelFile:
+  @pytest.mark.thorough
   @pytest.mark.parametrize('name', ['dropout', _FEATURES])
   def test_loads_in_plain_keras_and_predicts_the_same(self, runs, name, tmp_path):
     model = tf.keras.models.load_model(runs / name / 'final_model.keras', compile=False)

@@ -51,6 +51,7 @@ class TestPresets:
     with harness.parsed(_flagfile(name)) as values:
       assert {flag: values[flag].value for flag in OF_DOCUMENTS[name]} == OF_DOCUMENTS[name]
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('name', [name for name in NAMES if name not in CERTIFIED + PUBLISHED])
   def test_builds_its_configuration_and_promises_nothing(self, name):
     """Over digits, which are always there: everything but the images."""

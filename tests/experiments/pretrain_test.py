@@ -33,6 +33,7 @@ def write_emnist(folder, labels, **changes):
 
 @pytest.mark.slow
 class TestCommand:
+  @pytest.mark.thorough
   def test_the_folder_holds_an_extractor_and_its_card(self, tmp_path, capsys):
     assert run(*FEW, f'--output={tmp_path / "deep" / "glyphs"}') == 0
     printed, progress = capsys.readouterr()

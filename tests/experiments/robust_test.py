@@ -21,6 +21,7 @@ class TestFlags:
       harness.check(*harness.TINY, f'--algorithm={algorithm}', '--aggregator=median')
     harness.check(*harness.TINY, f'--algorithm={algorithm}')
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('algorithm', ['quap', 'fedavg', 'fixed_dp', 'pt_adp', 'd2dp', 'acdp', 'dynamic_budget'])
   def test_other_methods_take_it(self, algorithm):
     config = _experiment(f'--algorithm={algorithm}', '--aggregator=trimmed_mean:share=0.3', '--epsilon=1').plan.config

@@ -63,6 +63,7 @@ class TestExperiment:
 
 @pytest.mark.slow
 class TestFolder:
+  @pytest.mark.thorough
   def test_a_run_in_two_parts_has_the_cohorts_of_one(self, tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(

@@ -79,6 +79,7 @@ def test_uniform_includes_everyone_equally_often():
   assert not rejected(found, 0.3, len(rounds)).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('num_clients, size, apart', [(100, 30, 3), (12, 3, 4), (13, 3, 4), (10, 5, 2), (7, 7, 1)])
 def test_separated_keeps_its_promise_and_leaves_nobody_out(num_clients, size, apart):
   for seed in range(60):
@@ -322,6 +323,7 @@ def test_hybrid_with_gamma_one_is_uniform_in_odd_rounds_and_favours_low_ids_in_e
   assert even.mean() < 110
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('gamma', [1, 0, 0.5])
 def test_hybrid_reference_draws_its_uniform_part_uniformly_and_the_rest_by_weight(gamma):
   model = cohorts.make(f'hybrid_reference:gamma={gamma}', 6, 2, 0)

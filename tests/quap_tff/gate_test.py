@@ -102,6 +102,7 @@ class TestIsTheFilterOfCertifiedRuns:
     assert (gate.ask(range(NUM_CLIENTS)) == 0).all()  # After the last planned round.
     assert not isinstance(rule, weight_rules.UniformWeights) or lowered
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('name', CORRELATIONS)
   @pytest.mark.parametrize('own', [None, np.linspace(0.5, 3, NUM_CLIENTS)])
   def test_as_verification_computes_them(self, name, own):
@@ -191,6 +192,7 @@ class TestAccount:
     gate = quap_tff.Gate(2, 9.0, 3.0, 1e-5, num_rounds=2)
     assert gate.planned([[0], [0], [0], [0, 1]]).tolist() == [3, 4]
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('name', ['independent', 'ar1', 'blt'])
   def test_calibrated_is_the_plan_of_a_certified_run(self, name):
     of = {'independent': correlations.Independent(), 'ar1': correlations.Ar1(), 'blt': correlations.Blt()}[name]
@@ -291,6 +293,7 @@ class TestRefusals:
 
 
 class TestSave:
+  @pytest.mark.slow
   @pytest.mark.parametrize('name', CORRELATIONS)
   def test_goes_on_with_the_same_bits(self, name, tmp_path):
     path = str(tmp_path / 'gate')

@@ -317,6 +317,7 @@ def _spec():
   return tff.simulation.baselines.ClientSpec(num_epochs=1, batch_size=4, shuffle_buffer_size=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('length', [3, 80])
 def test_speeches_are_cut_as_by_tff(length):
   preprocess = char_prediction_preprocessing.create_preprocess_fn(_spec(), length)
@@ -354,6 +355,7 @@ def test_no_speech():
   assert natural.examples_of_speeches([], 5).x.shape == (0, 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('length', [1, 6])
 def test_sentences_are_cut_as_by_tff(length):
   sentences = [b'the code is the code', b'unheard of', b'is']

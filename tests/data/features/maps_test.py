@@ -64,6 +64,7 @@ def fixture_chosen(request, network):
 
 
 class TestMaps:
+  @pytest.mark.slow
   def test_features_of_an_example_do_not_depend_on_the_others(self, chosen):
     x, y = images(60), images(60, seed=1)
     y[7] = x[7]
@@ -90,6 +91,7 @@ class TestMaps:
   def test_a_blank_image_has_scattering_zero(self):
     assert not maps.Scattering(scales=1).extractor(SHAPE)(np.zeros((1, 8, 8, 1), np.float32)).any()
 
+  @pytest.mark.slow
   @pytest.mark.parametrize(
     'parameters,shape,size',
     [
@@ -209,6 +211,7 @@ class TestReducedByDrawings:
     fed = features.map_federation(f'pretrained:path={network}', federation(x))
     assert fed.features == f'pretrained:path={network},size=None,centred=False'
 
+  @pytest.mark.slow
   @pytest.mark.parametrize(
     'parameters,done',
     [

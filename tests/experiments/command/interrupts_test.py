@@ -67,6 +67,7 @@ class TestInterrupts:
     with interrupts.held_back():
       pass
 
+  @pytest.mark.thorough
   @pytest.mark.slow
   def test_one_that_comes_where_exceptions_are_lost_is_raised_soon_after(self, capfd):
     calls = []

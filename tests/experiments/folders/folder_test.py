@@ -141,6 +141,7 @@ class TestOtherCode:
     _run_rounds(tmp_path, 1, 1, needs_same_code=True)
     assert _stretches(tmp_path) == [(1, 'b')]
 
+  @pytest.mark.thorough
   @pytest.mark.slow
   def test_a_certified_run_goes_on_with_it_only_if_told_to(self, tmp_path, code_is, capsys):
     path = tmp_path / 'run'

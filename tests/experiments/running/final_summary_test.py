@@ -88,6 +88,7 @@ class TestDivergence:
   def test_is_what_leaves_any_sensible_range(self, weights, loss, diverged):
     assert final_summary.has_diverged(weights, loss) is diverged
 
+  @pytest.mark.thorough
   @pytest.mark.slow
   def test_is_said(self, library, capsys):
     flags = ('--rounds=2', '--algorithm=fedavg', '--client_optimizer=sgd:learning_rate=1e9')

@@ -27,6 +27,7 @@ EMPTY = dict(ROW, train_accuracy='nan', norm_p10='nan', norm_p90='nan', noise_to
 
 
 class TestTicks:
+  @pytest.mark.slow
   @pytest.mark.parametrize(
     'low, high', [(2.9999, 3.0001), (2.9999966, 2.999999995), (5_900_000.0, 5_900_010.0), (1e-7, 3e-7), (1e8, 9e8)]
   )
@@ -65,6 +66,7 @@ class TestTicks:
     shown = [label.get_text() for label in axis.get_ticklabels() if low <= label.get_position()[1] <= high]
     assert shown == expected
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('rounds', [1, 2, 3, 12, 200])
   def test_rounds_are_whole(self, rounds):
     def draw(figure):

@@ -165,6 +165,7 @@ class TestEpsilon:
       CertifiedConfig(num_clients=9, epsilon=3.0, delta=1e-5, noise_multiplier=4.0, **options), [[0, 1]] * 6
     )
 
+  @pytest.mark.slow
   def test_of_a_certified_run_is_never_below_what_was_spent(self):
     plan = self._plan()
     shown = progress.epsilon_of(plan)

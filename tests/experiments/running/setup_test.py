@@ -23,6 +23,7 @@ class TestFromFlags:
     )
     assert experiment.plan.config.noise.seed is None
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('clients, cohort', [(1, 1), (2, 1), (10, 3), (50, 15), (1000, 30)])
   def test_default_cohort_size(self, clients, cohort):
     assert len(_experiment(f'--num_clients={clients}').cohorts.cohort(1)) == cohort

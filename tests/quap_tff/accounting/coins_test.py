@@ -51,6 +51,7 @@ def _one_frequent_client(rng):
   return came
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_log_of_coins_is_not_refused(tmp_path):
   rng, least = np.random.default_rng(1), []

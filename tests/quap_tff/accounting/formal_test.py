@@ -419,6 +419,7 @@ class TestSampledNoise:
 
 
 class TestCost:
+  @pytest.mark.slow
   def test_distinct_histories_of_many_clients_are_few_for_slow_accountants(self, monkeypatch):
     """Of 1,000 clients of different histories, what takes milliseconds each is asked for a few dozen."""
     rng = np.random.default_rng(0)

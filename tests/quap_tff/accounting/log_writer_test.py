@@ -46,6 +46,7 @@ def test_the_log_is_that_of_the_gate():
   _check(writer.gate)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('lost', range(40))
 def test_a_crash_between_log_and_state(lost):
   """The state is that of some round, and the log goes on to the next one, of which it has some bytes."""

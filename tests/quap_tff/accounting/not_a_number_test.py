@@ -165,6 +165,7 @@ class TestHistories:
 
 
 class TestLedger:
+  @pytest.mark.slow
   @given(weight=_numbers, noise=_numbers, count=_numbers, budget=_numbers, clip=_numbers)
   @example(weight=1.0, noise=0.0, count=math.inf, budget=1.0, clip=1.0)
   @example(weight=1.0, noise=2.0, count=0.0, budget=1.0, clip=1.0)

@@ -92,6 +92,7 @@ def test_an_interrupted_run_keeps_whole_rounds(bundle, clients, monkeypatch):
   assert lines[-1] == 'Interrupted: 2 rounds are kept.'
 
 
+@pytest.mark.thorough
 def test_clients_that_hold_noise_get_a_certificate(context, clients, tmp_path):
   # Nobody comes in the last round: its sum is zero in each of its places.
   path = _written(_certified([*examples.SCHEDULE, []], correlation=correlation.HeldNoise(0.5)), tmp_path / 'held')
@@ -99,6 +100,7 @@ def test_clients_that_hold_noise_get_a_certificate(context, clients, tmp_path):
   assert not quap_tff.certificates.verify(str(tmp_path / 'run')).problems
 
 
+@pytest.mark.thorough
 def test_no_certificate_for_noise_with_a_known_seed(context, clients, tmp_path, capsys):
   path = _written(_certified(noise_seed=3), tmp_path / 'seeded')
   assert _run(path, clients, tmp_path / 'run') == 0
@@ -106,6 +108,7 @@ def test_no_certificate_for_noise_with_a_known_seed(context, clients, tmp_path, 
   assert sorted(os.listdir(tmp_path / 'run')) == ['final_model.npz', 'ledger.npz', 'summary.json']
 
 
+@pytest.mark.thorough
 def test_a_run_without_certificate_keeps_model_and_ledger(context, clients, tmp_path):
   plan = quap_tff.Plan(examples.whole(noise=NoiseConfig(calibration='analytic')))
   plan.build_process(_MODEL_FN)

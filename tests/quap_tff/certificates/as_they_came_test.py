@@ -94,6 +94,7 @@ def _schedule(path):
   made.write_arrays(path / folders.SCHEDULE, {'offsets': np.array([0, 1]), 'clients': np.array([0])})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'change, words',
   [

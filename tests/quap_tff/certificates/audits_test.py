@@ -95,6 +95,7 @@ def test_an_audit_without_a_game_has_one_test(certified):
   assert record['tests'] == 1 and not made.problems(certified)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'epsilon, guesses',
   [(3.0, dict(game=_REFUTING)), (0.5, dict(canaries=lower_bounds.Guesses(12, 12, 0, 300), game=None))],
@@ -197,6 +198,7 @@ class TestForgeries:
     _forge(audited, {**made.read(audited, folders.AUDIT), 'game': game})
     assert made.problems(audited)
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('value', [2.3, True, 'x', [2.3], {'a': 2.3}, None])
   def test_any_other_value_in_any_place(self, value, audited):
     record = made.read(audited, folders.AUDIT)
@@ -215,6 +217,7 @@ class TestForgeries:
         assert audits.audit_problems(certificate_lib.sealed(record), made.read(audited, folders.CERTIFICATE)), name
         holder[name] = kept
 
+  @pytest.mark.slow
   @pytest.mark.parametrize(
     'text', ['2.3', '2.3\n', '{}', '[]', 'null', '5', '"x"', '', '{"game": null}', '[' * 99999, 'NaN']
   )

@@ -214,6 +214,7 @@ class TestMechanism:
     status, lines = made.answer(certified, capsys)
     assert status == 1 or name == 'leaves_clients', lines  # A trusted server may get anything twice.
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('run, name', [(run, name) for run, table in _OF_RUN.items() for name in table])
   def test_a_value(self, run, name, request, capsys):
     (*place, value), words = _OF_RUN[run][name]
@@ -361,6 +362,7 @@ class TestClients:
       writer.writerows(rows)
     _check_sealed(certified, 'clients.csv: it says', capsys)
 
+  @pytest.mark.slow
   @pytest.mark.parametrize(
     'how',
     [
@@ -573,6 +575,7 @@ _ARRAYS = {
 
 
 class TestArrays:
+  @pytest.mark.slow
   @pytest.mark.parametrize('run, file, name', [(*place, name) for place, table in _ARRAYS.items() for name in table])
   def test_of_the_schedule_and_of_the_ledger(self, run, file, name, request, capsys):
     (change, words), path = _ARRAYS[run, file][name], request.getfixturevalue(run)
@@ -586,6 +589,7 @@ class TestArrays:
     how(certified / file)
     _check_sealed(certified, words, capsys)
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('file', [_SCHEDULE, _LEDGER, 'final_model.npz'])
   @pytest.mark.parametrize('name', _HIDING)
   def test_that_hide_something(self, name, file, certified, capsys):

@@ -71,6 +71,7 @@ class TestWrite:
     for words in ('with ε = 3 and δ = 1e-05', 'Neighbours', 'Amplification by sampling is not counted', 'readings'):
       assert words in said
 
+  @pytest.mark.slow
   def test_own_bounds(self, tmp_path, capsys):
     _, path = _folder(tmp_path, own_epsilon=np.linspace(1, 3, 7))
     assert made.answer(path, capsys)[0] == 0
@@ -126,6 +127,7 @@ class TestWrite:
 
 
 class TestVerify:
+  @pytest.mark.slow
   @pytest.mark.parametrize(
     'name, old, new, words',
     [

@@ -29,6 +29,7 @@ def _content(path, num_clients, ids=None):
   return folders.read(str(path))._replace(plan=plan, ledger=ledger, leaving=plan.leaving)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_certificate_takes_a_few_arrays_of_the_population(originals, monkeypatch):
   content, computed = _content(originals / 'server', _N), []

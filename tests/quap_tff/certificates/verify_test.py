@@ -259,6 +259,7 @@ class TestCommand:
     done = self._run(str(certified), code=code)
     assert done.returncode == 0 and done.stdout.startswith(b'VALID\n') and not done.stderr.strip()
 
+  @pytest.mark.thorough
   @pytest.mark.slow
   @pytest.mark.parametrize('is_valid', [True, pytest.param(False, marks=pytest.mark.thorough)])
   @pytest.mark.parametrize(

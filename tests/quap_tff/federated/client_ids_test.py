@@ -87,6 +87,7 @@ class TestWithClientIds:
     np.testing.assert_array_equal(ledger.rounds, [0, 0, 0, 1, 0, 1, 0, 0, 0, 0])
     assert 'finite ε' in str(plan.report(ledger))
 
+  @pytest.mark.thorough
   def test_stock_client_work_under_certified(self, work):
     config = examples.noised(num_clients=4, noise_seed=1)
     with _in_process():

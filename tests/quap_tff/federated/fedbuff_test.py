@@ -64,6 +64,7 @@ class TestStaleness:
     assert max(found[0]) == 4 and min(found[0]) < 4
     assert found[2] == [min(old, 2) for old in found[0]]
 
+  @pytest.mark.slow
   def test_is_half_normal_without_spread(self):
     drawn = stalenesses.Staleness(scale=10.0, spread=0.0, max_staleness=100)
     found = [int(drawn.of(t, 0, 1000)) for t in range(1, 301)]

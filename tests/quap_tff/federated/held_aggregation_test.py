@@ -68,6 +68,7 @@ class TestComputation:
 
 
 class TestExecution:
+  @pytest.mark.thorough
   def test_the_runtime_and_tffs_own_context_agree(self, built):
     plan, process = built
     weights, ledger = _run(plan, process)

@@ -59,6 +59,7 @@ class TestVariablesThatAreNotTrainable:
     with pytest.raises(ValueError, match=message):
       certified.build_process(model_fn)
 
+  @pytest.mark.thorough
   @pytest.mark.parametrize(
     'layer',
     [

@@ -48,6 +48,7 @@ def test_the_sum_is_exact(context, cohort):
   _check(_total(), cohort)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize(
   'kind',
@@ -64,6 +65,7 @@ def test_in_other_contexts(kind):
     _check(extreme, [_value([0, 0, 0], -_LARGEST)] * _CLIENTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('sign', [1, -1])
 def test_the_largest_bound(context, sign):
   _check(_total([0, _LARGEST]), [_value([0, 0, 0], sign * _LARGEST)] * _CLIENTS)
@@ -89,6 +91,7 @@ def test_nothing_else_leaves_clients():
   assert found[1].compact_representation() == '<int64[3],int64,int64>'  # The last one counts clients.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'value, found',
   [

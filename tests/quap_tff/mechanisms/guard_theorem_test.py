@@ -98,6 +98,7 @@ def _play(rng, threshold=None, gives_up=0.2, victim=None):
   return exact, _counted(guards), plan.limit, lasts, refused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('threshold', [None, 0.5, 2 / 3])
 def test_no_client_loses_more_than_its_guard_has_counted(threshold):
   rng, anew, refusals = np.random.default_rng(0), 0, 0
@@ -109,6 +110,7 @@ def test_no_client_loses_more_than_its_guard_has_counted(threshold):
   assert anew > 30 and refusals > 30
 
 
+@pytest.mark.slow
 def test_a_server_that_tells_the_truth_gets_exactly_what_is_counted():
   rng = np.random.default_rng(1)
   for _ in range(50):
@@ -116,6 +118,7 @@ def test_a_server_that_tells_the_truth_gets_exactly_what_is_counted():
     np.testing.assert_allclose(exact, counted, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_of_a_client_that_is_said_to_be_absent_its_own_account_alone_holds():
   rng, above = np.random.default_rng(2), 0
   for _ in range(100):

@@ -201,6 +201,7 @@ class TestAskWhereClientsHoldTheNoise:
       ledger.append(plan.core.cost(came, weights[weights > 0].astype(np.float64), 1.0, ledger.num_rounds + 1))
     assert 0 < waited < 12 * N and ledger.rounds.sum() > 12
 
+  @pytest.mark.slow
   def test_it_is_the_largest_set_that_leaving_out_those_over_gives(self):
     """By brute force: with all of them somebody is over, and without those who are, nobody."""
     plan = self._plan()

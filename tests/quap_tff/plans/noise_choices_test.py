@@ -38,6 +38,7 @@ def test_everyone_in_every_round_reaches_the_ceiling():
   assert [one.trust for one in found].count('secure_sum') == 1
 
 
+@pytest.mark.slow
 def test_no_share_is_above_the_ceiling_and_correlation_pays_for_uneven_cohorts():
   found = list(noise_choices.choices(*_ARGUMENTS))
   assert all(0 < one.share < 1 for one in found)

@@ -49,6 +49,7 @@ def printed():
   return found.stdout.splitlines()
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_several_devices_give_the_same_bits_as_one(printed):
   assert printed[2] == 'same'

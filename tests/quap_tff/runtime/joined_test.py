@@ -74,6 +74,7 @@ def test_one_call_makes_a_clients_values_and_one_sums_them(calls, sections_run_o
   assert calls_for(10) - calls_for(2) == 8 * 7  # Five of the client, and two sums.
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_bits_are_those_of_the_sections_one_by_one(sections_run_one_by_one):
   process = tff.learning.algorithms.build_unweighted_fed_avg(

@@ -95,6 +95,7 @@ def _assert_same(found, expected):
   comparison.assert_same(dict(found.ledger.state_dict()), dict(expected.ledger.state_dict()), tolerance=0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize('trust', ['server', pytest.param('secure_sum', marks=pytest.mark.thorough)])
 def test_a_certified_run_of_a_linear_model_has_the_bits_of_one_process(trust):
   """With any number of workers, and with clients in another order."""
@@ -113,6 +114,7 @@ def test_a_run_of_quap_has_those_of_one_process_but_for_the_order_of_sums():
   comparison.assert_same(found.outputs, expected.outputs, tolerance=1e-5)
 
 
+@pytest.mark.thorough
 def test_a_round_in_which_a_worker_dies_fails_and_can_be_called_again_on_others(monkeypatch):
   """The noise of the round that failed is the noise of the one that was called again."""
   plan = _quap()

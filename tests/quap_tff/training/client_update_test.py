@@ -371,6 +371,7 @@ class TestDropoutInTraining:
 
     return make
 
+  @pytest.mark.thorough
   def test_seeded_masks_repeat_and_follow_the_client(self):
     model_fn = self.model_fn(dropout.SeededDropout)
     first = self.update(model_fn)
@@ -399,6 +400,7 @@ class TestDropoutInTraining:
     model_fn = self.model_fn(tf.keras.layers.Dropout)
     assert (self.update(model_fn) != self.update(model_fn)).any()
 
+  @pytest.mark.thorough
   @pytest.mark.parametrize(
     'name, shape', [('digits_cnn', (8, 8, 1)), pytest.param('mnist_cnn', (12, 12, 1), marks=pytest.mark.thorough)]
   )

@@ -56,6 +56,7 @@ def test_is_refused_where_it_is_not(noted, monkeypatch):
   assert "made_by must be 'quap_tff' or 'experiments.train', found 'noted'" in problem
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'name, content, words',
   [

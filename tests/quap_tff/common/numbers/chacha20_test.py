@@ -88,6 +88,7 @@ class TestBlocks:
 
 
 class TestIntegers:
+  @pytest.mark.slow
   @pytest.mark.parametrize('count', [0, 1, 7, 8, 9, 16, 21])
   def test_are_the_words_of_the_stream_in_order(self, count):
     key, nonce = _key(_SEQUENCE), chacha20.nonce(1, 2, 3)

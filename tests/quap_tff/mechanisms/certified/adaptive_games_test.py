@@ -181,6 +181,7 @@ def _ratios(game, filtered: _Filter = privacy_filter.spend):
   return found / np.exp(tradeoff.log_delta(_EPSILONS, math.sqrt(game.limit)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'game, broken, at_least',
   [
@@ -203,6 +204,7 @@ def test_no_adversary_gets_past_the_limit(game, broken, at_least):
   assert _ratios(game, broken).max() > at_least
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'game',
   [

@@ -70,6 +70,7 @@ class TestWeights:
     view = _view(counts=tf.constant([1, 2, 3, 4]), budget_shares=tf.constant([1.0, 0.5, 0.25, 0.3], tf.float64))
     np.testing.assert_array_equal(rule.weights(view), rule.weights(_view()))
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('rule', [weight_rules.ScaledWeights(), weight_rules.Sample()])
   def test_everyone_who_is_always_there_spends_what_it_chose(self, rule):
     rounds = 200

@@ -51,6 +51,7 @@ def _calibrated(config, cohorts):
 
 
 class TestCalibrated:
+  @pytest.mark.slow
   @pytest.mark.parametrize('rounds', [1, 7, pytest.param(20, marks=pytest.mark.slow)])
   def test_everyone_in_every_round(self, rounds):
     config = _calibrated(_config(), [np.arange(10)] * rounds)
@@ -202,6 +203,7 @@ class TestPopulation:
     rng = np.random.default_rng(seed)
     return [rng.choice(num_clients, size, replace=False) for _ in range(rounds)]
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('weights, correlation', RULES)
   @pytest.mark.parametrize('rate', ['cumulative', 'ema'])
   def test_others_change_nothing(self, weights, correlation, rate):
@@ -237,6 +239,7 @@ class TestPopulation:
     planned.simulated(cohorts)
     assert set(opened) == {len(np.unique(np.concatenate(cohorts)))} and max(opened) <= 1000
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('weights, correlation', RULES)
   def test_accounts_that_are_kept_at_once_are_limited_and_change_nothing(self, monkeypatch, weights, correlation):
     config = _config(30, weights=weights, correlation=correlation, num_rounds=12)

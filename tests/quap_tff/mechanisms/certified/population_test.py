@@ -52,6 +52,7 @@ class TestFigures:
   def test_epsilon_of_keeps_the_shape(self):
     assert tradeoff.epsilon_of(np.full([101, 100], 0.5), DELTA).shape == (101, 100)
 
+  @pytest.mark.thorough
   @pytest.mark.parametrize('correlation', [correlations.Ar1(0.5), correlations.Independent()])
   def test_rounded_histories_give_no_smaller_figures_and_the_exact_one_stays(self, correlation, monkeypatch):
     ledger = _ledger(20_000, size=30, correlation=correlation)

@@ -33,6 +33,7 @@ _ASKED = np.float32([0.5, 0.1])
 
 
 class TestLimit:
+  @pytest.mark.slow
   @pytest.mark.parametrize(
     'epsilon, delta', [(3.0, 1e-5), (0.01, 1e-5), (1.0, 1e-12), (10.0, 1e-6), (100.0, 1e-5), (0.5, 0.01)]
   )

@@ -263,6 +263,7 @@ class TestRound:
     tf.nest.map_structure(np.testing.assert_array_equal, measurements, quiet[2])
     tf.nest.map_structure(np.testing.assert_array_equal, state, quiet[0])
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('clip', [clip_rules.Fixed(1.0), clip_rules.PrivateQuantile(count_stddev=20.0)])
   @pytest.mark.parametrize('rate', ['cumulative', 'ema'])
   def test_an_empty_cohort_releases_nothing(self, clip, rate):

@@ -85,6 +85,7 @@ def test_the_best_ratio_of_signal_to_noise_is_chosen():
   assert ratio(chosen) >= ratio(best) and chosen.averaging in postprocessing.PlannedAverage().candidates(30)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('size, dropout', [(30, 0.1), (30, 0.3), (12, 0.1)])
 def test_with_room_for_dropout_few_rounds_are_refused(size, dropout):
   cohorts = _schedule(100, size, 60)

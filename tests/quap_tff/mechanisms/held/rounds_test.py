@@ -202,6 +202,7 @@ class TestNoise:
     )
     assert rounds.secure_bounds[0] >= reach
 
+  @pytest.mark.slow
   def test_a_replayed_round_gives_the_same_sum(self):
     config, cohort = _config(), _schedule()[0]
     rounds = _rounds(config)
@@ -237,6 +238,7 @@ class TestRound:
       state = _play(rounds, state, guarded.answers(round_num, [0, 1, 2])).state
     return config, rounds, state
 
+  @pytest.mark.slow
   @pytest.mark.parametrize(
     'changes, words',
     [

@@ -79,6 +79,7 @@ class TestNoise:
     scaled = [result / one for (_, result, _), one in zip(found, clips)]
     noise_checks.assert_gaussian(sum(scaled), 4.0 / 2.0 * math.sqrt(1 + 3 * 0.01))
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('correlation', _FAMILIES)
   def test_a_round_to_which_nobody_adds_is_no_step(self, correlation):
     config = _config(correlation=correlation, num_rounds=3)
@@ -266,6 +267,7 @@ class TestPlanning:
     with pytest.raises(ValueError, match='bands=4 needs at least'):
       _config(correlation=Banded(4, (0.5, 0.2, 0.1)), num_rounds=3)
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('noise', [Blt(), Banded(3)])
   @pytest.mark.parametrize(
     'rule',

@@ -258,6 +258,7 @@ class TestOverlap:
     assert high <= middle <= low
     np.testing.assert_allclose(choice.overlap(tf.constant([2.0, 2.25, 3.0], tf.float64)), [low, middle, high])
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('choice', _ALL)
   @pytest.mark.parametrize('gap', [1, 2, 5])
   def test_lasting_is_the_price_of_later_participations(self, choice, gap):
@@ -278,6 +279,7 @@ class TestOverlap:
     first = sum(factor * own for factor, own in zip(factors, buffers))
     assert sum(choice.lasting(factors, buffers, np.float64(gap), np.float64(1))) == pytest.approx(first, rel=1e-12)
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('choice', _ALL)
   def test_lasting_is_the_same_in_a_graph(self, choice):
     buffers = np.linspace(0.3, 0.9, choice.num_buffers)

@@ -112,6 +112,7 @@ def test_covariance_between_rounds_of_one_client():
   np.testing.assert_array_equal(np.diag(found, 2), 0)
 
 
+@pytest.mark.slow
 def test_mean_covariance_under_dropout():
   cohorts, _ = _history(4)
   rng, total, draws = np.random.default_rng(1), np.zeros([9, 9]), 4000
@@ -234,6 +235,7 @@ class TestCollusion:
       np.testing.assert_allclose(found[honest], expected[honest], rtol=1e-9)
       assert np.isinf(found[colluders]).all()
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('decay', [0.0, 0.3, 0.7, 0.95])
   @pytest.mark.parametrize('num_colluders', [1, 2, 3, 6])
   def test_bound_holds_for_every_set(self, decay, num_colluders):

@@ -45,6 +45,7 @@ def _bands(table):
 
 
 class TestTheta:
+  @pytest.mark.slow
   @pytest.mark.parametrize('is_rounded', [True, False])
   @pytest.mark.parametrize('stddev', _STDDEVS)
   def test_against_mpmath(self, stddev, is_rounded):

@@ -240,6 +240,7 @@ def _error(grid):
 
 
 class TestBuffers:
+  @pytest.mark.slow
   @pytest.mark.parametrize('correlation', _CORRELATED)
   def test_against_fractions(self, correlation, monkeypatch):
     grid, draws = integers.Grid(1.0, 3, correlation, 60), _Draws(monkeypatch)
@@ -257,6 +258,7 @@ class TestBuffers:
     # The bound is not a thousand times too large: buffers are in fixed point indeed.
     assert largest > _error(grid) / 1000
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('correlation', _CORRELATED)
   def test_the_noise_is_rounded_once(self, correlation, monkeypatch):
     """Ẑ_t + b_t is within 1/2 of a Gaussian: a draw for the shift b_t - ⌊b_t⌉, less ⌊b_t⌉."""
@@ -269,6 +271,7 @@ class TestBuffers:
       for n, b, drawn, shift in zip(noise.numpy(), taken, draws.values.numpy(), draws.shifts):
         assert int(n) + b == int(drawn) + fractions.Fraction(float(shift))
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('correlation', _CORRELATED)
   def test_times_c_the_noise_is_gaussian(self, correlation):
     grid = integers.Grid(1.0, 2000, correlation, 6)

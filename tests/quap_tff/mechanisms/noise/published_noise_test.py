@@ -75,6 +75,7 @@ class TestChoices:
     gains, _ = published_noise.buffered(20, 20, 1, _SMALL, _LARGE)
     assert max(gains) <= 10**-published_noise.DECIMALS
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('most, apart, bands', [(20, 3, 3), (20, 3, 2), (4, 15, 15), (1, 60, 60), (20, 3, 6)])
   def test_no_step_from_the_bands_is_better(self, most, apart, bands):
     column = _column(Banded(bands), most, apart, 60)
@@ -88,6 +89,7 @@ class TestChoices:
         # Rounding to some decimals leaves a little.
         assert _root_loss(other, most, apart) > best * (1 - 1e-6)
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('most, apart', [(20, 3), (4, 15), (1, 60), (60, 1), (30, 2)])
   def test_no_step_from_the_buffers_is_better(self, most, apart):
     (settled,) = correlation.Blt().candidates(60, most, apart)
@@ -101,6 +103,7 @@ class TestChoices:
           other = correlation.Blt(tuple(gains), tuple(decays))
           assert _root_loss(other.coefficients(60), most, apart) > best * (1 - 1e-5)
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('releases, most, apart', [(60, 20, 3), (60, 4, 15), (200, 10, 20), (200, 1, 200)])
   def test_buffers_come_close_to_bands(self, releases, most, apart):
     """As McMahan, Xu and Zhang 2024 report: BLTs lose a few percent against as many bands as b."""
@@ -149,6 +152,7 @@ class TestReference:
     # A·C⁻¹ = C: the largest error is ‖f‖, and so is the sensitivity.
     assert _root_loss(expected, 1, 1) == pytest.approx(sum(f * f for f in expected), rel=1e-12)
 
+  @pytest.mark.thorough
   @pytest.mark.slow
   def test_two_buffers_for_a_hundred_thousand_releases(self, monkeypatch):
     """To the digits that the BLT papers' authors have in the tests of their program, google-deepmind/jax_privacy.

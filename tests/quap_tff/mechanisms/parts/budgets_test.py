@@ -98,6 +98,7 @@ class TestRoundBudget:
   def test_never_above_the_largest(self, config, rates):
     assert budgets.round_budget(config, _f32(rates), False) <= config.largest_budget * (1 + 1e-6)
 
+  @pytest.mark.slow
   @given(config=_configs, rates=_cohorts)
   @settings(derandomize=True, deadline=None, max_examples=60)
   def test_rules_are_ordered(self, config, rates):

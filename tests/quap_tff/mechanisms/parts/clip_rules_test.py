@@ -193,6 +193,7 @@ class TestPrivateQuantile:
     assert abs(course[0] - 6) < abs(initial_clip - 6)
     np.testing.assert_allclose(course[-1], 1 + 10 * quantile, rtol=0.05)
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('count_stddev', [0.5, 3.0])
   def test_the_count_has_noise_of_the_right_scale(self, count_stddev):
     # ln(C'/C) = -η·((count - 4/2 + noise)/4 + 1/2 - q), and every norm is below C.
@@ -249,6 +250,7 @@ class TestQuantile:
   def test_by_hand(self, values, q, expected):
     np.testing.assert_allclose(clip_rules.quantile(_f32(values), q), expected, rtol=1e-6)
 
+  @pytest.mark.slow
   @given(
     values=st.lists(st.floats(0, 1e6, width=32, allow_subnormal=False), min_size=1, max_size=40), q=st.floats(0, 1)
   )
@@ -288,6 +290,7 @@ class TestClipFactor:
   def test_elementwise(self):
     np.testing.assert_array_equal(clip_rules.clip_factor(_f32([8, 2, 0, math.nan]), _f32(4.0)), [0.5, 1, 1, 0])
 
+  @pytest.mark.slow
   @given(norm=_norms, clip=_norms)
   @settings(derandomize=True, deadline=None, max_examples=200)
   def test_clips_to_the_bound_and_never_scales_up(self, norm, clip):

@@ -48,6 +48,7 @@ class TestFromVariables:
     unnamed = [('Variable:0', [3, 5]), ('Variable:0', [5]), ('Variable:0', [5, 2]), ('Variable:0', [2])]
     assert layers.critical_indices(_layers(unnamed), layers.FINAL_DENSE) == (2, 3)
 
+  @pytest.mark.slow
   @pytest.mark.parametrize(
     'name, shape, final_weights',
     [('mnist_cnn', (28, 28, 1), 1290), ('cifar10_cnn', (32, 32, 3), 1290), ('digits_cnn', (8, 8, 1), 330)],

@@ -93,6 +93,7 @@ class TestRates:
     expected = [rates.mean(), rates.std(), rates.min(), rates.max(), np.sum(counts == 0)]
     np.testing.assert_allclose([float(v) for v in found.values()], expected, atol=1e-6)
 
+  @pytest.mark.slow
   @given(config=_configs, history=_histories)
   @settings(derandomize=True, deadline=None, max_examples=40)
   def test_rates_if_taking_part_are_the_rates_of_those_who_do(self, config, history):

@@ -48,6 +48,7 @@ class TestByHand:
     updates = [[1, -9], [3, 3], [2, 4], [7, -2], [97, 2]]
     assert _centre(robust.TrimmedMean(share), *updates) == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
+  @pytest.mark.slow
   def test_geometric_median_of_a_quadrilateral_is_where_its_diagonals_cross(self):
     found = _centre(robust.GeometricMedian(iterations=200), [0, 0], [4, 0], [1, 1], [1, -3])
     np.testing.assert_allclose(found, [1, 0], atol=1e-3)
@@ -55,6 +56,7 @@ class TestByHand:
   def test_geometric_median_of_a_majority_is_theirs(self):
     np.testing.assert_allclose(_centre(robust.GeometricMedian(100), [2, 2], [2, 2], [2, 2], [90, 5]), [2, 2], atol=1e-3)
 
+  @pytest.mark.slow
   def test_geometric_median_takes_all_layers_as_one_vector(self):
     # Layer by layer it would be (0, 0): in each of the two tensors, two of three updates are 0.
     found = _centre(robust.GeometricMedian(200), [0, 0], [1, 0], [0, 1])

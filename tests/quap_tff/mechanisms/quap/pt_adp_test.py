@@ -62,6 +62,7 @@ class TestPtAdp:
       _budgets(_state([0.5, 0.7, 0.6], [1.0, 0.0, 0.0]), [0, 2, 1]), [1, 2 * 0.6 / 1.3, 2 * 0.7 / 1.3], rtol=1e-6
     )
 
+  @pytest.mark.slow
   @given(st.lists(st.tuples(st.floats(0.5, 2, width=32), st.floats(0, 3, width=32)), min_size=1, max_size=30))
   @settings(derandomize=True, deadline=None, max_examples=100)
   def test_sums_and_caps(self, clients):

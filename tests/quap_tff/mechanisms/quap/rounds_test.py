@@ -190,6 +190,7 @@ class TestRoundWithoutNoise:
     assert measurements['cohort_size'] == 0 and measurements['sigma'] == 0.0 and measurements['epsilon'] == 0.0
     assert measurements['noise_norm'] == 0.0
 
+  @pytest.mark.slow
   @pytest.mark.parametrize(
     'ids, message',
     [

@@ -233,6 +233,7 @@ def test_later_rounds_trace_nothing_and_leave_nothing_whatever_the_cohort(contex
   assert tensors[2] <= max(tensors[:2])
 
 
+@pytest.mark.thorough
 def test_rounds_leave_no_memory_to_the_attributes_of_their_tensors():
   """On Python 3.11, TensorFlow alone leaves a block of memory for each tensor that there ever was."""
   numbers = tff.SequenceType(np.float32)

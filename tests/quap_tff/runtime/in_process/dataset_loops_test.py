@@ -100,6 +100,7 @@ def test_elements_stay_on_the_cpu_until_a_step_takes_them():
     assert (node.device == '/device:CPU:0') == (node.attr['T'].type == tf.variant.as_datatype_enum)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_no_activation_is_computed_twice(monkeypatch):
   nodes, of_section = [], section_graphs.section_graph

@@ -97,6 +97,7 @@ class _Alive:
     monkeypatch.setattr(tensorflow_blocks.GraphFunction, '__call__', counted)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize('rule', [*_RULES, 'certified_fixed', 'certified_private_quantile'])
 @pytest.mark.parametrize(

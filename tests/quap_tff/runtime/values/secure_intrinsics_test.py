@@ -138,6 +138,7 @@ def test_results_are_those_of_tffs_own_context(kind, names, expected):
     comparison.assert_same(_results(names), expected(names), tolerance=0)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_workers_and_sections_run_one_by_one_give_the_same(monkeypatch, expected):
   with runtime.activate(_RUNTIMES['workers']):
@@ -191,6 +192,7 @@ def test_the_order_of_clients_changes_no_bit(context):
   assert found == {sum(cohort) % (2**61 - 3)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', _WRAPS)
 def test_a_sum_that_would_wrap_around_is_refused(context, name):
   build, type_spec, cohort = _WRAPS[name]
@@ -219,6 +221,7 @@ def test_tff_returns_a_wrong_number_instead():
       assert _computation(build, type_spec)(cohort) != sum(cohort) % modulus
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', _ABOVE)
 def test_a_value_above_the_maximum_is_refused(context, name):
   build, type_spec, cohort = _ABOVE[name]

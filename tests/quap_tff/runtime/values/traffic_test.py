@@ -175,6 +175,7 @@ class TestMeasurement:
 
 @pytest.mark.slow
 class TestProcesses:
+  @pytest.mark.thorough
   def test_stock_fed_avg(self):
     process = cases.fed_avg_iterator_process()
     state = process.initialize()
