@@ -72,6 +72,11 @@ class TestWithDropout:
     came = np.mean([len(model.cohort(t)) for t in range(1, 201)])
     assert came == pytest.approx(80, abs=5 * np.sqrt(200 * 0.24 / 200))
 
+  @pytest.mark.parametrize('charges_absent, mean', [(False, 35.0), (True, 50.0)])
+  def test_the_mean_cohort_size_is_of_those_who_are_in_it(self, charges_absent, mean):
+    model, _ = _with('uniform', 'bernoulli:rate=0.3', charges_absent)
+    assert model.mean_cohort_size == pytest.approx(mean)
+
   @pytest.mark.parametrize(
     'participation, dropout', [('uniform', 'bernoulli'), ('bernoulli', 'markov'), ('beta', 'bernoulli')]
   )
