@@ -74,6 +74,7 @@ class TestParticipationModels:
       pytest.skip('It needs clients that drop out.')
     _assert_is_recorded(f'--participation={_spec(_MODELS, name, folder)}')
 
+  @pytest.mark.slow
   @_SETTINGS
   @hypothesis.given(data=st.data(), num_clients=st.integers(4, 60), seed=st.integers(0, 2**64), t=st.integers(1, 40))
   def test_a_cohort_is_sorted_distinct_and_in_range(self, name, folder, data, num_clients, seed, t):
@@ -133,6 +134,7 @@ class TestDatasets:
       np.testing.assert_array_equal(client.x, other.x)
       np.testing.assert_array_equal(client.y, other.y)
 
+  @pytest.mark.slow
   def test_it_keeps_what_it_states(self, name, folder):
     kind = registry.parse_spec('dataset', _spec(_DATASETS, name, folder), datasets.DATASETS)
     fed = self.load(name, folder, seed=5, num_clients=2)

@@ -225,6 +225,7 @@ def _concrete(base):
     yield from _concrete(one)
 
 
+@pytest.mark.slow
 def test_each_mechanism_has_a_case():
   found = [make() for make in CASES.values()]
   kinds = {type(plan.mechanism) for plan in found} | {type(plan.config) for plan in found}

@@ -69,6 +69,7 @@ class TestPools:
     fed = self.load(auxiliary=0.0)
     assert fed.auxiliary is None and fed.num_examples == self._ROWS
 
+  @pytest.mark.slow
   def test_features_are_of_the_server_s_examples_too(self, tmp_path, monkeypatch):
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
     fed = self.load()

@@ -47,6 +47,7 @@ def _configured(spec, *arguments):
 
 
 class TestInterpretations:
+  @pytest.mark.slow
   @pytest.mark.parametrize('name', ['d2dp', 'acdp', 'fedapca', 'safari'])
   def test_a_run_says_so_before_it_begins(self, name, capsys, monkeypatch):
     def stop(*args, **kwargs):
@@ -156,6 +157,7 @@ class _Cohorts:
 
 
 class TestNominal:
+  @pytest.mark.slow
   @pytest.mark.parametrize('seed', range(3))
   @pytest.mark.parametrize(
     'rule, rates',

@@ -35,6 +35,7 @@ def folder(tmp_path_factory):
   return path
 
 
+@pytest.mark.slow
 def test_no_clients_examples_are_made_before_they_take_part(monkeypatch):
   made, examples_of = [], data.OnDemand.__getitem__
   monkeypatch.setattr(data.OnDemand, '__getitem__', lambda self, i: made.append(i) or examples_of(self, i))

@@ -97,6 +97,7 @@ def _run(output_dir, *arguments):
 
 
 class TestBadInput:
+  @pytest.mark.slow
   @pytest.mark.parametrize('arguments, said', BAD_FLAGS, ids=lambda value: ' '.join(value) if '--' in value[0] else '')
   def test_a_wrong_flag_is_named_and_nothing_is_written(self, arguments, said, output_dir, capsys):
     assert _run(output_dir, *arguments) == 1

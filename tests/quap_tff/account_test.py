@@ -222,6 +222,7 @@ class TestLog:
     status, out, _ = _run(capsys, path, *_FLAGS, f'--epsilon={least * 1.001}')
     assert status == 0 and 'Nobody has spent more than' in out
 
+  @pytest.mark.slow
   def test_usual_accountants_and_what_they_assume(self, tmp_path, capsys):
     rng = np.random.default_rng(0)
     rows = [f'{t},{i}' for t in range(50) for i in np.flatnonzero(rng.random(40) < 0.3)]
@@ -252,6 +253,7 @@ class TestLog:
     assert status == 0 and 'No amplified figures: this log was not drawn by coins of q = 0.1.' in out
     assert 'The clients came in 5 to 5 rounds, which is too even.' in out and 'Poisson' not in out
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('noise, delta', [(1e12, 1e-5), (4, 1e-11)])
   def test_a_figure_without_amplification_is_not_shown_as_amplified(self, noise, delta, tmp_path, capsys):
     rng = np.random.default_rng(0)
@@ -294,6 +296,7 @@ class TestLog:
     assert 'epsilon.png was not made: it needs the package matplotlib' in err
     assert sorted(path.name for path in (tmp_path / 'out').iterdir()) == ['account.html', 'clients.csv']
 
+  @pytest.mark.slow
   def test_the_figure(self, tmp_path, capsys):
     pytest.importorskip('matplotlib')
     _run(capsys, _log(tmp_path, _rows()[0]), *_FLAGS, '--epsilon=3', f'--output_dir={tmp_path / "out"}')
@@ -371,6 +374,7 @@ class TestLog:
     status, _, err = _run(capsys, tmp_path / 'none.csv', *_FLAGS)
     assert status == 2 and 'none.csv cannot be read: No such file' in err
 
+  @pytest.mark.thorough
   @pytest.mark.slow
   def test_memory_is_of_the_size_of_the_clients(self, tmp_path):
     """Ten times the rounds take no more: rows are not kept."""
@@ -428,6 +432,7 @@ class TestNoiseForModel:
     assert found == expected
     assert _last_line(_run(capsys, *arguments, '--seed=8')[1])['noise_multiplier'] != found['noise_multiplier']
 
+  @pytest.mark.thorough
   @pytest.mark.slow
   def test_models_of_random_size_need_no_cohort_size(self, capsys):
     found = _last_line(_run(capsys, *self._FLAGS, '--participation=bernoulli:q=0.5')[1])

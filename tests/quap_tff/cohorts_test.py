@@ -71,6 +71,7 @@ def test_a_secret_seed_decides_on_cohorts_alone(spec):
   assert str(2**255) not in repr(one.population)
 
 
+@pytest.mark.slow
 def test_uniform_includes_everyone_equally_often():
   rounds = range(1, 4001)
   found = frequencies(cohorts.make('uniform', 10, 3, 1), rounds)
@@ -134,6 +135,7 @@ def test_uniform_includes_every_pair_equally_often():
   assert not rejected(pairs, 1 / 15, 3000).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('spec', ['bernoulli:q=0.3', 'beta_bernoulli', 'extreme_imbalance'])
 def test_bernoulli_clients_join_at_the_rates_that_the_model_states(spec):
   model = cohorts.make(spec, 40, None, 5)
@@ -145,6 +147,7 @@ def test_bernoulli_clients_join_at_the_rates_that_the_model_states(spec):
     assert rejected(found[moderate], model.sampler.rates[moderate] * factor, len(rounds)).all()
 
 
+@pytest.mark.slow
 def test_bernoulli_clients_join_independently_of_each_other_and_of_the_last_round():
   model = cohorts.make('bernoulli:q=0.3', 2, None, 0)
   joined = np.array([np.isin([0, 1], model.cohort(t)) for t in range(1, 4001)])
@@ -296,6 +299,7 @@ def test_weighted_sampling_of_any_size(size):
   assert len(base.weighted_without_replacement(np.random.default_rng(0), np.ones(5), size)) == size
 
 
+@pytest.mark.slow
 def test_beta_cohorts_follow_weights_that_are_drawn_once():
   model = cohorts.make('beta:a=2,b=5', 5, 2, 3)
   rounds = range(1, 4001)
@@ -351,6 +355,7 @@ def test_markov_clients_come_and_go_at_the_stated_rates():
     assert rejected(left, 0.3 * factor, np.sum(before))
 
 
+@pytest.mark.slow
 def test_markov_takes_a_uniform_choice_of_those_present():
   everyone = cohorts.make('markov', 50, None, 4)
   some = cohorts.make('markov', 50, 10, 4)

@@ -107,6 +107,7 @@ class TestFiles:
 
 
 class TestFemnist:
+  @pytest.mark.slow
   def test_the_arrays_are_those_of_tffs_loader_with_ink_as_one(self, load, tmp_path):
     tff_file.emnist(tmp_path / _EMNIST)
     fed = load('femnist')

@@ -39,6 +39,7 @@ class TestDrawings:
     assert len({one.tobytes() for one in x}) == 36
     assert fed.test.x.min() == 0 and fed.test.x.max() > 0.9
 
+  @pytest.mark.slow
   def test_a_label_of_things_has_as_many_looks_as_asked_for(self):
     # Two drawings of one thing are nearer to each other than to the other look of their label.
     def nearest_is_own_label(looks):
@@ -92,6 +93,7 @@ def test_labels_are_linear_up_to_their_noise():
   assert fit(clean) > 0.85 and 0.55 < fit(noisy) < 0.75
 
 
+@pytest.mark.slow
 def test_spread_makes_clients_differ():
   def of_clients(spread):
     fed = load(f'synthetic:spread={spread}', num_clients=400)

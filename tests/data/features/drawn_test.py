@@ -166,6 +166,7 @@ class TestDrawn:
     np.testing.assert_array_equal(extract(x)[3], extract(y)[3])
     np.testing.assert_allclose(extract(x[3:4])[0], extract(x)[3], atol=1e-5)
 
+  @pytest.mark.thorough
   def test_another_seed_is_another_map(self):
     fingerprints = {features.parse(f'{self.SPEC},seed={seed}').fingerprint() for seed in (0, 1)}
     assert len(fingerprints) == 2

@@ -181,6 +181,7 @@ def outputs(network, x):
 
 
 class TestReducedByDrawings:
+  @pytest.mark.slow
   @pytest.mark.parametrize('centred', [False, True])
   def test_size_keeps_the_first_principal_components_of_drawings(self, network, centred):
     chosen, x = maps.Pretrained(str(network), size=3, centred=centred), images(20)
@@ -190,6 +191,7 @@ class TestReducedByDrawings:
     expected = unit((ours - seen.mean(axis=0) if centred else ours) @ directions[:3].T)
     np.testing.assert_allclose(chosen.extractor(SHAPE)(x), expected, atol=2e-4)
 
+  @pytest.mark.slow
   def test_centred_features_of_drawings_have_the_mean_zero(self, network):
     chosen = maps.Pretrained(str(network), centred=True)
     rows = chosen.map(SHAPE)(drawn_glyphs(200, 8, seed=7))
@@ -230,10 +232,12 @@ class TestReducedByDrawings:
     assert fed.input_shape == ((3,) if 'size' in parameters else (6,))
     assert features.parse(fed.features) == features.parse(f'pretrained:path={network},{parameters}')
 
+  @pytest.mark.slow
   def test_every_choice_has_a_fingerprint_of_its_own(self, network):
     chosen = [maps.Pretrained(str(network), size, centred) for size in (None, 3, 4) for centred in (False, True)]
     assert len({one.fingerprint() for one in chosen}) == len({one.public_data() for one in chosen}) == 6
 
+  @pytest.mark.slow
   def test_another_clients_data_do_not_change_a_clients_features(self, network):
     spec, ours = f'pretrained:path={network},size=3,centred=true', images(7)
     alone = features.map_federation(spec, federation(ours)).clients[0].x
@@ -273,6 +277,7 @@ class TestReducedByDrawings:
 
 
 class TestLoad:
+  @pytest.mark.slow
   def test_features_take_the_place_of_examples(self, tmp_path, monkeypatch):
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
     plain = data.load('digits', num_clients=4)

@@ -86,6 +86,7 @@ _CHOICES = [found for flag, one in run_parts.FLAGS.items() for found in _choices
 class TestChoices:
   """What --help says of the choices that flags name."""
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('argument, choice', _CHOICES, ids=lambda value: value if isinstance(value, str) else '')
   def test_each_parameter_is_explained(self, argument, choice):
     flag, _, spec = argument[2:].partition('=')

@@ -125,6 +125,7 @@ def test_flags_and_paths_may_break_within_a_cell_and_short_names_not():
   assert text.count('<wbr>') == 4
 
 
+@pytest.mark.slow
 def test_a_figure_is_a_png_under_its_title_and_always_the_same(folder, tmp_path):
   image = (folder / 'figures' / 'f.png').read_bytes()
   assert image[:8] == b'\x89PNG\r\n\x1a\n'
@@ -153,6 +154,7 @@ def test_quantities_in_print(quantity, text):
   assert str(quantity) == text
 
 
+@pytest.mark.slow
 def test_a_second_report_leaves_nothing_of_the_first(tmp_path):
   pages.write_page(str(tmp_path), SECTIONS)
   pages.check(str(tmp_path))

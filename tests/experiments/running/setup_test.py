@@ -33,6 +33,7 @@ class TestFromFlags:
     assert (experiment.run.schedule.rounds, experiment.run.last_round) == (50, 5)
     assert experiment.plan.config.budget.epsilon_base == 2 / 50
 
+  @pytest.mark.slow
   def test_the_seed_decides_data_cohorts_and_weights(self):
     runs = [_experiment(f'--seed={seed}', '--num_clients=9') for seed in (1, 1, 2)]
     sizes = [[len(client) for client in run.federation.clients] for run in runs]
@@ -40,6 +41,7 @@ class TestFromFlags:
     for found in (sizes, cohorts):
       assert found[0] == found[1] != found[2]
 
+  @pytest.mark.slow
   def test_no_certificate_where_clients_own_examples_are_the_test_set(self, tmp_path):
     tff_file.emnist(tmp_path / 'emnist_all.sqlite')
     flags = ('--algorithm=certified', '--model=linear_features', '--cohort_size=2', '--rounds=10', '--warmup_rounds=0')
@@ -56,6 +58,7 @@ class TestFromFlags:
     setup.from_run(run, lambda *progress: seen.append(progress))
     assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('clip', ['quantile_ema:timing=previous,initial_clip=1', 'fixed', 'private_quantile'])
   def test_workers_take_rules_of_one_aggregation(self, clip):
     assert _experiment('--runtime=workers', f'--clip={clip}').runtime.kind == 'workers'

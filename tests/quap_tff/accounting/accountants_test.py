@@ -65,6 +65,7 @@ def exact_log_delta(epsilon, mu):
 
 
 class TestGaussianTradeoff:
+  @pytest.mark.slow
   @pytest.mark.parametrize('mu', [1e-6, 1e-3, 0.1, 1.0, 9.0, 30.0])
   @pytest.mark.parametrize('deviations', [-0.4, 0.0, 1.0, 5.0, 20.0])
   def test_delta_against_long_decimals(self, mu, deviations):
@@ -265,6 +266,7 @@ class TestAccountants:
     assert _epsilon('gaussian_exact', history.History.gaussian(127.0, 200), 1e-5) == pytest.approx(0.38, abs=0.005)
     assert _epsilon('gaussian_exact', history.History.gaussian(10.8, 200), 1e-5) == pytest.approx(6, abs=0.005)
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('z, rounds', [(127.0, 200), (10.8, 200), (1.0, 1), (0.3, 1), (50.0, 10_000), (4000.0, 3)])
   @pytest.mark.parametrize('delta', [0.01, 1e-5, 1e-9])
   def test_bounds_lie_above_the_exact_figure_in_their_order(self, z, rounds, delta):
@@ -436,6 +438,7 @@ class TestWhereDistributionsEnd:
 
 
 class TestFigures:
+  @pytest.mark.slow
   def test_says_what_it_stands_for(self):
     plain = accountants.account(history.History.gaussian(10.8, 200), 1e-5)['gaussian_exact']
     assert str(plain).startswith('ε = 6 at δ = 1e-05 (gaussian_exact: ')
@@ -489,6 +492,7 @@ class TestSolve:
     h = history.History.gaussian(10.8, 200)
     assert _epsilon(name, h, solution.delta) <= epsilon < _epsilon(name, h, solution.delta * 0.999)
 
+  @pytest.mark.thorough
   @pytest.mark.slow
   @hypothesis.settings(_settings, max_examples=20)
   @hypothesis.given(strategies.floats(-6, 6), strategies.floats(-290, -0.05), strategies.integers(1, 10_000))
@@ -507,6 +511,7 @@ class TestSolve:
     assert h.scaled(factor).total_mu == pytest.approx(h.total_mu / factor)
     assert _epsilon('gaussian_exact', h.scaled(factor), 1e-5) == pytest.approx(1.0, rel=1e-8)
 
+  @pytest.mark.slow
   def test_default_accountants(self):
     assert accountants.solve(epsilon=1.0, delta=1e-5).accountant == 'gaussian_exact'
     sampled = dict(noise_multiplier=2.0, sampling_rate=0.1)

@@ -160,6 +160,7 @@ class TestReport:
 
 
 class TestPoisson:
+  @pytest.mark.slow
   def test_every_round_counts_for_everyone_at_its_rate(self):
     rates = [0.05, 0.05, 0.1, 0.2, 0.2, 0.0]
     report = accounting.formal_report(_ledger([[0, 1]] * 20), DELTA, WHOLE, _bernoulli(rates))
@@ -276,6 +277,7 @@ _NEVER_EARNED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'protected, sampler, ledger, reason',
   [

@@ -38,6 +38,7 @@ def _epsilon(mu):
   return float(tradeoff.epsilon_of(mu, _DELTA))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('epsilon', [1, 3, 6, 10])
 def test_mu_and_noise(epsilon):
   mu = tradeoff.mu_at_most(epsilon, _DELTA)

@@ -152,6 +152,7 @@ class TestPlans:
     np.testing.assert_array_equal(found.epsilon, accounting.epsilon_by_client(planned, config.noise.delta))
     assert found.reading.epsilon.max() < found.epsilon.max()
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('own', [None, (3.0, 1.0, 0.5, 3.0, 2.0)])
   def test_certified_is_bounded_by_what_the_filter_lets_each_client_spend(self, own):
     config = examples.guarantee(num_clients=5, delta=_DELTA, own_epsilon=own)
@@ -165,6 +166,7 @@ class TestPlans:
     np.testing.assert_allclose(found.epsilon, bounds * (1 - kept) + bounds.min() * kept, rtol=1e-8)
     assert (found.epsilon <= bounds).all()
 
+  @pytest.mark.slow
   def test_lee_kifer_is_bounded_by_its_filter_for_all_who_were_to_come(self):
     plan = plans.Plan(line_search.LineSearchConfig(5, 2.0, _DELTA, 3), client_metrics=False)
     found = plan.report(plan.new_ledger(), _COHORTS).formal

@@ -112,6 +112,7 @@ class TestFunctions:
 
 
 class TestAggregation:
+  @pytest.mark.slow
   def test_measures_projections_and_what_others_sent(self):
     updates = [_update(seed) for seed in range(3)]
     process = canary_lib.CanaryAggregationFactory(_Sum(), canary_lib.Canaries((1,), 4, norm=5.0)).create(

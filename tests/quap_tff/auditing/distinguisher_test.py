@@ -90,11 +90,13 @@ class TestCertified:
     claim = _claims(config).max()
     assert 0.97 * claim < _played(config, 250_000).bound.mu <= claim
 
+  @pytest.mark.thorough
   def test_under_a_private_quantile_the_counts_are_left_out(self):
     clip = clip_rules.PrivateQuantile(0.5, initial_clip=1.0, count_stddev=20.0)
     config = _config(clip=clip)
     assert _played(config, 5_000).bound.mu <= _claims(config).max()
 
+  @pytest.mark.thorough
   def test_a_client_that_never_comes_gives_nothing_away(self):
     schedule = [cohort[cohort != 0] for cohort in _SCHEDULE]
     assert _played(_config(), 2_000, schedule, target=0).bound.mu == 0
@@ -109,6 +111,7 @@ class TestBrokenMechanismsAreCaught:
     monkeypatch.setattr(integer_noise.Sampler, 'draw', lambda *args: draw(*args) * 2 // 3)
     assert _played(config, 8_000).bound.mu > 1.3 * _claims(config).max()
 
+  @pytest.mark.thorough
   def test_clipping_after_the_sum(self, monkeypatch):
     config, release = _config(), certified.CertifiedRounds.release
 
@@ -123,6 +126,7 @@ class TestBrokenMechanismsAreCaught:
     monkeypatch.setattr(certified.CertifiedRounds, 'release', clipped_late)
     assert _played(config, 8_000).bound.mu > 1.2 * _claims(config).max()
 
+  @pytest.mark.thorough
   def test_weights_that_are_ignored(self, monkeypatch):
     config, real = _config(weights='spend_evenly'), certified.CertifiedRounds.contribution
     claims = _claims(config)

@@ -79,6 +79,7 @@ class TestSummary:
       assert found.operating[rate].interval.low <= tpr[rate] <= found.operating[rate].interval.high
     assert roc.gaussian_bound(0.0) == (0.5, pytest.approx({0.01: 0.01, 0.001: 0.001}))
 
+  @pytest.mark.slow
   def test_a_random_score_has_an_area_of_one_half_in_its_interval(self):
     intervals = [
       roc.summarize(**_gaussian_trials(np.random.default_rng(seed), 0.0, 20, 10), resamples=60).auc_interval

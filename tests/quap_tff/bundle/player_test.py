@@ -175,6 +175,7 @@ def test_says_why_a_round_cannot_be_exported(context, tmp_path):
     quap_tff.export(plan, process, tmp_path / 'bundle')
 
 
+@pytest.mark.thorough
 def test_says_what_a_bundle_without_a_plan_lacks(plan, tmp_path):
   quap_tff.export(None, plan.process, tmp_path / 'bundle')
   bundle = quap_tff.Bundle(tmp_path / 'bundle')

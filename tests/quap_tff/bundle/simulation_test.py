@@ -70,6 +70,7 @@ def test_a_certified_run_is_valid(bundle, clients, tmp_path, capsys):
   assert issuer['test_accuracy'] == summary['test_accuracy']
 
 
+@pytest.mark.thorough
 def test_a_run_that_is_stopped_says_so(bundle, clients, tmp_path):
   assert _run(bundle, clients, tmp_path / 'run', '--rounds=1') == 0
   certificate = json.loads((tmp_path / 'run' / 'certificate.json').read_text())

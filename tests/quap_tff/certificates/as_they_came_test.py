@@ -125,6 +125,7 @@ def test_forgeries(change, words, came, capsys):
 
 
 class TestRefusals:
+  @pytest.mark.slow
   def test_a_planned_run_with_other_clients_is_certified_without_its_schedule(self, tmp_path):
     planned = _plan(EXPECTED)
     unplanned = plans.certified_plan(planned.config, model=made.MODEL)

@@ -172,6 +172,7 @@ class TestForgeries:
       audited
     )
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('name', _OF_GAME)
   def test_of_the_game(self, name, audited):
     changes, words = _OF_GAME[name]
@@ -193,6 +194,7 @@ class TestForgeries:
         )
         assert made.problems(audited), name
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('game', [[], 'x', 5, True, {}])
   def test_a_game_that_is_none(self, game, audited):
     _forge(audited, {**made.read(audited, folders.AUDIT), 'game': game})
@@ -250,6 +252,7 @@ class TestSignature:
     signatures.sign(str(certified), folders.AUDIT, signatures.read_private_key(private))
     return certified, public
 
+  @pytest.mark.slow
   def test_of_both(self, signed):
     path, public = signed
     assert not made.problems(path, public)
@@ -258,6 +261,7 @@ class TestSignature:
       'audit.sig',
     ]
 
+  @pytest.mark.slow
   def test_an_invented_audit(self, signed):
     path, public = signed
     _audit(path, canaries=lower_bounds.Guesses(1, 12, 98, 300))
@@ -267,6 +271,7 @@ class TestSignature:
     [problem] = made.problems(path, public)
     assert problem.endswith('audit.json is not signed.')
 
+  @pytest.mark.slow
   def test_a_signature_whose_audit_is_gone(self, signed):
     path, public = signed
     (path / folders.AUDIT).unlink()

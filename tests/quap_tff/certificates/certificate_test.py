@@ -66,6 +66,7 @@ def _up(value):
 
 
 class TestFigures:
+  @pytest.mark.slow
   def test_by_hand(self, make):
     plan = _plan()
     # μ² of client 0: (1/2)² + (0.5/2.5)² of the sums, (1/4)² of the count; of client 1: (0.5/2)² + (1/4)².
@@ -88,6 +89,7 @@ class TestFigures:
     for value in found['facts']['slack'].values():
       assert float(f'{value:.6g}') == value > 0
 
+  @pytest.mark.slow
   def test_each_client_has_its_own_bound(self, make):
     own = (3.0, 2.9, 0.5, 1.0, 1.0)
     plan = _plan(own_epsilon=own, weights=weight_rules.ScaledWeights())
@@ -130,6 +132,7 @@ class TestFigures:
     said = float(re.search(r'gives ε = (\S+) for the client that spent most', found['statement'])[1])
     assert said == found['achieved']['epsilon_max']
 
+  @pytest.mark.slow
   def test_a_constant_is_not_shortened(self, make):
     assert 'δ = 1.0000004e-05' in make(_plan(delta=1.0000004e-5))['statement']
 
@@ -165,6 +168,7 @@ class TestFigures:
     # With ε = 100 for one client, that of several has an exponential that is no float.
     assert [round(row['epsilon'], 6) for row in make(_plan(100.0))['other_relations']] == [100.0]
 
+  @pytest.mark.slow
   def test_colluders(self, originals):
     cohorts = [[0, 1, 2, 3], [1, 2, 3], [0, 1, 2, 3]]
     plan = made.plan(dict(attendance=cohorts, colluders=[1, 2]), cohorts, num_clients=4, **made.HELD)
@@ -229,6 +233,7 @@ class TestWords:
     ):
       assert words in said and words not in ' '.join(server['assumptions'])
 
+  @pytest.mark.slow
   def test_with_a_threshold_the_server_may_say_anything(self, tmp_path):
     of = made.plan(correlation=correlation.HeldNoise(0.0), threshold=0.75)
     found = made.read(made.folder(tmp_path / 'run', of), folders.CERTIFICATE)

@@ -614,6 +614,7 @@ class TestArrays:
 
 
 class TestUnchecked:
+  @pytest.mark.slow
   def test_what_cannot_be_made_again_is_named_and_not_covered(self, certified, tmp_path, capsys):
     assert made.answer(certified, capsys)[1][1:] == [made.read(certified, folders.CERTIFICATE)['statement']]
     path = made.folder(tmp_path / 'run', model=made.keras(tmp_path / 'model.keras', made.WEIGHTS))
@@ -711,12 +712,14 @@ class TestModel:
       made.write_model(certified / 'final_model.npz', tensors)
     _check_sealed(certified, words, capsys)
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('dtype', [np.float16, np.float32, np.float64, '>f4'])
   def test_any_floats_will_do(self, dtype, certified, capsys):
     made.write_model(certified / 'final_model.npz', [tensor.astype(dtype) for tensor in made.WEIGHTS])
     made.reseal(certified)
     assert made.answer(certified, capsys)[0] == 0
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('name', _KERAS)
   def test_a_keras_file(self, name, certified, capsys):
     how, words = _KERAS[name]
@@ -775,6 +778,7 @@ class TestCertificate:
     made.reseal(path, lambda certificate: _at(certificate, *place[:-1]).__setitem__(place[-1], value))
     _check(path, words, capsys)
 
+  @pytest.mark.slow
   def test_another_page(self, certified, capsys):
     page = certified / folders.PAGE
     page.write_text(page.read_text(encoding='utf-8').replace('ε = 3', 'ε = 1'), encoding='utf-8')
@@ -789,6 +793,7 @@ class TestCertificate:
     {'folder': page.mkdir, 'pipe': lambda: os.mkfifo(page), 'bytes': lambda: page.write_bytes(b'\xff')}[kind]()
     _check(certified, 'certificate.html', capsys)
 
+  @pytest.mark.slow
   @pytest.mark.parametrize(
     'how',
     [

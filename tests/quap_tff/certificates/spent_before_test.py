@@ -63,6 +63,7 @@ def test_a_second_run_counts_from_the_first(kind, file, tmp_path, capsys):
   assert (rows[0][1], float(rows[0][2]) > 2.9) == ('2', True)  # Its rounds in this run, and the ε of both.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('file', ['ledger.npz', 'clients.csv'])
 def test_a_third_run_counts_from_both(file, tmp_path):
   """The files of the second run carry what the first one has spent, also of clients that never came again."""
@@ -73,6 +74,7 @@ def test_a_third_run_counts_from_both(file, tmp_path):
   assert not found[7:].any() and found[1] > plan.config.spent_before[1] > 0
 
 
+@pytest.mark.slow
 def test_the_delta_of_an_earlier_run_may_be_another(tmp_path):
   path = made.folder(tmp_path / 'run', made.plan(delta=1e-7, epsilon=2.0))
   by_epsilon, exact = (accounting.read_spent(path / file) for file in ('clients.csv', 'ledger.npz'))
@@ -92,6 +94,7 @@ def test_a_run_that_ends_early_is_bounded_by_what_is_left(tmp_path, capsys):
   assert all(figure.epsilon_max >= report.formal.epsilon.max() * 0.999 for figure in report.formal.figures)
 
 
+@pytest.mark.slow
 def test_other_figures_in_the_second_folder_are_found(tmp_path, capsys):
   _, second, _ = _chain(tmp_path, 'independent', 'ledger.npz')
   value = made.read(second, 'mechanism.json')

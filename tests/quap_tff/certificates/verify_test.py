@@ -220,6 +220,7 @@ class TestChoicesOfSomebodysProgram:
 
 
 class TestCommand:
+  @pytest.mark.slow
   def test_several_folders(self, certified, held, tmp_path, capsys):
     arguments = [str(certified), str(held), str(tmp_path / 'nowhere')]
     assert verify.main(arguments[:2]) == 0

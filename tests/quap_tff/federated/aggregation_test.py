@@ -180,6 +180,7 @@ class TestComputation:
     found = [str(member) for _, member in leaving_clients.leaving_clients(process.next)]
     assert found == [f'<client_id={report}>', '<int32[2],int32[1,2]>']
 
+  @pytest.mark.thorough
   @pytest.mark.parametrize(
     'config',
     [
@@ -262,6 +263,7 @@ class TestComputation:
     with pytest.raises(ValueError, match=message):
       _create(_config(**config), value_type, layers=given)
 
+  @pytest.mark.thorough
   @pytest.mark.parametrize('clip', [clip_rules.QuantileEma(), clip_rules.Fixed(1.0)])
   def test_what_clients_send_and_get_does_not_grow_with_the_population(self, clip):
     def at_clients(num_clients):
@@ -387,6 +389,7 @@ class TestInnerSum:
       tf.nest.map_structure(np.testing.assert_array_equal, found.state.mechanism, expected.state)
       tf.nest.map_structure(np.testing.assert_array_equal, found.result, expected.result)
 
+  @pytest.mark.thorough
   def test_a_secure_sum(self):
     process = _create(_config(), inner_sum=tff.aggregators.SecureSumFactory(1.0, -1.0))
     values = [_value([0.1, 0.2], [0.3, 0.4]), _value([0.1, 0.2], [3, 4])]

@@ -244,6 +244,7 @@ class TestPlan:
     assert moved == pytest.approx(1.5 * 0.5 / 3, rel=1e-5)
     noise_checks.assert_gaussian(released[0].result['b'], moved / mu)
 
+  @pytest.mark.slow
   def test_calibrated_to_a_total(self):
     cohorts = [[0, 1], [0, 2], [0, 3], [1, 2]]
     plan = self._plan(3, stalenesses.Staleness()).calibrated(cohorts, 2.0)

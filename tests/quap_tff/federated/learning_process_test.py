@@ -50,6 +50,7 @@ def _normalized(layer):
 
 
 class TestVariablesThatAreNotTrainable:
+  @pytest.mark.thorough
   def test_a_model_whose_training_changes_them_is_refused_with_the_remedy(self):
     model_fn = _normalized(tf.keras.layers.BatchNormalization)
     message = r'Training changes batch_norm\S+/moving_mean, batch_norm\S+/moving_variance, which .*GroupNormalization'
@@ -355,6 +356,7 @@ class TestExtension:
 
 
 class TestLineSearch:
+  @pytest.mark.thorough
   def test_the_best_step_along_the_mean_update(self):
     # Little noise. The updates from w = 0 are -0.2·y for y = 1 and 3, so that w = 2 is five mean updates away.
     config = line_search.LineSearchConfig(

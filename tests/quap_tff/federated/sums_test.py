@@ -71,6 +71,7 @@ def test_the_largest_bound(context, sign):
   _check(_total([0, _LARGEST]), [_value([0, 0, 0], sign * _LARGEST)] * _CLIENTS)
 
 
+@pytest.mark.slow
 def test_the_order_of_clients_changes_nothing(context):
   cohort = [_value([i, -i, 7], (-1) ** i * (2**40 - i)) for i in range(4)]
   total = _total()
@@ -78,6 +79,7 @@ def test_the_order_of_clients_changes_nothing(context):
   assert found == {((6, -6, 28), 2)}
 
 
+@pytest.mark.slow
 def test_names_do_not_reorder_tensors(context):
   member = tff.to_type(collections.OrderedDict(b=np.int64, a=(np.int64, [2])))
   total = _total([1, 20], member=member)
@@ -106,6 +108,7 @@ def test_an_entry_beyond_its_bound(context, value, found):
     _total()([_value([0, 0, 0], 0), value])
 
 
+@pytest.mark.slow
 def test_more_clients_than_were_said(context):
   with pytest.raises(tf.errors.InvalidArgumentError, match=r'at most 5 clients was given more.*of clients: \[6\]'):
     _total()([_value([0, 0, 0], 0)] * 6)

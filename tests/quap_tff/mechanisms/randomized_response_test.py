@@ -76,6 +76,7 @@ class TestRappor:
     assert {int(c) for pair in counts for c in pair} == {0, 50}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'mechanism, count',
   [

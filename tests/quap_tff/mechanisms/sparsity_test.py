@@ -74,6 +74,7 @@ class TestIndices:
     counts = np.bincount(np.concatenate([chosen.indices(tf.constant([1, s], tf.int64), 8, None) for s in range(800)]))
     np.testing.assert_allclose(counts / 800, 0.25, atol=0.07)
 
+  @pytest.mark.slow
   def test_the_part_that_moved_the_most(self):
     released = tf.constant([0.0, -5.0, 1.0, 0.0, 3.0, 0.0, 0.0, 0.0])
     # Of four, two have moved the most; the other two are drawn among the rest.

@@ -140,6 +140,7 @@ def test_with_a_trusted_server(name, clip):
   assert _leaving(_plan(extension, **config)) == (*asked, *sent)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
   'noise',
   [*_thorough([correlation.Ar1(0.5)], [correlation.Banded(2)]), correlation.Blt()],
@@ -186,6 +187,7 @@ def test_without_a_trusted_server(name, noise):
   assert _leaving(_held(extension, noise=noise)) == (*asked, *_OF_GUARDS, *_SECURE_SUM)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize('noise', ['held', *_thorough(['independent'])])
 def test_clients_that_stay_away_change_nothing(noise):
   assert _leaving(_held(noise=noise, dropout=0.3)) == (*_OF_GUARDS, *_SECURE_SUM)
@@ -217,6 +219,7 @@ class TestRefusals:
     with pytest.raises(ValueError, match=rf'Asked for by _Reports: {name} \('):
       plan.build_process(linear_model.Linear)
 
+  @pytest.mark.thorough
   def test_a_report_that_asks_twice(self, unseen):
     with pytest.raises(ValueError, match='Asked for by _Reports: again .* and weight '):
       _held(_Reports('weight', again='again')).build_process(linear_model.Linear)
@@ -260,6 +263,7 @@ class TestRefusals:
     assert names == ['loss', 'loss', 'num_examples', 'num_batches', 'client_id', '']
     assert plan.exact_logs  # No certificate is issued for it.
 
+  @pytest.mark.thorough
   def test_a_process_around_another_aggregator_is_not_certified(self):
     plan = _plan()
     plan.build_process(linear_model.Linear, around=lambda aggregator: aggregator)

@@ -26,6 +26,7 @@ def test_the_least_noise_is_the_least(correlation):
   assert epsilon(least) <= 3.0 < epsilon(least * (1 - 1e-6))
 
 
+@pytest.mark.slow
 def test_everyone_in_every_round_reaches_the_ceiling():
   """Where all come to all rounds, independent noise is optimal, and correlation gains nothing."""
   everyone = [np.arange(5)] * 8

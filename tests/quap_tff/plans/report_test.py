@@ -10,6 +10,7 @@ from tests.quap_tff import examples
 from tests.quap_tff.certificates import made
 
 
+@pytest.mark.slow
 def test_figures_are_kept_for_the_same_run_alone(monkeypatch):
   calls, plan = [], made.plan()
   compute = accounting.formal_report

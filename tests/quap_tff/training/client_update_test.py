@@ -426,6 +426,7 @@ class TestDropoutInTraining:
 class TestModelForms:
   """A model is taken as a function that makes it, as a `FunctionalModel`, or as a function that returns one."""
 
+  @pytest.mark.thorough
   @pytest.mark.parametrize(
     'model',
     [linear_model.Linear, linear_model.functional(), linear_model.functional],

@@ -315,6 +315,7 @@ class _BranchingModel(model_functions.Classifier):
 class TestAutograph:
   """AutoGraph rewrites what may need it, and nothing else."""
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('num_examples', [3, 4])
   def test_a_models_own_control_flow_may_depend_on_tensors(self, num_examples):
     x, y = np.ones((num_examples, 2), np.float32), np.zeros(num_examples, np.int32)
@@ -362,6 +363,7 @@ class TestSequences:
     model.forward_pass({'x': self.LOGITS, 'y': self.LABELS})
     assert metrics_of(model)['accuracy'] == pytest.approx(2 / 3)
 
+  @pytest.mark.slow
   def test_evaluation_weighs_labels_not_batches_or_examples(self):
     model_fn = models.build_model_fn('shakespeare_bigram', (4,), 5)
     kernel = np.random.default_rng(0).standard_normal((5, 5)).astype(np.float32)
@@ -380,6 +382,7 @@ class TestSequences:
     nothing = evaluation.build_evaluation(model_fn)(weights, x, np.full_like(y, -1))
     assert np.isnan(nothing['loss']) and np.isnan(nothing['accuracy'])
 
+  @pytest.mark.slow
   def test_a_client_update_is_the_gradient_of_the_mean_over_labels(self):
     model_fn = models.build_model_fn('shakespeare_bigram', (3,), 4)
     x = np.array([[1, 2, 3], [1, 0, 0]], np.int32)

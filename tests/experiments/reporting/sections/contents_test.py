@@ -264,6 +264,7 @@ def test_secret_cohorts_are_always_named(tmp_path):
   assert [row['method'] for row in rows] == ['TFF DP-FedAvg with secret cohorts †', 'Certified QuAP-FL']
 
 
+@pytest.mark.slow
 def test_of_many_methods_the_table_has_the_best(tmp_path):
   ours = [{**_OURS, 'algorithm': f'certified:clip={n}', 'accuracy': n / 20} for n in range(1, 12)]
   _, rows, _ = _found(tmp_path, *ours, _TFF)

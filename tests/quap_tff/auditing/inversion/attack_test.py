@@ -44,6 +44,7 @@ def _recovered(name, problem, steps=1, iterations=100):
 
 @pytest.mark.slow
 class TestLocalUpdate:
+  @pytest.mark.thorough
   @pytest.mark.parametrize(
     'name, shape, steps', [('digits_cnn', (8, 8, 1), 3), pytest.param('mlp', SHAPE, 1, marks=pytest.mark.thorough)]
   )
@@ -147,6 +148,7 @@ class TestClosedForm:
     with pytest.raises(ValueError, match="this model's has no bias"):
       inversion.ClosedForm().build(_model('linear_features'), RATE, 1, 1)
 
+  @pytest.mark.slow
   def test_features_become_an_image_with_these_features(self):
     model = _model('digits_cnn', (8, 8, 1))
     x, y = _examples(3, 1, (8, 8, 1))

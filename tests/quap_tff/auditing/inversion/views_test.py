@@ -102,6 +102,7 @@ class TestCertified:
     config = examples.guarantee(num_clients=10, delta=DELTA, clip=clip_rules.Fixed(CLIP))
     return plans.certified_plan(config, [list(range(10))] * 5)
 
+  @pytest.mark.slow
   def test_the_aggregate_has_noise_everywhere(self):
     plan = self._plan()
     updates, seen = _observe(plan, norm=0.1)

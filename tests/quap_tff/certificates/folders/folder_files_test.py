@@ -28,6 +28,7 @@ class TestEntries:
       pass
     assert folder_files.entries(str(tmp_path)).files == ['\udcff']
 
+  @pytest.mark.slow
   def test_folders_may_lie_as_deep_as_they_like(self, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for _ in range(1500):

@@ -108,6 +108,7 @@ def test_every_choice_is_among_them():
   }
 
 
+@pytest.mark.slow
 def test_a_rule_of_a_users_own(tmp_path, monkeypatch):
   with pytest.raises(ValueError, match='could get no certificate. .*_Half has no name. Register it: these are online'):
     made.plan(weights=_Half(0.25))
@@ -121,6 +122,7 @@ def test_a_rule_of_a_users_own(tmp_path, monkeypatch):
     certificates.verify(str(tmp_path / 'run'))
 
 
+@pytest.mark.slow
 def test_a_model_of_one_number_and_a_population_of_one(tmp_path):
   model = layers.ModelShape((layers.Layer('w', (0,), False),), ((),))
   plan = made.plan(dict(model=model), schedule=[[0]], num_clients=1)
@@ -128,6 +130,7 @@ def test_a_model_of_one_number_and_a_population_of_one(tmp_path):
   assert not certificates.verify(str(path)).problems
 
 
+@pytest.mark.slow
 def test_a_run_that_ended_early_and_a_keras_file(tmp_path):
   file = made.keras(tmp_path / 'model.keras', made.WEIGHTS)
   about = dataclasses.replace(made.ABOUT, tests=2)

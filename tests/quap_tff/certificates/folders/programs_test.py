@@ -42,6 +42,7 @@ def _noted(tmp_path, monkeypatch):
   return path
 
 
+@pytest.mark.slow
 def test_is_valid_where_it_is_registered(noted):
   verdict = certificates.verify(str(noted))
   assert not verdict.problems and verdict.warnings == ['It may be untrue.']

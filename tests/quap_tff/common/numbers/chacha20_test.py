@@ -97,6 +97,7 @@ class TestIntegers:
     assert found.dtype == tf.int64
     np.testing.assert_array_equal(found, np.frombuffer(stream, '<i8')[:count])
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('count', [3, 16])
   def test_several_streams_at_once_are_those_of_one_call_each(self, count):
     key, nonces = _key(_SEQUENCE), [chacha20.nonce(1), chacha20.nonce(2, 5), chacha20.nonce(0, 0, 9)]
@@ -134,6 +135,7 @@ class TestIntegers:
 
 
 class TestKeys:
+  @pytest.mark.slow
   def test_derived_keys_differ_by_nonce_and_key(self):
     nonces = [chacha20.nonce(*parts) for parts in ((0,), (1,), (0, 1), (0, 0, 1))]
     keys = [_key(_ZEROS), _key(_SEQUENCE)]
@@ -149,6 +151,7 @@ class TestKeys:
     np.testing.assert_array_equal(first, again)
     assert _distinct([first, chacha20.initial_key(5, 1), chacha20.initial_key(5, 2)]) == 3
 
+  @pytest.mark.slow
   def test_without_a_seed_no_two_keys_are_equal(self):
     traced = tf.function(lambda: chacha20.initial_key(None, 1))
     # The graph is traced once: what comes from the operating system then is the same in both runs.

@@ -372,6 +372,7 @@ class TestAccount:
     exact = functools.partial(_plan, 'tff_dp_fedavg', calibration='exact', client_metrics=False, secret=True)
     assert exact('bernoulli', seed=4).mechanism.noise_multiplier == exact('bernoulli').mechanism.noise_multiplier
 
+  @pytest.mark.slow
   def test_of_secret_cohorts_nothing_is_public_that_follows_from_them(self):
     plan = _plan('tff_dp_fedavg', 'bernoulli', client_metrics=False, secret=True)
     norms = {'clipping_norm', 'clipping_norm_conv', 'clipping_norm_dense'}

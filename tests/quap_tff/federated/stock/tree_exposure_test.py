@@ -81,6 +81,7 @@ class TestTreeExposure:
     # A round moves at most a leaf and the node above it.
     assert exposure.of_one_round**2 == pytest.approx(2)
 
+  @pytest.mark.slow
   def test_is_what_an_adversary_sees_at_most(self):
     """With all contributions aligned, the releases are one Gaussian: μ² = (Ax)ᵀ(BBᵀ)⁻¹(Ax) <= Σ_nodes n²."""
     num_leaves = 7

@@ -116,6 +116,7 @@ class TestRounding:
     assert _config().kept_slack == (3.0 * 2.0**-11, 1e-5 * 2.0**-11)
     assert _config(own_epsilon=(1.0, 2.0, 3.0, 3.0)).kept_slack.epsilon == 2.0**-11
 
+  @pytest.mark.slow
   def test_a_client_that_spends_all_is_within_epsilon_with_the_slack(self):
     for epsilon in (0.1, 3.0, 20.0):
       config = _config(epsilon=epsilon, num_rounds=60)
@@ -143,6 +144,7 @@ class TestRounding:
     with pytest.raises(ValueError, match='or a larger delta'):
       _held(0.999, delta=3e-21).slack(100)
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('epsilon', [1e-3, 0.5, 3.0, 30.0])
   def test_without_planned_rounds_a_million_are_paid_for(self, epsilon):
     config = _config(epsilon=epsilon)

@@ -203,6 +203,7 @@ class TestPopulation:
     rng = np.random.default_rng(seed)
     return [rng.choice(num_clients, size, replace=False) for _ in range(rounds)]
 
+  @pytest.mark.thorough
   @pytest.mark.slow
   @pytest.mark.parametrize('weights, correlation', RULES)
   @pytest.mark.parametrize('rate', ['cumulative', 'ema'])
@@ -300,6 +301,7 @@ class TestShareOfCeiling:
     cohorts = [[0], [1], [2], [3]]
     assert planning.share_of_ceiling(config.settled(cohorts), cohorts) == pytest.approx(0.5, rel=1e-6)
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('trust', ['server', 'secure_sum'])
   def test_correlated_noise_comes_nearer_and_does_not_pass_it(self, trust):
     rng = np.random.default_rng(0)

@@ -43,6 +43,7 @@ class TestLimit:
     assert exact * (1 - 1.1 * privacy_filter.SLACK) < limit < exact * (1 - 0.9 * privacy_filter.SLACK)
     assert epsilon * (1 - 2e-9) < tradeoff.epsilon_of(math.sqrt(limit), delta) < epsilon
 
+  @pytest.mark.slow
   def test_is_a_number_while_a_graph_is_traced(self):
     privacy_filter.limit_of.cache_clear()
     seen = []
@@ -88,6 +89,7 @@ class TestSpend:
     exact = 0.5 * np.sqrt(1.0 - spent)
     assert (weights <= exact).all() and (weights >= exact * (1 - 2.0**-23)).all()
 
+  @pytest.mark.slow
   @given(
     limit=st.floats(0.001, 30.0),
     multiplier=st.floats(0.05, 50.0),

@@ -164,6 +164,7 @@ class TestNoise:
     noise_checks.assert_gaussian(mean, 1.0)
     assert measurements['sigma'] == 1.0 and measurements['noise_multiplier'] == 4.0
 
+  @pytest.mark.slow
   def test_scales_of_rounds_leave_clipping_as_it_is(self):
     fields = registry.parameter_values(_config(clip=clip_rules.Fixed(0.5), num_rounds=2).config)
     config, state = _Halving(**{**fields, 'noise_seed': 3}).to_mechanism(), None
@@ -205,6 +206,7 @@ class TestNoise:
     # With the standard deviation of 130,000 steps that noise has here, two of 4,000 are equal in 1 of 26,000 runs.
     noise_checks.assert_uncorrelated(first, second, noise_checks.UNSEEDED, equal=3)
 
+  @pytest.mark.slow
   def test_a_resumed_round_draws_the_same_and_spends_once(self):
     state, _, _ = self._result()
     kept = _saved(state)
@@ -329,6 +331,7 @@ class TestPrivateQuantile:
     state, _, _ = _run_round(config, _initial(config), _zeros([0, 1]))
     np.testing.assert_allclose(state.accounts.spent[:2], 1 / 16 + 1 / 64, rtol=1e-12)
 
+  @pytest.mark.slow
   def test_moves_the_next_clip_and_not_this_one(self):
     config = _config(clip=self._CLIP)
     state, _, measurements = _run_round(config, _initial(config), {0: ([9.0, 0.0], [0.0, 0.0])})

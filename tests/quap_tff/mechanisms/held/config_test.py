@@ -130,6 +130,7 @@ def test_refuses_what_makes_no_sense(cohorts, changes, words):
     _planned(cohorts, 3, **changes)
 
 
+@pytest.mark.slow
 def test_numbers_of_the_documentation():
   cohorts = _schedule(100, 30, 60)
   kept = 1 - integers.RESERVE  # All of (3, 1e-5) is for the noise, and nothing for what rounding costs.

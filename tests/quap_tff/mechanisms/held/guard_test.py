@@ -380,6 +380,7 @@ class TestMemory:
     with pytest.raises(guard.RefusedError, match='cannot be used'):
       _guard(plan, memory=str(tmp_path / 'no folder' / 'memory'))
 
+  @pytest.mark.slow
   def test_of_two_processes_one_answers(self, plan, path):
     context = multiprocessing.get_context('fork')
     barrier, results = context.Barrier(2, timeout=processes.DEADLINE_SECONDS), context.Queue()

@@ -163,6 +163,7 @@ class TestNoise:
     for wrong in (2 / 3, 3 / 2):
       assert np.abs((wrong**2 * found - expected) / scale).max() > 5 / np.sqrt(size)
 
+  @pytest.mark.slow
   def test_a_client_takes_back_what_it_added_in_its_last_round(self):
     config, key = _config(), tf.constant(_keys()[0])
     rounds, number = _rounds(config), lambda value: tf.constant(value, tf.int64)
@@ -175,6 +176,7 @@ class TestNoise:
       assert np.abs(left.numpy()).max() < bound
     assert np.abs(with_w[0].numpy()).max() > 0 and (noise[1] != with_w[1]).numpy().any()
 
+  @pytest.mark.slow
   def test_a_new_chain_takes_nothing_back_and_has_as_much_noise(self):
     config, key, size = _config(), tf.constant(_keys()[0]), 5_000
     rounds = _rounds(config, [tf.TensorSpec([size], tf.float32)])
@@ -189,6 +191,7 @@ class TestNoise:
     later = rounds._noise(key, tf.constant(6, tf.int64), tf.constant(guard.NEW_CHAIN, tf.int64)).numpy()
     noise_checks.assert_uncorrelated(anew, later)
 
+  @pytest.mark.slow
   def test_is_within_the_bounds_of_the_secure_sum(self):
     config = _config()
     rounds = _rounds(config)
@@ -274,6 +277,7 @@ class TestRound:
     with pytest.raises(tf.errors.InvalidArgumentError, match='twice'):
       playing.play_round(rounds, state, [[tf.zeros(spec.shape) for spec in _SPECS]] * 2, own)
 
+  @pytest.mark.slow
   def test_the_clipping_norm_is_the_plans_whatever_the_state_says(self, played):
     config, rounds, state = played
     updates = [[tf.ones(spec.shape) for spec in _SPECS]]
@@ -348,6 +352,7 @@ class TestGame:
     found = distinguisher.play(distinguisher.held(config, schedule, target, seed=1), 2_000, 1e-5)
     assert abs(found.mu_estimate / account.mu[target] - 1) > 0.2
 
+  @pytest.mark.thorough
   def test_colluders_see_more(self):
     schedule = _schedule(rounds=4)
     config = _config(schedule)

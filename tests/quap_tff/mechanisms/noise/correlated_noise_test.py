@@ -208,6 +208,7 @@ class TestAccount:
 class TestPlanning:
   _COHORTS = [np.flatnonzero(np.random.default_rng(t).uniform(size=6) < 0.3) for t in range(40)]
 
+  @pytest.mark.slow
   def test_a_decay_is_chosen_where_it_pays(self):
     from quap_tff.mechanisms.parts import postprocessing
 
@@ -232,6 +233,7 @@ class TestPlanning:
     assert worst.noise_multiplier > exact.noise_multiplier
     assert all((found.weights == 1).all() for found in worst.simulated(self._COHORTS))
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('noise', [Ar1(0.9), Blt(), Banded(3)])
   def test_noise_for_a_promised_separation_is_known_before_a_cohort_is_drawn(self, noise):
     config = _open(num_clients=30, correlation=noise, weights=weight_rules.WorstCase())

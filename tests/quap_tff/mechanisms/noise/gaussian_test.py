@@ -75,6 +75,7 @@ class TestAnalytic:
   def test_is_below_the_classic_one(self, epsilon):
     assert _multiplier('analytic', epsilon, 1e-5) < _multiplier('classic', epsilon, 1e-5)
 
+  @pytest.mark.slow
   def test_elementwise_in_a_graph_of_unknown_length(self):
     traced = tf.function(
       lambda epsilon: gaussian.noise_multiplier('analytic', epsilon, 1e-5),

@@ -88,6 +88,7 @@ class TestTable:
     assert following - 1 == int(integer_noise.REACH * stddev)
     assert words == table.end < 2**63
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('is_rounded', [True, False])
   @pytest.mark.parametrize('stddev', [*_STDDEVS, 2.0**45])
   def test_no_theta_is_larger_than_its_words(self, stddev, is_rounded):
@@ -228,6 +229,7 @@ def _cell_probabilities(stddev, edges, shift, is_rounded=True):
 
 
 class TestDistribution:
+  @pytest.mark.slow
   @pytest.mark.parametrize('is_rounded', [True, False])
   @pytest.mark.parametrize('stddev', _STDDEVS)
   def test_is_gaussian(self, stddev, is_rounded):
@@ -306,6 +308,7 @@ def _drawn_one_by_one(sampler, key, count, shifts, use):
 
 
 class TestDraw:
+  @pytest.mark.thorough
   @pytest.mark.slow
   def test_eager_and_in_a_graph(self):
     sampler = integer_noise.Sampler(519120.0)
@@ -318,6 +321,7 @@ class TestDraw:
         np.testing.assert_array_equal(found, traced(_KEY, tf.constant(count), own))
       np.testing.assert_array_equal(found, _drawn_one_by_one(sampler, _KEY, count, shifts, 0)[0])
 
+  @pytest.mark.slow
   def test_is_a_pure_function_of_key_and_use(self):
     sampler = integer_noise.Sampler(2.0**24)
     first = sampler.draw(_KEY, 1000).numpy()
@@ -352,6 +356,7 @@ class TestDraw:
     # No pair of words makes two draws.
     assert np.unique(found).size > 990
 
+  @pytest.mark.slow
   def test_every_draw_has_its_own_shift(self, monkeypatch):
     decide = integer_noise.Sampler.decide
 
@@ -364,6 +369,7 @@ class TestDraw:
     found = integer_noise.Sampler(2.0**24).draw(_KEY, 500, tf.constant(shifts * 2.0**-20))
     np.testing.assert_array_equal(found, shifts)
 
+  @pytest.mark.slow
   def test_runtime_does_not_grow_with_the_tail(self):
     # A draw is made again with probability 0.04, so 2,000 draws need one stream only.
     for seed in range(20):

@@ -163,6 +163,7 @@ class TestSummands:
 
 
 class TestProduct:
+  @pytest.mark.slow
   @given(values=st.lists(st.integers(-(2**62) + 1, 2**62 - 1), min_size=1, max_size=20), factor=st.floats(1e-6, 1.0))
   @settings(derandomize=True, deadline=None, max_examples=100)
   def test_against_fractions(self, values, factor):
@@ -281,6 +282,7 @@ class TestBuffers:
       drawn.append(noise.numpy().astype(np.float64))
     noise_checks.assert_gaussian(sum(c * n for c, n in zip(correlation.coefficients(6), reversed(drawn))), grid.stddev)
 
+  @pytest.mark.thorough
   @pytest.mark.slow
   def test_in_a_graph(self):
     grid = integers.Grid(1.0, 100, _CORRELATED[2], 6)
@@ -344,6 +346,7 @@ def _largest_grid(correlation, count):
 
 
 class TestOverflow:
+  @pytest.mark.slow
   @pytest.mark.parametrize('count', [2, pytest.param(60, marks=(pytest.mark.slow, pytest.mark.thorough))])
   @pytest.mark.parametrize('correlation', [*_CORRELATED, Blt((0.5, 0.5), (0.999, 0.998)), Banded(9, (1.0,) * 8)])
   def test_nothing_overflows_in_the_largest_grid(self, correlation, count, monkeypatch):
@@ -412,6 +415,7 @@ class TestGrid:
     noise_checks.assert_gaussian(drawn, 2.5)
     np.testing.assert_array_equal(drawn * 2**16, np.round(drawn * 2**16))
 
+  @pytest.mark.slow
   def test_count_noise_is_not_that_of_the_sum(self):
     sampler = integer_noise.Sampler(2.0**16)
     for seed in range(5):
@@ -540,6 +544,7 @@ class TestReleases:
       tf.nest.map_structure(np.testing.assert_array_equal, first.result, result)
       state, other = first.state, second.state
 
+  @pytest.mark.slow
   def test_what_is_released_is_on_the_grid(self):
     """Each entry is a whole number of steps C/(K·D)."""
     process = rounds.Process(self._config(Ar1(0.9)), [tf.TensorSpec([50], tf.float64)])

@@ -70,6 +70,7 @@ class TestChoices:
     (gain,), _ = published_noise.buffered(2, 1, 1, _SMALL, _LARGE)
     assert gain == expected
 
+  @pytest.mark.slow
   def test_everyone_in_every_round_wants_independent_noise(self):
     assert not any(published_noise.banded(20, 20, 1, 4))
     gains, _ = published_noise.buffered(20, 20, 1, _SMALL, _LARGE)
@@ -89,6 +90,7 @@ class TestChoices:
         # Rounding to some decimals leaves a little.
         assert _root_loss(other, most, apart) > best * (1 - 1e-6)
 
+  @pytest.mark.thorough
   @pytest.mark.slow
   @pytest.mark.parametrize('most, apart', [(20, 3), (4, 15), (1, 60), (60, 1), (30, 2)])
   def test_no_step_from_the_buffers_is_better(self, most, apart):
@@ -103,6 +105,7 @@ class TestChoices:
           other = correlation.Blt(tuple(gains), tuple(decays))
           assert _root_loss(other.coefficients(60), most, apart) > best * (1 - 1e-5)
 
+  @pytest.mark.thorough
   @pytest.mark.slow
   @pytest.mark.parametrize('releases, most, apart', [(60, 20, 3), (60, 4, 15), (200, 10, 20), (200, 1, 200)])
   def test_buffers_come_close_to_bands(self, releases, most, apart):
@@ -124,6 +127,7 @@ class TestChoices:
     assert published_noise.banded(60, 20, 3, 6)[:2] == published_noise.banded(60, 20, 3, 3)
     assert not any(published_noise.banded(60, 20, 3, 6)[2:])
 
+  @pytest.mark.slow
   def test_is_found_in_few_steps(self, monkeypatch):
     """Each step computes the loss once: some thousand take seconds."""
     steps, log_loss = [], published_noise._log_loss

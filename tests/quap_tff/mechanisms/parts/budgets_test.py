@@ -50,6 +50,7 @@ class TestClientBudgets:
     config = BudgetConfig(epsilon_total=4.0, num_rounds=2, round_rule=rule)
     np.testing.assert_array_equal(budgets.client_budgets(config, _f32([0.0, 1.0]), in_warmup), [2.0, 2.0])
 
+  @pytest.mark.slow
   @given(config=_configs, rates=_cohorts)
   @settings(derandomize=True, deadline=None, max_examples=60)
   def test_never_outside_base_and_largest(self, config, rates):
@@ -58,6 +59,7 @@ class TestClientBudgets:
     assert np.all(found <= config.largest_budget * (1 + 1e-6))
     assert config.largest_budget <= config.epsilon_base * (1 + config.alpha)
 
+  @pytest.mark.slow
   @given(config=_configs, rates=_cohorts)
   @settings(derandomize=True, deadline=None, max_examples=60)
   def test_who_is_there_more_often_never_gets_more(self, config, rates):
@@ -81,6 +83,7 @@ class TestRoundBudget:
     config = BudgetConfig(epsilon_total=4.0, num_rounds=2, alpha=0.5, beta=math.log(2), round_rule=rule)
     np.testing.assert_allclose(budgets.round_budget(config, _f32([0.0, 2.0]), False), expected, rtol=1e-6)
 
+  @pytest.mark.slow
   @given(config=_configs, rates=st.just([]) | _cohorts, in_warmup=st.booleans())
   @settings(derandomize=True, deadline=None, max_examples=100)
   def test_any_cohort(self, config, rates, in_warmup):
@@ -93,6 +96,7 @@ class TestRoundBudget:
       expected = config.epsilon_base
     np.testing.assert_allclose(found, expected, rtol=2e-6)
 
+  @pytest.mark.slow
   @given(config=_configs, rates=_cohorts)
   @settings(derandomize=True, deadline=None, max_examples=60)
   def test_never_above_the_largest(self, config, rates):

@@ -218,6 +218,7 @@ class TestPrivateQuantile:
 
 
 class TestNoisedMean:
+  @pytest.mark.slow
   def test_the_noise_is_that_of_its_multiplier(self):
     rule = clip_rules.NoisedMean(factor=2.0, noise_multiplier=30.0)
     next_norm = tf.function(lambda seed: rule.next_norm(tf.constant(1.0), tf.fill([1000], 0.5), _noise(seed)))
@@ -260,6 +261,7 @@ class TestQuantile:
       clip_rules.quantile(_f32(values), q), np.quantile(values, q), rtol=1e-5, atol=1e-5 * max(values)
     )
 
+  @pytest.mark.slow
   def test_of_unknown_length_in_a_graph(self):
     traced = tf.function(lambda v: clip_rules.quantile(v, 0.5), input_signature=[tf.TensorSpec([None], tf.float32)])
     assert traced(_f32([1, 2, 4])) == 2.0
@@ -323,6 +325,7 @@ class TestGlobalNorm:
 
 
 class TestAsFloat32:
+  @pytest.mark.slow
   @given(norm=st.floats(2.0**-120, 2.0**120))
   @settings(derandomize=True, deadline=None, max_examples=200)
   def test_is_rounded_up_by_at_most_two_units(self, norm):

@@ -53,6 +53,7 @@ class TestByHand:
     found = _centre(robust.GeometricMedian(iterations=200), [0, 0], [4, 0], [1, 1], [1, -3])
     np.testing.assert_allclose(found, [1, 0], atol=1e-3)
 
+  @pytest.mark.slow
   def test_geometric_median_of_a_majority_is_theirs(self):
     np.testing.assert_allclose(_centre(robust.GeometricMedian(100), [2, 2], [2, 2], [2, 2], [90, 5]), [2, 2], atol=1e-3)
 

@@ -51,6 +51,7 @@ def _randomize(update, clip=1.0, noise_multiplier=_TINY_NOISE, seed=(1, 2)):
 
 
 class TestRandomize:
+  @pytest.mark.slow
   @pytest.mark.parametrize(
     'update, sent',
     [

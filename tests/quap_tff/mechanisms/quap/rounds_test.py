@@ -279,6 +279,7 @@ class TestUpdateScale:
 
 
 class TestEpsilon:
+  @pytest.mark.slow
   def test_warmup_then_the_mean_rate(self):
     config = _config(
       budget=BudgetConfig(epsilon_total=4.0, num_rounds=4, alpha=0.5, beta=math.log(4)),
@@ -435,6 +436,7 @@ class TestNoiseStream:
       for b in range(a):
         noise_checks.assert_uncorrelated(draws[a], draws[b])
 
+  @pytest.mark.slow
   def test_one_seed_gives_one_run(self, placement):
     first, second = (_run_rounds(self._config(placement), [self._COHORT] * 2, **self._KEYWORDS)[1] for _ in range(2))
     tf.nest.map_structure(np.testing.assert_array_equal, first, second)

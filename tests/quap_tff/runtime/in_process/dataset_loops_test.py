@@ -151,6 +151,7 @@ def test_steps_assign_in_order(inside):
   assert computation([]) == (0, 1)
 
 
+@pytest.mark.slow
 def test_two_reductions_of_one_dataset_and_one_of_a_reduction():
   @tff.tensorflow.computation(_SEQUENCE)
   def computation(dataset):

@@ -178,6 +178,7 @@ def test_no_client_runs_far_ahead_of_a_slow_one():
 
 
 class TestClientValues:
+  @pytest.mark.slow
   def test_are_made_when_their_turn_comes_and_not_kept(self):
     class Examples(list):
       pass

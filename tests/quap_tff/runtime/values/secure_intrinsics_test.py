@@ -176,6 +176,7 @@ def test_tffs_secure_aggregator(kind, aggregation):
     comparison.assert_same(_aggregated(process), expected, tolerance=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('modulus, cohort', [(7, []), (7, [3]), (7, [3, -6, 20]), (2**40 + 1, [-1, 2**62, -(2**62)])])
 def test_a_modular_sum_is_the_remainder_of_the_sum(context, modulus, cohort):
   found = _computation(lambda x: _modular(x, np.int64(modulus)), np.int64)(cohort)
@@ -202,6 +203,7 @@ def test_a_sum_that_would_wrap_around_is_refused(context, name):
   total(cohort[:1])
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize('kind', [pytest.param('native', marks=pytest.mark.thorough), 'workers'])
 def test_workers_refuse_it_too(kind):

@@ -190,6 +190,7 @@ class TestProcesses:
     # of examples and batches.
     assert up == trainable + _INT + 2 * 2 * _FLOAT + 2 * 8
 
+  @pytest.mark.thorough
   @pytest.mark.parametrize(
     'clip, down',
     [
