@@ -93,7 +93,7 @@ test-light:
 	echo "Setting up $(LIGHT_VENV) with $$($$base --version)."; \
 	$$base -m venv --clear $(LIGHT_VENV)
 	@$(LIGHT_VENV)/bin/python -m pip install --quiet --disable-pip-version-check ".[test-light]"
-	@$(KEEPING_BYTECODE) $(LIGHT_VENV)/bin/python -m pytest tests $(IN_PARALLEL)
+	@$(KEEPING_BYTECODE) $(LIGHT_VENV)/bin/python -m pytest tests -m "not thorough" $(IN_PARALLEL)
 
 lint: $(READY)
 	@$(PYTHON) -m ruff check .

@@ -6,8 +6,10 @@ Forgeries of audits are in tests/quap_tff/certificates/audits_test.py.
 import contextlib
 import io
 import json
+import os
 import pathlib
 import shutil
+import sys
 import types
 
 import numpy as np
@@ -26,6 +28,7 @@ from quap_tff.certificates.folders import signatures
 from quap_tff.common.numbers import rounding
 from quap_tff.common.numbers import tradeoff
 from quap_tff.mechanisms.certified import rounds as certified
+from tests import processes
 from tests.experiments import harness
 from tests.quap_tff.certificates import made
 
@@ -123,11 +126,11 @@ class TestCanaryRun:
     assert (clip, divisor, multiplier) == (0.5, plan.mechanism.clients_per_round, None) and divisor != 2
 
   @pytest.mark.thorough
-  @pytest.mark.parametrize('algorithm', ['tff_dp_ftrl', 'tff_dp_fedavg_adaptive'])
+  @pytest.mark.parametrize('algorithm', ['fixed_dp', 'tff_dp_ftrl', 'tff_dp_fedavg_adaptive', 'fedavg'])
   def test_runs_for_every_kind_of_method(self, algorithm):
-    with _experiment(f'--algorithm={algorithm}', '--rounds=2') as experiment:
+    with _experiment(f'--algorithm={algorithm}', '--rounds=4') as experiment:
       found = canary_run.run(experiment, canary_run.Settings(3, 60, 1))
-    assert found.claim.kind == 'formal'
+    assert found.claim.kind == ('none' if algorithm == 'fedavg' else 'formal')
     assert np.isfinite(found.inserted).all() and np.isfinite(found.unseen).all()
 
   @pytest.mark.parametrize(
@@ -228,6 +231,14 @@ class TestCommand:
   def test_refuses_secret_cohorts(self, capsys):
     assert _audit('--algorithm=tff_dp_fedavg', '--participation=bernoulli', '--cohort_seed=secret') == 1
     assert 'an audit needs public cohorts. Leave this flag out.' in ' '.join(capsys.readouterr().err.split())
+
+  @pytest.mark.thorough
+  def test_says_one_line_and_no_more(self):
+    """As a process: TFF must not complain when the interpreter ends."""
+    command = [sys.executable, '-m', 'experiments.audit', *_CERTIFIED, *_SMALL, '--part=unnoised']
+    found = processes.run(command, env={**os.environ, 'PYTHONPATH': harness.PYTHONPATH})
+    assert (found.returncode, found.stdout) == (1, '')
+    assert found.stderr == 'Error: --part=unnoised: every layer of this run has noise. Use --part=all.\n'
 
 
 class TestFolder:

@@ -65,21 +65,18 @@ class TestSeparation:
 
 
 class TestRun:
+  @pytest.mark.thorough
   @pytest.mark.parametrize(
     'spec, arguments',
     [
-      pytest.param('certified', ['--keep_checkpoints'], marks=pytest.mark.thorough),
-      pytest.param(
-        'certified:weights=uniform,quantile=0.6',
-        ['--participation=bernoulli:q=0.9', '--rounds=4'],
-        marks=pytest.mark.thorough,
-      ),
-      pytest.param(
+      ('certified', ['--keep_checkpoints']),
+      ('certified:weights=sample,own=0.5/1/0.5/4', []),
+      ('certified:weights=uniform,quantile=0.6', ['--participation=bernoulli:q=0.9', '--rounds=4']),
+      (
         'certified:weights=worst_case,noise=banded:bands=2',
         ['--participation=separated:min_separation=2', '--cohort_size=4', '--rounds=4'],
-        marks=pytest.mark.thorough,
       ),
-      pytest.param('safari:base=certified:weights=online', ['--rounds=4'], marks=pytest.mark.thorough),
+      ('safari:base=certified:weights=online', ['--rounds=4']),
     ],
   )
   def test_ends_with_a_certificate_that_holds(self, spec, arguments, tmp_path, capsys):
