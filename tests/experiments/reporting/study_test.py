@@ -174,6 +174,15 @@ class TestStatistics:
     assert study.jain(None) is None
     assert study.jain(np.zeros(3)) is None
 
+  def test_differences_are_of_one_seed_each_also_where_a_method_has_no_run_of_it(self, groups_of):
+    ours = [dict(seed=seed, accuracy=accuracy) for seed, accuracy in ((1, 0.5), (2, 0.6), (3, 0.8), (4, 0.9))]
+    theirs = [{**one, 'algorithm': 'fixed_dp', 'accuracy': one['accuracy'] - 0.1} for one in ours[1:]]
+    group, reference = groups_of(*ours, *theirs)
+    assert (group.method, reference.method) == ('quap', 'fixed_dp')
+    difference = study.minus(group, reference)
+    assert (difference.mean, difference.count) == (pytest.approx(10), 3)
+    assert difference.deviation == pytest.approx(0, abs=1e-9)
+
   def test_paired_t(self):
     # Differences 1, 2, 3: mean 2, deviation 1, t = 2·√3 with 2 degrees of freedom: p = 1 - t/√(2 + t²).
     difference, p = study.paired_test([2, 4, 6], [1, 2, 3])
