@@ -20,6 +20,7 @@ from experiments import verify
 from experiments.auditing import canary_run
 from experiments.command import command_line
 from quap_tff import runtime
+from quap_tff.auditing import canaries
 from quap_tff.auditing.bounds import lower_bounds
 from quap_tff.certificates import audits as record
 from quap_tff.certificates.folders import folder as folders
@@ -175,11 +176,16 @@ class TestCommand:
     monkeypatch.setattr(certified.CertifiedRounds, 'contribution', whole)
     tiny = [line for line in harness.TINY_FLAGS.read_text().splitlines() if 'cohort_size' not in line]
     flags = ('--participation=full', '--canaries=8', '--unseen=400', '--repeats=2', '--draws=0')
+    seeds, placed = [], canaries.with_directions
+    monkeypatch.setattr(
+      canaries, 'with_directions', lambda state, seed: seeds.append(tuple(seed)) or placed(state, seed)
+    )
     assert _audit(*tiny[1:], '--algorithm=certified:clip=0.5', *flags) == 1
     out = capsys.readouterr().out
     found = harness.last_line(out)
     assert found['refuted'] and found['epsilon_lower_bound'] > 4.0
     assert 'More is proved than' in out and 'does not refute' not in out
+    assert len(set(seeds)) == 2  # Each repeat has directions of its own.
 
   @pytest.mark.thorough
   def test_a_game_alone_refutes(self, monkeypatch, capsys):

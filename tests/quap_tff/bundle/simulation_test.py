@@ -26,10 +26,9 @@ _MODEL_FN = quap_tff.models.build_model_fn('linear_features', (8,), 3)
 _ABOUT = abouts.About('made-up numbers', 'They were written down.', 'Not tuned.', 'Numbers that no client holds.')
 
 
-def _certified(schedule=tuple(examples.SCHEDULE), **changes):
-  plan = quap_tff.certified_plan(
-    examples.guarantee(clip=clip_rules.Fixed(0.5), **changes), schedule, certificate='noise_seed' not in changes
-  )
+def _certified(schedule=tuple(examples.SCHEDULE), averaging=None, **changes):
+  config = examples.guarantee(clip=clip_rules.Fixed(0.5), **changes)
+  plan = quap_tff.certified_plan(config, schedule, certificate='noise_seed' not in changes, averaging=averaging)
   plan.build_process(_MODEL_FN)
   return plan
 
@@ -41,7 +40,7 @@ def _written(plan, path, **options):
 
 @pytest.fixture(scope='module')
 def bundle(context, tmp_path_factory):
-  return _written(_certified(), tmp_path_factory.mktemp('bundles') / 'certified')
+  return _written(_certified(averaging=postprocessing.Tail(1)), tmp_path_factory.mktemp('bundles') / 'certified')
 
 
 @pytest.fixture
@@ -122,9 +121,10 @@ def test_a_run_without_certificate_keeps_model_and_ledger(context, clients, tmp_
     assert [model[name].shape for name in model.files] == [(8, 3)]
 
 
-def test_the_average_of_the_rounds_is_published(bundle, clients):
+def test_the_average_that_the_plan_chose_is_published(bundle, clients):
   found = quap_tff.Bundle(bundle)
-  found.rounds = bundle_files.PlannedRounds(examples.SCHEDULE, averaging=postprocessing.Tail(1), shrinkage=0.5)
+  assert found.rounds.averaging == postprocessing.Tail(1)
+  found.rounds = bundle_files.PlannedRounds(found.rounds.cohorts, averaging=found.rounds.averaging, shrinkage=0.5)
   seen, update = [], found.update
   found.update = lambda *arguments: seen.append(update(*arguments)) or seen[-1]
   weights = simulation.simulate(found, simulation.read_clients(clients)[0]).weights.trainable
