@@ -136,7 +136,7 @@ def finish(process: subprocess.Popen) -> Finished:
 
 
 def gone(children: Iterable[Any]) -> bool:
-  """Waits until these processes of psutil have ended, whoever started them; false if one does not."""
+  """Waits until these processes of psutil have ended; false if one does not."""
   import psutil  # `make test-light` has none.
 
   return not psutil.wait_procs(list(children), timeout=processes.DEADLINE_SECONDS)[1]

@@ -1,7 +1,7 @@
 """Runs that tests look at, or go on from: each is trained once, by the process whose test asks for it first.
 
-Tests that run in several processes share the folder. `Library.run` is only to be read; whoever changes a run's files
-takes a copy. Tests whose flags are the point have runs of their own.
+Tests that run in several processes share the folder. `Library.run` is only to be read; a test that changes a run's
+files takes a copy. Tests whose flags are the point have runs of their own.
 """
 
 from __future__ import annotations
