@@ -1,7 +1,7 @@
 # make setup       sets up .venv, in which quap_tff, data and experiments run from any folder; other targets do so first
 # make demo        trains QuAP-FL on handwritten digits, and then with a guarantee, whose certificate it verifies
 # make compare     compares it with TFF's own private methods: minutes on digits; DATA=DIR DATASET=femnist: hours; DATASET=npz:path=FILE: your own; EPSILONS=1,3,6
-# make test        runs an example of each claim, see pytest.ini for the marks
+# make test        tests what is claimed, by examples; see pytest.ini for the marks
 # make test-fast   runs what takes no time
 # make test-all    runs all tests
 # make test-light  runs those that need no TensorFlow, with the newest Python and packages, see tests/light.py
