@@ -9,7 +9,7 @@ from tests.quap_tff import without_noise
 
 @pytest.fixture(scope='module', autouse=True)
 def loops():
-  """Whatever a test computes outside of a graph takes compiled loops: the same values in a third of the time."""
+  """Whatever a test computes outside of a graph takes compiled loops, which give the same values."""
   if light.ON:
     yield
     return
