@@ -4,7 +4,7 @@
 # make test        tests what is claimed, by examples; see pytest.ini for the marks
 # make test-fast   runs what takes no time
 # make test-all    runs all tests
-# make test-light  runs those that need no TensorFlow, with the newest Python and packages, see tests/light.py
+# make test-light  runs those of make test that need no TensorFlow, with the newest Python and packages, see tests/light.py
 # make test-bundle plays exported rounds by the newest Python and TensorFlow, which takes 1 GB; CI leaves it out
 # make test-deploy runs servers and nodes over Flower as processes on this machine; the environment takes 1.5 GB, once
 # make lint        checks style and types
