@@ -26,7 +26,7 @@ _MODEL_FN = quap_tff.models.build_model_fn('linear_features', (8,), 3)
 _ABOUT = abouts.About('made-up numbers', 'They were written down.', 'Not tuned.', 'Numbers that no client holds.')
 
 
-def _certified(schedule=tuple(examples.SCHEDULE), averaging=None, **changes):
+def _certified(schedule=tuple(examples.SCHEDULE), averaging=postprocessing.LastIterate(), **changes):
   config = examples.guarantee(clip=clip_rules.Fixed(0.5), **changes)
   plan = quap_tff.certified_plan(config, schedule, certificate='noise_seed' not in changes, averaging=averaging)
   plan.build_process(_MODEL_FN)
