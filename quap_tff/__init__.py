@@ -6,8 +6,8 @@
     ledger.append(plan.record(output, cohort))        # after each round
     print(plan.report(ledger))
 
-`quap_fl.py` has the algorithm in NumPy, to be read first. Everything is imported when it is first used: what only reads
-flags or ledgers never loads TensorFlow.
+`quap_fl.py` has the algorithm in NumPy, to be read first, and `certified_fl.py` a certified round. Everything is
+imported when it is first used: what only reads flags or ledgers never loads TensorFlow.
 """
 
 from quap_tff.common import lazy
