@@ -14,12 +14,10 @@ import tensorflow_federated as tff
 
 from quap_tff.common import array_types
 from quap_tff.common import checks
+from quap_tff.mechanisms import mechanism
 
 # Up to this population reports are summed.
 _LARGEST_SUMMED = 10_000
-# The modulus of the number of clients, which is summed securely as well. A power of two: TFF's plain bodies are exact
-# with it in any case.
-_COUNT_MODULUS = 2**62
 
 
 def collected_type(report_type: tff.Type) -> tff.Type:
@@ -165,7 +163,7 @@ def secure_sum(values: tff.Value, bounds: Sequence[int], max_clients: int) -> tf
       return [*(tf.identity(one) for one in leaves), tf.constant(1, tf.int64)]
 
   summed = tff.backends.mapreduce.federated_secure_modular_sum(
-    tff.federated_map(bounded, values), [np.int64(modulus) for modulus in [*moduli, _COUNT_MODULUS]]
+    tff.federated_map(bounded, values), [np.int64(modulus) for modulus in [*moduli, mechanism.COUNT_MODULUS]]
   )
 
   @tff.tensorflow.computation(summed.type_signature.member)

@@ -54,6 +54,9 @@ Optimizer = Any
 Specs = Sequence['tf.TensorSpec']
 Layers = Sequence[layers_lib.Layer]
 LearningRateFn = Optional[Callable[['tf.Tensor'], 'tf.Tensor']]
+# The modulus of the number of clients, which goes into every secure sum. A power of two: TFF's plain bodies are exact
+# with it in any case. Those of all other sums are odd, so that nothing else has it.
+COUNT_MODULUS = 2**62
 
 
 # Measurements that are public for every mechanism, and those that are public where the clipping norm is.

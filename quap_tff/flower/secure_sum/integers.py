@@ -4,14 +4,13 @@
     summed     Σ q mod 2³²                                     Flower's masks cancel
     found      Σ x = (Σ q - M·T/2) mod 2³², in [-2³¹, 2³¹)     exact if |x| ≤ T/2 and |Σ x| < 2³¹
 
-A single number with a larger modulus, such as the count of clients, is sent in digits of 16 bits. Of arrays, a modulus
-above 2³² is refused.
+The count of clients, which the bundle sums modulo 2⁶², goes the same way: it is never as large as 2³¹. Every other
+modulus above 2³² is refused, that of a single number, too: a sum of its digits would say more than the number.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,12 +18,10 @@ import numpy as np
 from quap_tff.bundle import player
 from quap_tff.bundle import structures
 from quap_tff.flower.secure_sum import masks
+from quap_tff.mechanisms import mechanism
 
 TARGET = 2**31 - 2
 HALF = TARGET // 2
-_DIGIT_BITS, _DIGITS = 16, 4
-# The sum of this many digits stays below 2³¹.
-MOST_NODES = 2**15 - 1
 
 
 def check_fits(bundle: player.Bundle, nodes: Mapping[int, np.ndarray], most_clients: int) -> None:
@@ -35,11 +32,7 @@ def check_fits(bundle: player.Bundle, nodes: Mapping[int, np.ndarray], most_clie
     nodes: int64[M_k] by node id: the clients of each node.
     most_clients: The size of the plan's largest cohort.
   """
-  if len(nodes) > MOST_NODES:
-    raise ValueError(
-      f'A secure sum takes at most {MOST_NODES} nodes, found {len(nodes)}. Let a node hold more clients.'
-    )
-  wide = [int(np.max(one.modulus)) for one in _leaves(bundle) if not one.is_in_digits]
+  wide = [int(np.max(leaf.modulus)) for leaf in _leaves(bundle) if not leaf.is_count]
   largest = max(wide, default=1)
   if largest > masks.RANGE:
     raise ValueError(
@@ -66,11 +59,8 @@ def encoded(bundle: player.Bundle, secure: Any) -> list[np.ndarray]:
   arrays = []
   for number, leaf in zip(structures.flatten(bundle.sums_types.secure, secure, 'sums'), _leaves(bundle)):
     remainder = np.asarray(number, np.int64) % leaf.modulus
-    if leaf.is_in_digits:
-      one = int(remainder.reshape(()))
-      arrays.append(np.array([one >> _DIGIT_BITS * k & (1 << _DIGIT_BITS) - 1 for k in range(_DIGITS)], np.int64))
-    else:
-      arrays.append(np.where(remainder > leaf.modulus // 2, remainder - leaf.modulus, remainder))
+    centred = np.where(remainder > leaf.modulus // 2, remainder - leaf.modulus, remainder)
+    arrays.append(centred.reshape(leaf.sent_shape))
   if any(np.abs(one).max(initial=0) > HALF for one in arrays):
     raise ValueError(f'An entry of the sum of this node is larger than {HALF}.')
   return arrays
@@ -82,10 +72,7 @@ def decoded(bundle: player.Bundle, total: Sequence[np.ndarray], num_nodes: int) 
   for array, leaf in zip(total, _leaves(bundle)):
     centred = (array - num_nodes * HALF) % masks.RANGE
     centred = np.where(centred >= masks.RANGE // 2, centred - masks.RANGE, centred)
-    if leaf.is_in_digits:
-      number = sum(int(digit) << _DIGIT_BITS * k for k, digit in enumerate(centred)) % int(np.max(leaf.modulus))
-      centred = np.full(leaf.shape, number, np.int64)
-    leaves.append((centred % leaf.modulus).astype(leaf.dtype))
+    leaves.append((centred.reshape(leaf.shape) % leaf.modulus).astype(leaf.dtype))
   return structures.pack(bundle.sums_types.secure, iter(leaves))
 
 
@@ -95,8 +82,8 @@ def nothing(bundle: player.Bundle) -> Any:
 
 
 def shapes(bundle: player.Bundle) -> list[tuple[int, ...]]:
-  """Those of `encoded`."""
-  return [(_DIGITS,) if one.is_in_digits else one.shape for one in _leaves(bundle)]
+  """The shapes of the arrays that `encoded` gives."""
+  return [leaf.sent_shape for leaf in _leaves(bundle)]
 
 
 class _Leaf(NamedTuple):
@@ -107,8 +94,14 @@ class _Leaf(NamedTuple):
   modulus: np.ndarray
 
   @property
-  def is_in_digits(self) -> bool:
-    return math.prod(self.shape) == 1 and int(np.max(self.modulus)) > masks.RANGE
+  def sent_shape(self) -> tuple[int, ...]:
+    """Flower's quantiser takes no array without an axis."""
+    return self.shape or (1,)
+
+  @property
+  def is_count(self) -> bool:
+    """True for the number of clients. Its modulus says so: all others are odd."""
+    return self.shape == () and int(self.modulus) == mechanism.COUNT_MODULUS
 
 
 def _leaves(bundle: player.Bundle) -> list[_Leaf]:

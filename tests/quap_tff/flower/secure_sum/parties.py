@@ -18,11 +18,11 @@ from quap_tff.flower import enrolment
 from quap_tff.flower import messages
 from quap_tff.flower import node as nodes
 from quap_tff.flower.secure_sum import client
+from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms.noise import correlation
 from tests.quap_tff import examples
 
 SHAPE = (3, 2)
-COUNT_MODULUS = 2**62
 _INT64 = lambda *shape: {'dtype': 'int64', 'shape': list(shape)}
 
 
@@ -40,7 +40,7 @@ class Bundle(player.Bundle):
 
   @property
   def modulus(self):
-    return [np.int64(self._modulus), np.int64(COUNT_MODULUS)]
+    return [np.int64(self._modulus), np.int64(mechanism.COUNT_MODULUS)]
 
   def work(self, data, message):
     self.worked.append((int(data['answer']['round']), int(data['client_id'])))

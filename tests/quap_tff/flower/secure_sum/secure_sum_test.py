@@ -17,6 +17,7 @@ from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
 from flwr.supercore.primitives.asymmetric import generate_key_pairs
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
+from quap_tff.bundle import player
 from quap_tff.flower import enrolment
 from quap_tff.flower import messages
 from quap_tff.flower.secure_sum import integers
@@ -431,21 +432,30 @@ class TestIntegers:
     most = parties.bound(bundle)
     for sign in (-1, 1):
       value = np.full(parties.SHAPE, sign * most)
-      one = integers.encoded(bundle, [value, np.int64(2**61 + 3)])
+      one = integers.encoded(bundle, [value, np.int64(3)])
+      assert [array.shape for array in one] == integers.shapes(bundle)
       total = [10 * (array + integers.HALF) % masks.RANGE for array in one]
       values, count = integers.decoded(bundle, total, 10)
       np.testing.assert_array_equal(values, 10 * value % int(bundle.modulus[0]))
-      assert int(count) == 10 * (2**61 + 3) % parties.COUNT_MODULUS
+      assert int(count) == 30
 
   def test_refuses_what_does_not_fit(self, federation):
     with pytest.raises(ValueError, match=r'takes sums below 2\^32, and with up to 10 clients.*smaller cohorts'):
       server.obtained(federation, federation.nodes, _with(federation, parties.Bundle(modulus=2**32 + 1)))
+    with pytest.raises(ValueError, match=r'takes sums below 2\^32'):
+      server.obtained(federation, federation.nodes, _with(federation, _OneNumber(modulus=2**40 + 1)))
     crowded = {1: np.arange(9), 2: np.array([9])}
     with pytest.raises(ValueError, match='A node has 9 clients.*Spread the clients'):
       server.obtained(federation, crowded, federation.announced(1))
     with pytest.raises(ValueError, match='at least two nodes'):
       server.obtained(federation, {1: np.arange(10)}, federation.announced(1))
     assert not federation.log
+
+
+class _OneNumber(parties.Bundle):
+  """A model of one number beside the count of clients: what it is decides how it is sent, and not its size."""
+
+  sums_types = player.Sums({}, {'fields': [[None, {'dtype': 'int64', 'shape': []}]] * 2})
 
 
 def _with(federation, bundle):
