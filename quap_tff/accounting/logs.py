@@ -19,12 +19,14 @@ import contextlib
 import csv
 import gzip
 import itertools
+import re
 from typing import Any, NamedTuple, NoReturn, Optional
 import unicodedata
 import zlib
 
 import numpy as np
 
+from quap_tff.common import characters
 from quap_tff.common import checks
 from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms.certified import spending as spendings
@@ -35,11 +37,11 @@ _CHUNK = 2**10
 _DIGITS = 18
 # Texts of the column `released`; '' if there is no such column.
 _RELEASED = {'yes': 1, 'no': 0, '': -1}
-# Categories of characters that nobody sees, and further characters that nobody sees: fillers and selectors of variants.
-_UNSEEN = frozenset(('Cc', 'Cf', 'Cs', 'Zl', 'Zp', 'Zs'))
-_FILLERS = (0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2800, 0x3164, 0xFFA0)
-_SELECTORS = (*range(0x180B, 0x1810), *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))
-_BLANK = frozenset(map(chr, (*_FILLERS, *_SELECTORS)))
+# A name that is a number, which a spreadsheet may write in another way. It writes a large one with E and a sign. Without
+# a sign, the name may be hexadecimal.
+_NUMBER = re.compile(r'([+-]?)([0-9]*)(?:\.([0-9]*))?(?:e([+-][0-9]{1,3}))?')
+# So many spellings of a client does an error show.
+_SHOWN = 8
 
 
 # The first line of a log that the project writes. `row_texts` gives the others.
@@ -97,15 +99,37 @@ class Places(dict[str, int]):
 
 
 def _folded(name: str) -> str:
-  """The name without case, spaces and invisible characters, in one form of Unicode."""
+  """The name without case, spaces and invisible characters, in one form of Unicode, and numbers written in one way."""
   if name.isascii():
-    return name.lower() if name.isprintable() and ' ' not in name else _visible(name.lower())
-  folded = unicodedata.normalize('NFKC', _visible(name)).casefold()
-  return _visible(unicodedata.normalize('NFKC', folded))
+    folded = name.lower() if name.isprintable() and ' ' not in name else _visible(name.lower())
+  else:
+    folded = unicodedata.normalize('NFKC', _visible(name)).casefold()
+    folded = _visible(unicodedata.normalize('NFKC', folded))
+  return _plain_number(folded)
 
 
 def _visible(text: str) -> str:
-  return ''.join(c for c in text if unicodedata.category(c) not in _UNSEEN and c not in _BLANK)
+  return ''.join(c for c in text if unicodedata.category(c) != 'Zs' and not characters.is_unseen(c))
+
+
+def _plain_number(name: str) -> str:
+  """A number as `7` or `-0.5`: 007, 07, 7.0 and +7 are 7. Other names as they are."""
+  if name.isdecimal() and name[0] != '0':  # Most names that are numbers are written so.
+    return name
+  match = _NUMBER.fullmatch(name)
+  if match is None or not (match[2] or match[3]):
+    return name
+  whole, fraction = match[2], match[3] or ''
+  digits = (whole + fraction).rstrip('0')
+  # The number is 0.digits times a power of ten.
+  power = len(whole) + int(match[4] or 0) - len(digits) + len(digits.lstrip('0'))
+  digits = digits.lstrip('0')
+  if not digits:
+    return '0'
+  before = digits[: max(power, 0)].ljust(power, '0') or '0'
+  after = '0' * -power + digits[max(power, 0) :]
+  sign = '-' if match[1] == '-' else ''
+  return f'{sign}{before}.{after}'.rstrip('.')
 
 
 class LogError(ValueError):
@@ -235,12 +259,25 @@ class Log:
     wrong = row + [name.strip() for name in names].index(stripped)
     if other is None:
       self._fail(wrong, f'its client {text!a} has no visible character. Leave the cell empty if nobody came.')
+    spellings = self._spellings(stripped)
     self._fail(
       wrong,
-      f'its client {stripped!a} and the client {other!a} of line {self._line_of(other)} differ only by case, '
-      'spaces, invisible characters or a form of Unicode. If they are one client, write it in one way; if not, give '
-      'them names that differ by more.',
+      f'its client {stripped!a} and the client {other!a} of line {self._line_of(other)} differ only by case, spaces, '
+      'invisible characters, a form of Unicode, or zeros of a number, which a spreadsheet strips. The log has '
+      f'{", ".join(map(ascii, spellings))}. If they are one client, write it in one way; if not, give them names that '
+      'differ by more.',
     )
+
+  def _spellings(self, name: str) -> list[str]:
+    """The names in the whole file that can be taken for this one, the first few of them."""
+    found: dict[str, None] = {}
+    folded = _folded(name)
+    with self._opened() as (_, rows):
+      place = self._columns(next(rows))['client']
+      names = (cells[place].strip() for cells in rows if len(cells) > place)
+      alike = (one for one in names if one not in found and _folded(one) == folded)
+      found.update(dict.fromkeys(alike))
+    return list(found)[:_SHOWN]
 
   def _weights(self, texts: Optional[Sequence[str]], places: np.ndarray, row: int) -> np.ndarray:
     nobody = places < 0

@@ -5,12 +5,15 @@ import os
 import sys
 from typing import Callable, NoReturn, TextIO
 
+from quap_tff.common import characters
+
 INTERRUPTED, NOT_READ, FAILED = 130, 141, 2
 
 
 def shown(text: str) -> str:
   """The text, with escapes for control characters, marks of bidirectional text and others that have no shape."""
-  return ''.join(c if c.isprintable() else c.encode('unicode_escape').decode() for c in text)
+  plain = lambda c: c.isprintable() and not characters.is_unseen(c)
+  return ''.join(c if plain(c) else c.encode('unicode_escape').decode() for c in text)
 
 
 def run(main: Callable[[Sequence[str]], int]) -> NoReturn:

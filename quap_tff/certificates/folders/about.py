@@ -8,21 +8,11 @@ import re
 from typing import Any, Optional
 import unicodedata
 
+from quap_tff.common import characters
 from quap_tff.common import checks
 from quap_tff.common import version
 
 _LONGEST = 4_000
-# Characters that are not seen, or that change the order in which others are seen: control characters, marks of
-# bidirectional text and other format characters, halves of surrogate pairs, separators of lines and of paragraphs.
-_UNSEEN = ('Cc', 'Cf', 'Cs', 'Zl', 'Zp')
-# Letters, marks and symbols that are not seen either: fillers, variation selectors and blanks.
-_BLANK = frozenset(
-  map(
-    chr,
-    [0x34F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2800, 0x3164, 0xFFA0, 0x13441, 0x13442, 0x16FE4, 0x1D159]
-    + [*range(0x180B, 0x1810), *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0)],
-  )
-)
 # A certificate puts “ and ” around what the issuer states. No character may look as if it ended that: so not those that
 # do are refused, but those are listed that do not. Letters, numbers, dashes, and signs of mathematics and of currencies
 # are, by category; of modifiers, which hold double primes, only those of Japanese.
@@ -119,7 +109,7 @@ def check_text(name: str, value: Any) -> None:
   """Raises `ValueError` if a text, in a value of any depth, has characters that are not seen or that reorder others."""
   if isinstance(value, str):
     for character in value:
-      if unicodedata.category(character) in _UNSEEN or character in _BLANK:
+      if characters.is_unseen(character):
         raise ValueError(
           f'{name} holds the character U+{ord(character):04X}, which is not seen or changes the order of others. Leave '
           'it out: a text must be one line of plain characters.'

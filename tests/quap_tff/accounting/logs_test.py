@@ -101,7 +101,9 @@ class TestCells:
     assert 'line 3: a round must be a number' in _refused(tmp_path, f'round,client\n1,a\n{text},b\n')
 
   @pytest.mark.parametrize(
-    'other', ['JOSÉ', 'jose\u0301', 'ｊosé', 'j osé', 'jo\u200bsé', 'jos\xadé', '\u202ejosé', 'jo\ufe0fsé', 'jo\x00sé']
+    'other',
+    ['JOSÉ', 'jose\u0301', 'ｊosé', 'j osé', 'jo\u200bsé', 'jos\xadé', '\u202ejosé', 'jo\ufe0fsé', 'jo\x00sé']
+    + ['josé\U0001d159', 'jo\U00016fe4sé', 'josé\U000e0fff', 'jo\u2065sé'],
   )
   def test_names_that_can_be_taken_for_each_other(self, other, tmp_path):
     for first, second, space in (('josé', other, ''), (other, 'josé', ''), ('josé', other, ' ')):
@@ -109,13 +111,51 @@ class TestCells:
       assert words.startswith(f'line 5: its client {second!a} and the client {first!a} of line 3 differ only by case')
       assert words.isascii()
 
+  @pytest.mark.parametrize(
+    'first, second',
+    [('7', '007'), ('07', '7.0'), ('7.', '+7'), ('1.50', '01.5'), ('.5', '0.5'), ('-0', '0.00'), ('70', '7.00E+01')]
+    + [('00', '0'), ('0.05', '5E-02'), ('12345678901234567890123456789012', '012345678901234567890123456789012')],
+  )
+  def test_numbers_that_a_spreadsheet_takes_for_each_other(self, first, second, tmp_path):
+    for one, other in ((first, second), (second, first)):
+      words = _refused(tmp_path, f'round,client\n1,x\n2,{one}\n3,{other}\n')
+      assert words.startswith(f'line 4: its client {other!a} and the client {one!a} of line 3 differ only by')
+
+  def test_all_spellings_are_shown(self, tmp_path):
+    words = _refused(tmp_path, 'round,client\n1,7\n1,8\n2,007\n3,07\n4,007\n5,7.0\n6,70\n')
+    assert "The log has '7', '007', '07', '7.0'. If they are one client" in words
+
   @pytest.mark.parametrize('name', ['\u200b', '\u3164', '"\u2800 \u200e"'])
   def test_a_name_that_nobody_sees(self, name, tmp_path):
     assert 'line 3: its client' in (words := _refused(tmp_path, f'round,client\n1,x\n2,{name}\n'))
     assert 'has no visible character' in words
 
   def test_names_that_differ(self, tmp_path):
-    names = ['a', 'a-1', 'A_1', 'é', 'è', 'e', 'ß', '1', '01', 'Ω', 'א', '山田', 'f_00.png', 'Smith John']
+    names = [
+      'a',
+      'a-1',
+      'A_1',
+      'é',
+      'è',
+      'e',
+      'ß',
+      '1',
+      '10',
+      '1.5',
+      '1e5',
+      '100000',
+      '0x1',
+      '1-0',
+      '1.0.0',
+      '.',
+      '-',
+      'e+1',
+      'Ω',
+      'א',
+      '山田',
+      'f_00.png',
+      'Smith John',
+    ]
     log, rounds = _read(tmp_path, 'round,client\n' + ''.join(f'{t},{name}\n' for t in (1, 2) for name in names))
     assert list(log.names) == names and rounds[1].ids.tolist() == list(range(len(names)))
 
