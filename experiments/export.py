@@ -57,7 +57,9 @@ def main(argv: list[str]) -> int:
     exporting.export(experiment.plan, process, output, rounds=rounds_of(experiment), about=_about(experiment))
   print(f'{output} holds the run. quap_tff.Bundle({output!r}) plays it.', file=sys.stderr)
   if clients is not None:
-    files.write(clients, files.npz(examples_of(experiment.federation)))
+    content = files.npz(examples_of(experiment.federation))
+    with files.replacing(clients) as unfinished, files.new_private(unfinished) as f:
+      f.write(content)
     print(f'{clients} holds the data of the clients: keep it where they may be kept.', file=sys.stderr)
   return 0
 

@@ -66,6 +66,7 @@ def _run(arguments: argparse.Namespace) -> dict[str, Any]:
     with contextlib.suppress(RuntimeError):  # TensorFlow was in use before, and keeps its threads.
       tf.config.threading.set_intra_op_parallelism_threads(1)
       tf.config.threading.set_inter_op_parallelism_threads(threads)
+  simulation.check_types(bundle, clients)
   outcome = simulation.simulate(bundle, clients, test, num_rounds=arguments.rounds, num_threads=threads, say=say)
   summary = simulation.keep(bundle, outcome, arguments.output, arguments.signing_key)
   reason = summary.get('no_certificate')

@@ -30,12 +30,15 @@ class Graph:
       inputs: The name, dtype and shape of each argument that the graph reads.
       variables: The names of handles, each with the dtype and the shape of its variable.
       entropy: The names of tensors that are drawn from the operating system's entropy, each with its shape; int64.
+      counts: The name of the tensor that says whether a client's update counts; None if nothing says it.
   """
 
   def __init__(self, graph_def: bytes, bindings: Mapping[str, Any]):
     self._graph_def, self._bindings = graph_def, bindings
     arguments = bindings['arguments']
     self._fetches = [name for name in dict.fromkeys(bindings['results']) if name not in arguments]
+    if bindings['counts'] is not None and bindings['counts'] not in self._fetches:
+      self._fetches.append(bindings['counts'])
     self._free: list[Any] = []
 
   @property
@@ -54,6 +57,10 @@ class Graph:
     Raises:
       ValueError: If an argument is not of its type.
     """
+    return self.with_verdict(*parts)[0]
+
+  def with_verdict(self, *parts: Any) -> tuple[Any, bool]:
+    """The result, and whether the client's update counts: False if the mechanism puts zeros in its place."""
     leaves = [
       leaf
       for (name, kind), part in zip(self.parameter['fields'], parts)
@@ -64,7 +71,9 @@ class Graph:
       inputs = [tf.convert_to_tensor(tensors[name]) for name, *_ in self._bindings['inputs']]
       tensors.update(zip(self._fetches, self._run(inputs)))
     results = (tensors[name] for name in self._bindings['results'])
-    return structures.pack(self.result, (one.numpy() if tf.is_tensor(one) else one for one in results))
+    result = structures.pack(self.result, (one.numpy() if tf.is_tensor(one) else one for one in results))
+    counts = self._bindings['counts']
+    return result, counts is None or bool(tensors[counts])
 
   def _run(self, inputs: list[Any]) -> Sequence[Any]:
     for _, shape in self._bindings['entropy']:

@@ -1,7 +1,7 @@
 """Plays rounds that TFF compiled, by TensorFlow alone. One round of a bundle, as a server and its clients play it:
 
 message = bundle.prepare(state)                          server  to every client
-update = bundle.work(data, message)                      client  from its own data
+update, problem = bundle.attempt(data, message)          client  from its own data
 total = bundle.add(total, update)                        server  from total = bundle.zero(); or `merge` of shards
 state, metrics = bundle.update(state, total)             server
 ledger.append(bundle.record(state, metrics, cohort))     server
@@ -24,6 +24,8 @@ from quap_tff.common import array_types
 from quap_tff.common import checks
 from quap_tff.training import batches
 
+_NOT_FINITE = 'The update has NaN or infinity, or its norm overflows.'
+
 
 class Sums(NamedTuple):
   """The values that leave a client, or their sum over some clients.
@@ -35,6 +37,18 @@ class Sums(NamedTuple):
 
   plain: Any
   secure: Any
+
+
+class Attempt(NamedTuple):
+  """What a client sends, whatever its data are.
+
+  Attributes:
+    sums: The values that leave the client.
+    problem: Why the client adds zero; '' if its data count. It may tell of the data: it must not leave the client.
+  """
+
+  sums: Sums
+  problem: str
 
 
 class Bundle:
@@ -107,8 +121,33 @@ class Bundle:
       ValueError: If the data are of another type.
       tf.errors.InvalidArgumentError: If the round itself refuses them.
     """
-    plain, _, _, secure = self._graphs['work'](data, message)
-    return Sums(plain, secure)
+    return self._worked(data, message)[0]
+
+  def attempt(self, data: Any, message: Any) -> Attempt:
+    """The values that a client sends in a round, also if its data cannot be used.
+
+    Such a client sends what one without examples sends: zero, and the noise that it holds. So no client's data decide
+    what happens to the others. Calls may overlap.
+
+    Args:
+      data: As for `work`. Its examples may be anything.
+      message: From `prepare`.
+
+    Raises:
+      ValueError: If something else than the examples is wrong.
+      tf.errors.InvalidArgumentError: If the round itself refuses the client.
+    """
+    try:
+      sums, counts = self._worked(data, message)
+      return Attempt(sums, '' if counts else _NOT_FINITE)
+    except Exception as error:  # Data, and those who read them, raise every kind.
+      problem = f'{type(error).__name__}: {" ".join(str(error).split())}'
+    nothing = [] if 'sequence' in self.data_type else {**data, 'examples': []}
+    return Attempt(self.work(nothing, message), problem)
+
+  def _worked(self, data: Any, message: Any) -> tuple[Sums, bool]:
+    (plain, _, _, secure), counts = self._graphs['work'].with_verdict(data, message)
+    return Sums(plain, secure), counts
 
   def zero(self) -> Sums:
     """The sum over no clients."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent import futures
 import dataclasses
 import datetime
 import math
 import os
 import secrets
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional, Union
+import warnings
 import zipfile
 
 import numpy as np
@@ -19,14 +20,15 @@ from quap_tff import accounting
 from quap_tff import certificates
 from quap_tff.bundle import player
 from quap_tff.bundle import server as servers
+from quap_tff.bundle import structures
 from quap_tff.certificates.folders import folder as folders
 from quap_tff.common import files
 from quap_tff.mechanisms.held import guarded_clients
 
 SUMMARY = 'summary.json'
 
-# Examples by name, as `Bundle.data_type` has them.
-Examples = Mapping[str, Any]
+# Examples by name, as `Bundle.data_type` has them; [] for none.
+Examples = Union[Mapping[str, Any], Sequence[Any]]
 
 
 def read_clients(path: str) -> tuple[dict[int, Examples], Optional[tuple[Any, Any]]]:
@@ -82,6 +84,8 @@ def simulate(
 ) -> SimulationOutcome:
   """Plays the rounds of a bundle. Ctrl-C ends it after the last whole round.
 
+  A client whose data cannot be used adds zero, and a warning says so.
+
   Args:
     bundle: The run.
     clients: The examples of each client.
@@ -91,7 +95,7 @@ def simulate(
     say: Is given a line after each round.
 
   Raises:
-    ValueError: If the bundle does not say who takes part, or examples are missing or not of its type.
+    ValueError: If the bundle does not say who takes part, or a client who takes part is not there.
   """
   rounds, plan = bundle.rounds, bundle.plan
   cohorts = servers.checked_cohorts(bundle, num_rounds)
@@ -101,20 +105,27 @@ def simulate(
   absent = list(rounds.absent) or [np.zeros(0, np.int64)] * len(cohorts)
   is_held = plan is not None and plan.holds_noise
   guarded = guarded_clients.GuardedClients(plan, secrets.token_bytes(32)) if is_held else None
-  server = servers.Server(bundle)
+  server, unusable = servers.Server(bundle), dict[int, str]()
   with futures.ThreadPoolExecutor(num_threads) as pool:
     try:
       for round_num, (cohort, away) in enumerate(zip(cohorts, absent), 1):
         answers = guarded.answers(round_num, cohort) if guarded is not None else None
         message, total = bundle.prepare(server.state), bundle.zero()
-        work = lambda data, message=message: bundle.work(data, message)
+        work = lambda data, message=message: bundle.attempt(data, message)
         data = (client_data(bundle, client, clients[client], away, answers) for client in cohort.tolist())
-        for update in _in_turn(pool, work, data, 2 * num_threads):
-          total = bundle.add(total, update)
+        for client, one in zip(cohort.tolist(), _in_turn(pool, work, data, 2 * num_threads)):
+          total = bundle.add(total, one.sums)
+          if one.problem and client not in unusable:
+            unusable[client] = one.problem
+            say(f'client {client} adds zero: {one.problem}')
         server.release(total, cohort)
         say(f'round {round_num} of {len(cohorts)}: {len(cohort)} clients')
     except KeyboardInterrupt:
       say(f'Interrupted: {server.done} rounds are kept.')
+  if unusable:
+    first, others = min(unusable), len(unusable) - 1
+    said = f'The data of client {first} cannot be used, and it added zero: {unusable[first]}'
+    warnings.warn(f'{said} So did {others} others.' if others else said, stacklevel=2)
   return outcome(server, test)
 
 
@@ -136,10 +147,19 @@ def _in_turn(pool: futures.Executor, function: Any, arguments: Iterator[Any], mo
     yield waiting.popleft().result()
 
 
+def check_types(bundle: player.Bundle, clients: Mapping[int, Examples]) -> None:
+  """Raises `ValueError` if the examples of a file have other types than the bundle takes; all clients' are the same."""
+  for examples in list(clients.values())[:1]:
+    kind = bundle.data_type
+    if 'sequence' not in kind:
+      kind = dict(kind['fields'])['examples']
+    structures.flatten(kind, examples, 'examples')
+
+
 def client_data(bundle: player.Bundle, client: int, examples: Examples, absent: Any = (), answers: Any = None) -> Any:
   """A client's data for a round; one of the `absent` has no examples. `answers` are those of guards, by client."""
   if client in absent:
-    examples = {name: values[:0] for name, values in examples.items()}
+    examples = []
   if 'sequence' in bundle.data_type:  # TFF's own processes do not ask who a client is.
     return examples
   known = {'client_id': np.int64(client), 'examples': examples, 'absent': [np.int64(other) for other in absent]}
@@ -150,7 +170,7 @@ def client_data(bundle: player.Bundle, client: int, examples: Examples, absent: 
 
 def no_data(bundle: player.Bundle, client: int) -> Any:
   """The data of a client that takes part and has none."""
-  return {**client_data(bundle, client, {}), 'examples': []}
+  return client_data(bundle, client, [])
 
 
 def keep(

@@ -15,6 +15,7 @@ from quap_tff.bundle import bundle_files
 from quap_tff.certificates.folders import about as abouts
 from quap_tff.common import array_types
 from quap_tff.common import files
+from quap_tff.mechanisms.noise import integers
 from quap_tff.mechanisms.parts import postprocessing
 from quap_tff.runtime.in_process import section_graphs
 from quap_tff.training import evaluation
@@ -188,6 +189,7 @@ def _exported(computation: Any, *arguments: str, draws: bool = False) -> _Export
     'inputs': inputs[:count],
     'variables': [[name, *variable] for (name, *_), variable in zip(inputs[count:], variables)],
     'entropy': list(_drawn(section.graph_def)) if draws else [],
+    'counts': _verdict(section.graph_def),
   }
   return _ExportedGraph(section.graph_def.SerializeToString(), bindings)
 
@@ -216,6 +218,12 @@ def _described(kind: tff.Type) -> dict[str, Any]:
 
 def _sizes(shape: tf.TensorShape) -> Optional[list[Optional[int]]]:
   return None if shape.rank is None else shape.as_list()
+
+
+def _verdict(graph_def: Any) -> Optional[str]:
+  """The name of the tensor that says whether a client's update counts; None if the mechanism has none."""
+  names = [node.name for node in graph_def.node if node.op == 'All' and node.name.endswith(integers.COUNTS)]
+  return f'{names[0]}:0' if len(names) == 1 else None
 
 
 def _drawn(graph_def: Any) -> Iterator[list[Any]]:

@@ -9,7 +9,6 @@ from flwr.app import Context
 from flwr.app import Message
 from flwr.clientapp import ClientApp
 
-from quap_tff.common.lazy import tf
 from quap_tff.flower import messages
 from quap_tff.flower import node as nodes
 from quap_tff.flower.secure_sum import client
@@ -30,8 +29,10 @@ def keep(node: nodes.Node) -> None:
 @app.train()
 def train(message: Message, context: Context) -> Message:
   """The answer of this node's clients, or the reason for having none."""
+  node = _node
   try:
-    node = _node if _node is not None else nodes.Node.of(context.node_config)
+    if node is None:
+      node = nodes.Node.of(context.node_config)
     if node.holds_noise:
       return client.SecureSum(node)(message, context)
     answer = node.answer(message.content)
@@ -40,7 +41,10 @@ def train(message: Message, context: Context) -> Message:
   except messages.RefusedRoundError as error:
     _LOG.error('Refused: %s', error)
     content = messages.refusal_content(str(error))
-  except (ValueError, LookupError, OSError, ImportError, AttributeError, tf.errors.OpError) as error:
-    _LOG.error('%s: %s', type(error).__name__, str(error).strip())
+  except Exception as error:  # Whatever it is, its text may tell of data.
+    if node is not None:
+      node.note_failure(error)
+    else:
+      _LOG.error('%s: %s', type(error).__name__, str(error).strip())
     content = messages.refusal_content(messages.UNSAID)
   return Message(content, reply_to=message)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+import contextlib
+import datetime
 import functools
 import importlib
+import logging
 import os
 from typing import Any
 
@@ -16,6 +19,10 @@ from quap_tff.bundle import simulation
 from quap_tff.flower import enrolment
 from quap_tff.flower import messages
 from quap_tff.mechanisms.held import guard
+
+_LOG = logging.getLogger('flwr')
+# In a node's folder: what is wrong with clients' data, by client. It stays with the node.
+PRIVATE_LOG = 'private.log'
 
 
 class Node:
@@ -54,15 +61,19 @@ class Node:
         )
       enrolment.Enrolled(enrolled)
 
+  def _path(self, name: str) -> str:
+    return os.path.join(self.folder, name)
+
   @classmethod
   def of(cls, config: Mapping[str, Any]) -> Node:
     """The node of a configuration (`flower-supernode --node-config`).
 
     Args:
       config: `bundle`, a folder. `data`, an .npz file as `experiments.export --clients` writes it, or
-        `module:function`, a function from this configuration to the examples of each client. `clients`, such as 0-24,
-        those of them who are at this node (default: all). `folder`, from `python -m quap_tff.flower enrol`.
-        `enrolment`, the folder with the cards of all nodes. The last two are for a run in which clients hold the noise.
+        `module:function`, a function from this configuration and a client's id to the examples of this client.
+        `clients`, such as 0-24, those who are at this node (default: all in the file). `folder`, from `python -m
+        quap_tff.flower enrol`. `enrolment`, the folder with the cards of all nodes, for a run in which clients hold the
+        noise.
 
     Raises:
       ValueError: If something is missing or wrong; the message says what to do.
@@ -71,40 +82,86 @@ class Node:
       if name not in config:
         raise ValueError(f'The node has no {name}. Start it with --node-config \'{name}="…"\'.')
     bundle, data = player.Bundle(str(config['bundle'])), str(config['data'])
+    clients = enrolment.clients_of(str(config['clients'])).tolist() if 'clients' in config else None
+    unread: dict[int, str] = {}
     if data.endswith('.npz'):
-      examples = simulation.read_clients(data)[0]
+      found = simulation.read_clients(data)[0]
+      # Who is at a node must not follow from data: a client without examples adds zero.
+      examples = {client: found.get(client, []) for client in (found if clients is None else clients)}
     else:
+      if clients is None:
+        raise ValueError('The node has no clients. Start it with --node-config \'clients="…"\', such as 0-24.')
       module, _, function = data.partition(':')
-      examples = getattr(importlib.import_module(module), function)(config)
-    if 'clients' in config:
-      clients = enrolment.clients_of(str(config['clients']))
-      examples = {client: one for client, one in examples.items() if client in clients}
-    return cls(bundle, examples, str(config.get('folder', '')), str(config.get('enrolment', '')))
+      read, examples = getattr(importlib.import_module(module), function), {}
+      for client in clients:
+        examples[client] = []
+        try:
+          examples[client] = read(config, client)
+        except Exception as error:  # It is anybody's, and one client must not keep the others out.
+          unread[client] = f'{type(error).__name__}: {error}'
+    node = cls(bundle, examples, str(config.get('folder', '')), str(config.get('enrolment', '')))
+    for client, problem in unread.items():
+      node.note(f'The reader failed: client {client} adds zero. {problem}')
+    return node
 
   def answer(self, content: RecordDict) -> messages.Answer:
     """The answer of this node's clients in a round that a server announces.
 
+    A client whose data cannot be used adds zero, and comes like the others.
+
     Raises:
       RefusedRoundError: If a guard refuses, or the server plays another bundle or has other versions.
-      ValueError: If the data are not those that the bundle takes. The message may tell of the data.
     """
     message, history = messages.read_round(content, self.bundle)
     clients = np.intersect1d(history[-1].cohort, list(self.examples)).tolist()
     answers = self._guarded(history, clients) if self.holds_noise else None
-    total = self.bundle.zero()
+    total, round_num = self.bundle.zero(), history[-1].round_num
     for client in clients:
-      data = simulation.client_data(self.bundle, client, self.examples[client], answers=answers)
-      total = self.bundle.add(total, self.bundle.work(data, message))
-    return messages.Answer(history[-1].round_num, total, np.array(clients, np.int64))
+      total = self.bundle.add(total, self._attempt(f'Round {round_num}', client, message, answers))
+    return messages.Answer(round_num, total, np.array(clients, np.int64))
+
+  def check_clients(self) -> None:
+    """Notes which clients add zero as things are. Each is tried by itself, in a round that is for nobody."""
+    bundle = self.bundle
+    message = bundle.prepare(bundle.initialize())
+    silence = guard.silence(guard.PublicPlan.of(bundle.plan), 1) if self.holds_noise else None
+    for client, examples in self.examples.items():
+      if isinstance(examples, list) and not examples:
+        self.note(f'At the start: client {client} has no examples, and adds zero.')
+      else:
+        self._attempt('At the start', client, message, {client: silence})
+
+  def note(self, line: str) -> None:
+    """Adds a line to `PRIVATE_LOG` in the node's folder: what may tell of clients' data, and is for its owner alone."""
+    if not self.folder:
+      return
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+    now = datetime.datetime.now().isoformat(timespec='seconds')
+    # A note that cannot be written must not decide whether the others are in the sum.
+    with contextlib.suppress(OSError), os.fdopen(os.open(self._path(PRIVATE_LOG), flags, 0o600), 'ab') as f:
+      f.write(f'{now} {" ".join(line.split())}\n'.encode(errors='backslashreplace'))
+
+  def note_failure(self, error: Exception) -> None:
+    """Says that this node failed; only its owner reads why, because the error may tell of data."""
+    why = f'{type(error).__name__}: {error}'
+    self.note(why)
+    _LOG.error('This node failed: %s', f'{self._path(PRIVATE_LOG)} says why.' if self.folder else why)
+
+  def _attempt(self, when: str, client: int, message: Any, answers: Any) -> player.Sums:
+    """The values that a client sends; a note says if it adds zero."""
+    data = simulation.client_data(self.bundle, client, self.examples[client], answers=answers)
+    sums, problem = self.bundle.attempt(data, message)
+    if problem:
+      self.note(f'{when}: client {client} adds zero. {problem}')
+    return sums
 
   def _guarded(self, history: Sequence[messages.Link], clients: list[int]) -> dict[int, Any]:
     """The answers of the clients' guards. They write down what was announced before they answer."""
     plan = guard.PublicPlan.of(self.bundle.plan)
     try:
       chain = functools.reduce(lambda before, link: before.then(*link), history, guard.Chain(plan))
-      path = functools.partial(os.path.join, self.folder)
       assert self._secret is not None  # Where clients hold the noise, there is one.
-      guards = [guard.ClientGuard(plan, one, self._secret, path(f'guard_{one}')) for one in clients]
+      guards = [guard.ClientGuard(plan, one, self._secret, self._path(f'guard_{one}')) for one in clients]
       return {one.client_id: one.answer_at(chain) for one in guards}
     except ValueError as error:  # These follow from what was announced alone.
       raise messages.RefusedRoundError(str(error)) from None

@@ -88,6 +88,22 @@ class _Supervised:
     self._process.wait()
 
 
+def _try_clients(node: nodes.Node) -> None:
+  """Tries the data of each client, in a fork. Whatever comes out, the node goes on."""
+  pid = os.fork()
+  if not pid:
+    try:
+      node.check_clients()
+    except Exception as error:
+      node.note_failure(error)
+    finally:
+      os._exit(0)
+  os.waitpid(pid, 0)
+  _LOG.info(
+    'The data of each client were tried: %s names those who add zero.', os.path.join(node.folder, nodes.PRIVATE_LOG)
+  )
+
+
 def main(config: Mapping[str, Any], options: Sequence[str]) -> None:
   """Runs a node until it is stopped.
 
@@ -98,8 +114,10 @@ def main(config: Mapping[str, Any], options: Sequence[str]) -> None:
   Raises:
     ValueError: If the configuration is wrong.
   """
+  os.umask(0o077)  # What is written here is for the owner of the node.
   known = nodes.Node.of(config)
   tf.__version__  # noqa: B018  # Loads it, for all forks. Nothing is computed here: threads do not survive a fork.
+  _try_clients(known)
   client_app.keep(known)
   run_clientapp.install_from_fab = lambda *_, **__: None
   run_clientapp.get_load_client_app_fn = lambda **_: lambda *_: client_app.app

@@ -2,6 +2,7 @@
 
 import json
 import os
+import stat
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ def test_a_run_is_exported_and_simulated(tmp_path, capsys):
   assert [len(cohort) for cohort in bundle.rounds.cohorts] == [3, 3, 3] and sum(map(len, bundle.rounds.absent))
   assert (bundle.about.dataset, bundle.about.model) == ('digits', 'linear_features')
   with np.load(clients) as kept:
+    assert stat.S_IMODE(clients.stat().st_mode) == 0o600
     assert set(kept.files) == {'x', 'y', 'client', 'x_test', 'y_test'} and set(kept['client']) == set(range(8))
   assert program.main(['run', f'{tmp_path}/bundle', f'--clients={clients}', f'--output={tmp_path}/run']) == 0
   assert not quap_tff.certificates.verify(str(tmp_path / 'run')).problems

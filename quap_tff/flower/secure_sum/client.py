@@ -18,7 +18,6 @@ import logging
 import os
 from typing import Any
 
-from cryptography.fernet import InvalidToken
 from flwr.app import ConfigRecord
 from flwr.app import Context
 from flwr.app import Message
@@ -34,7 +33,6 @@ from flwr.common.secure_aggregation.secaggplus_constants import Stage
 from flwr.compat.common import recorddict_compat
 import numpy as np
 
-from quap_tff.common.lazy import tf
 from quap_tff.flower import enrolment
 from quap_tff.flower import messages
 from quap_tff.flower import node as nodes
@@ -68,9 +66,8 @@ class SecureSum:
     except messages.RefusedRoundError as error:
       _LOG.error('Refused: %s', error)
       reason = str(error)
-    # Those of Flower's mod, and of work. They may tell of data.
-    except (ValueError, TypeError, LookupError, OSError, InvalidToken, tf.errors.OpError) as error:
-      _LOG.error('%s: %s', type(error).__name__, str(error).strip())
+    except Exception as error:  # Whatever it is, its text may tell of data.
+      self._node.note_failure(error)
       reason = messages.UNSAID
     context.state.config_records.pop(_STATE, None)
     return Message(messages.refusal_content(reason), reply_to=message)

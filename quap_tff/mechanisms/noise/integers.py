@@ -44,6 +44,8 @@ _PRODUCT_ERROR = 3
 _BOUND_ERROR = 2.0**-40
 # Beyond this many releases, coefficients of the noise's inverse are bounded by 1 instead of being computed.
 _COMPUTED_RELEASES = 10_000
+# The name of the tensor that says whether a client's update counts, or zeros in its place: `exporting` looks for it.
+COUNTS = 'quap_update_counts'
 
 
 def count_steps(stddev: float) -> float:
@@ -252,7 +254,8 @@ class Grid:
     small = tf.logical_and(tf.math.is_finite(squares), squares <= 2 * tf.square(bound))
     whole = [tf.cast(tf.where(small, part, tf.zeros_like(part)), tf.int64) for part in result]
     exact = tf.add_n([tf.reduce_sum(tf.square(part)) for part in whole])
-    within = tf.logical_and(small, exact <= tf.square(tf.cast(bound, tf.int64)))
+    is_finite = tf.reduce_all(tf.math.is_finite(tf.stack(norms)))
+    within = tf.reduce_all([is_finite, small, exact <= tf.square(tf.cast(bound, tf.int64))], name=COUNTS)
     return [tf.cast(tf.where(within, part, tf.zeros_like(part)), tf.int32) for part in whole]
 
   def initial_buffers(self) -> list[tf.Tensor]:

@@ -14,6 +14,8 @@ from quap_tff.bundle import bundle_files
 from quap_tff.bundle import simulation
 from quap_tff.certificates.folders import about as abouts
 from quap_tff.certificates.folders import signatures
+from quap_tff.common.lazy import tf
+from quap_tff.mechanisms.held import guarded_clients
 from quap_tff.mechanisms.noise import correlation
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import postprocessing
@@ -79,14 +81,14 @@ def test_a_run_that_is_stopped_says_so(bundle, clients, tmp_path):
 
 def test_an_interrupted_run_keeps_whole_rounds(bundle, clients, monkeypatch):
   found, lines = quap_tff.Bundle(bundle), []
-  work = found.work
+  attempt = found.attempt
 
   def interrupted(data, message):
     if len(lines) == 2:
       raise KeyboardInterrupt
-    return work(data, message)
+    return attempt(data, message)
 
-  monkeypatch.setattr(found, 'work', interrupted)
+  monkeypatch.setattr(found, 'attempt', interrupted)
   outcome = simulation.simulate(found, simulation.read_clients(clients)[0], say=lines.append)
   assert (outcome.rounds, outcome.ledger.num_rounds, outcome.test) == (2, 2, None)
   assert lines[-1] == 'Interrupted: 2 rounds are kept.'
@@ -135,7 +137,67 @@ def test_the_average_that_the_plan_chose_is_published(bundle, clients):
 def test_who_is_absent_sends_nothing(bundle, clients):
   found = quap_tff.Bundle(bundle)
   data = simulation.client_data(found, 2, simulation.read_clients(clients)[0][2], [2])
-  assert (len(data['examples']['x']), data['client_id']) == (0, 2)
+  assert (data['examples'], data['client_id']) == ([], 2)
+
+
+# What one client's data may be.
+_UNUSABLE = {
+  'a label that is no class': lambda x, y: dict(x=x, y=np.where(y == y[0], 12, y)),
+  'a label below 0': lambda x, y: dict(x=x, y=np.where(y == y[0], -1, y)),
+  'other shapes': lambda x, y: dict(x=x[:, :3], y=y),
+  'another dtype': lambda x, y: dict(x=x.astype(str), y=y),
+  'too few labels': lambda x, y: dict(x=x, y=y[:1]),
+  'NaN': lambda x, y: dict(x=np.where(x == x[0], np.float32('nan'), x), y=y),
+  'infinity': lambda x, y: dict(x=x * np.float32('inf'), y=y),
+  'a norm that overflows': lambda x, y: dict(x=np.full_like(x, 3e38), y=y),
+  'no labels': lambda x, y: dict(x=x),
+  'nothing at all': lambda x, y: None,
+}
+
+
+@pytest.fixture(scope='module')
+def held(context, tmp_path_factory):
+  plan = _certified(correlation=correlation.HeldNoise(0.5))
+  return _written(plan, tmp_path_factory.mktemp('bundles') / 'held')
+
+
+@pytest.mark.parametrize('kind', ['bundle', 'held'])
+def test_a_client_whose_data_cannot_be_used_adds_zero_and_its_noise(kind, clients, request):
+  found = quap_tff.Bundle(request.getfixturevalue(kind))
+  message = found.prepare(found.initialize())
+  guarded = guarded_clients.GuardedClients(found.plan, b'0' * 32) if kind == 'held' else None
+  answers = None if guarded is None else guarded.answers(1, found.rounds.cohorts[0])
+  examples = simulation.read_clients(clients)[0][2]
+  attempt = lambda own: found.attempt(simulation.client_data(found, 2, own, answers=answers), message)
+  nothing, own = attempt([]), attempt(examples)
+  assert not nothing.problem and not own.problem
+  assert any((a != b).any() for a, b in zip(_arrays(own.sums), _arrays(nothing.sums)))
+  for name, change in _UNUSABLE.items():
+    sums, problem = attempt(change(**examples))
+    assert problem, name
+    for found_array, expected in zip(_arrays(sums), _arrays(nothing.sums)):
+      np.testing.assert_array_equal(found_array, expected, err_msg=name)
+
+
+def _arrays(sums):
+  return [np.asarray(leaf) for leaf in tf.nest.flatten([sums.plain, sums.secure])]
+
+
+def test_what_is_wrong_with_all_still_ends_the_round(held, clients):
+  found = quap_tff.Bundle(held)
+  data = {'client_id': np.int64(2), 'examples': simulation.read_clients(clients)[0][2]}
+  with pytest.raises(ValueError, match='data must be .*answer.*, found client_id, examples'):
+    found.attempt(data, found.prepare(found.initialize()))  # No guard has answered.
+
+
+def test_one_clients_data_do_not_end_the_run_of_others(bundle, clients):
+  found, lines = quap_tff.Bundle(bundle), []
+  data = simulation.read_clients(clients)[0]
+  data[2] = _UNUSABLE['a label that is no class'](**data[2])
+  with pytest.warns(UserWarning, match=r'data of client 2 cannot be used, and it added zero: InvalidArgumentError'):
+    outcome = simulation.simulate(found, data, say=lines.append)
+  assert outcome.rounds == outcome.ledger.num_rounds == 3
+  assert [line[:18] for line in lines].count('client 2 adds zero') == 1
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from quap_tff import certificates
 from quap_tff.bundle import server as servers
 from quap_tff.bundle import simulation
 from quap_tff.flower import enrolment
+from quap_tff.flower import node as nodes
 from quap_tff.flower import server_app
 from quap_tff.flower import server_run
 from quap_tff.flower.secure_sum import server
@@ -155,6 +156,22 @@ class TestThreshold:
     _check(run, summary, federation, folder, 'public cohorts')
     # The sum that was opened is counted.
     np.testing.assert_array_equal(run.server.ledger.rounds, [ROUNDS] * 20)
+
+  def test_one_clients_bad_label_moves_the_sum_by_that_client_alone(self, started):
+    federation, config, folder = started('planned')
+    node, examples = sorted(federation.nodes)[2], federation.examples
+    bad = federation.nodes[node][1]
+    examples[bad] = {**examples[bad], 'y': np.full_like(examples[bad]['y'], 12)}
+    federation.start(node)
+    federation.apps[node]._node.check_clients()
+    run, summary = _play(federation, config, folder)
+    assert [len(came) for _, came in run.rounds] == [20] * ROUNDS and not federation.refusals()
+    examples[bad] = []
+    _check(run, summary, federation, folder, 'public cohorts')
+    lines = (pathlib.Path(federation.folder(node)) / nodes.PRIVATE_LOG).read_text().splitlines()
+    whens = ['At the start', *(f'Round {number}' for number in range(1, ROUNDS + 1))]
+    problem = f': client {bad} adds zero. InvalidArgumentError: '
+    assert [line.partition(' ')[2].partition(problem)[0] for line in lines] == whens
 
 
 class TestForAllOrNobody:

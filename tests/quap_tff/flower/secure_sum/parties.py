@@ -42,9 +42,10 @@ class Bundle(player.Bundle):
   def modulus(self):
     return [np.int64(self._modulus), np.int64(mechanism.COUNT_MODULUS)]
 
-  def work(self, data, message):
+  def _worked(self, data, message):
     self.worked.append((int(data['answer']['round']), int(data['client_id'])))
-    return player.Sums(structures.Struct(ids=np.int64(data['client_id'])), [data['examples']['x'], np.int64(1)])
+    x = data['examples']['x'] if data['examples'] else np.zeros(SHAPE, np.int64)
+    return player.Sums(structures.Struct(ids=np.int64(data['client_id'])), [x, np.int64(1)]), True
 
   def zero(self):
     return player.Sums(structures.Struct(ids=np.int64(0)), [np.int64(0), np.int64(0)])

@@ -1,5 +1,9 @@
 """Tests of the secure sum over Flower: that it is exact, what it survives, and what nodes refuse."""
 
+import os
+import pathlib
+import stat
+
 import numpy as np
 import pytest
 
@@ -20,6 +24,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from quap_tff.bundle import player
 from quap_tff.flower import enrolment
 from quap_tff.flower import messages
+from quap_tff.flower import node as nodes
 from quap_tff.flower.secure_sum import integers
 from quap_tff.flower.secure_sum import masks
 from quap_tff.flower.secure_sum import records
@@ -57,6 +62,21 @@ class TestSum:
   def test_is_exact_where_nodes_have_many_clients(self, tmp_path):
     federation = parties.Parties(tmp_path, [[0, 3, 4, 9], [1, 2], [5], [6, 7, 8]], parties.Bundle())
     _check(federation, server.obtained(federation, federation.nodes, federation.announced(1)), range(10))
+
+  @pytest.mark.parametrize('data', [{}, {'y': np.zeros(3)}, 'text'])
+  def test_a_client_whose_data_cannot_be_used_adds_zero_alone(self, tmp_path, data):
+    federation = parties.Parties(tmp_path, [[0, 3, 4, 9], [1, 2], [5], [6, 7, 8]], parties.Bundle())
+    node = next(node for node, clients in federation.nodes.items() if 3 in clients)
+    federation.examples[3], federation.x[3] = data, np.zeros(parties.SHAPE, np.int64)
+    federation.start(node)
+    _check(federation, server.obtained(federation, federation.nodes, federation.announced(1)), range(10))
+    noted = pathlib.Path(federation.folder(node)) / nodes.PRIVATE_LOG
+    if data:
+      (line,) = noted.read_text().splitlines()
+      assert 'Round 1: client 3 adds zero. ' in line
+      assert stat.S_IMODE(noted.stat().st_mode) == 0o600
+    others = [pathlib.Path(federation.folder(other)) / nodes.PRIVATE_LOG for other in federation.nodes if other != node]
+    assert not any(map(os.path.exists, others))
 
   def test_node_sends_no_integer_of_its_own(self, federation):
     server.obtained(federation, federation.nodes, federation.announced(1))
