@@ -1,8 +1,11 @@
 """Tests run TFF computations in this process, unless they say otherwise."""
 
+import atexit
 import gc
 import os
+import shutil
 import signal
+import tempfile
 
 from tests import light
 
@@ -13,6 +16,10 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 # them by SIGINT and waits for them, which would last for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
   signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Counters of states (`quap_tff.common.durable`) of tests, and of the processes that they start, are not the user's.
+os.environ['XDG_STATE_HOME'] = tempfile.mkdtemp(prefix='quap_tff_state_')
+atexit.register(shutil.rmtree, os.environ['XDG_STATE_HOME'], ignore_errors=True)
 
 if light.ON:
   light.install()

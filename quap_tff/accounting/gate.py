@@ -34,12 +34,14 @@ import hashlib
 import hmac
 import io
 import json
+import os
 from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 
 from quap_tff.common import array_types
 from quap_tff.common import checks
+from quap_tff.common import durable
 from quap_tff.common import files
 from quap_tff.common import lazy
 from quap_tff.common.numbers import tradeoff
@@ -81,6 +83,8 @@ class Gate:
     config: The parameters, checked.
     digests: For each committed round, 16 bytes that follow from the gate's parameters, the round's number, who came
       with which weight, and whether the round released anything.
+    spent_file: The file that says what clients have spent before, for the one that keeps the gate's state: nobody else
+      may count from it. None if there is none, or the gate was loaded.
   """
 
   def __init__(
@@ -130,6 +134,7 @@ class Gate:
       spent_before=None if spent is None else spents.read_spent(spent, num_clients),  # type: ignore[arg-type]
     )
     self.noise_multiplier = noise_multiplier
+    self.spent_file = os.fspath(spent) if isinstance(spent, (str, os.PathLike)) else None
     self._prices = self.config.to_mechanism().prices
     self._spending = spendings.Spending(correlation, num_clients)
     self.digests: list[bytes] = []
@@ -174,7 +179,9 @@ class Gate:
     )
     settled = config.settled(cohorts).mechanism
     numbers = num_clients, settled.noise_multiplier, epsilon, delta, settled.config.num_rounds
-    return cls(*numbers, settled.config.correlation, settled.config.own_epsilon, settled.config.spent_before)
+    gate = cls(*numbers, settled.config.correlation, settled.config.own_epsilon, settled.config.spent_before)
+    gate.spent_file = os.fspath(spent) if isinstance(spent, (str, os.PathLike)) else None
+    return gate
 
   @property
   def num_clients(self) -> int:
@@ -273,6 +280,9 @@ class Gate:
     """
     ids = checks.cohort(cohort, self.num_clients)
     number = self.rounds + 1
+    if released is not None and not isinstance(released, (bool, np.bool_)):
+      raise ValueError(f'released must be True, False or None, found {released!r}. Nothing was charged.')
+    released = None if released is None else bool(released)
     if reservation is None:
       self._check_no_other('committed')
       self._check_number('committed')
@@ -473,9 +483,14 @@ class Gate:
   def save(self, path: str) -> None:
     """Writes all of the gate's state, whole or not at all. Save it after each commit.
 
-    A program that goes on from an older file charges nobody for what was released since. Under correlated noise the
-    file also holds noise: keep it as secret as clients' data.
+    A program that goes on from an older file charges nobody for what was released since, and nothing notices it here:
+    `LogWriter` does. Under correlated noise the file also holds noise: keep it as secret as clients' data.
     """
+    files.write_sealed(path, self.content)
+
+  @property
+  def content(self) -> bytes:
+    """What `save` writes."""
     arrays: dict[str, np.ndarray] = {
       'parameters': np.frombuffer(self._parameters_text.encode(), np.uint8),
       'digests': np.frombuffer(b''.join(self.digests), np.uint8),
@@ -483,11 +498,11 @@ class Gate:
       **self._spending.state_dict(),
       **{f'buffer{j}': one for j, one in enumerate(self._buffers)},
     }
-    files.write_sealed(path, files.npz(arrays))
+    return files.npz(arrays)
 
   @classmethod
   def load(cls, path: str, **parameters: Any) -> Gate:
-    """The gate that `save` wrote, to go on from there.
+    """The gate that `save` or a `LogWriter` wrote, to go on from there.
 
     Args:
       path: The file.
@@ -498,7 +513,8 @@ class Gate:
       ValueError: If it is damaged, not a gate's, or has other parameters.
     """
     try:
-      with np.load(io.BytesIO(files.read_sealed(path)), allow_pickle=False) as kept:
+      content = durable.content_of(path) if durable.is_state(path) else files.read_sealed(path)
+      with np.load(io.BytesIO(content), allow_pickle=False) as kept:
         arrays = dict(kept)
       saved = json.loads(arrays['parameters'].tobytes())
       correlation = correlations.from_spec(saved['correlation'])

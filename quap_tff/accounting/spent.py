@@ -22,9 +22,13 @@ from quap_tff.accounting import gate
 from quap_tff.accounting import history
 from quap_tff.accounting import run_ledger
 from quap_tff.common import checks
+from quap_tff.common import durable
+from quap_tff.common import files
 from quap_tff.common.numbers import tradeoff
 
 CERTIFICATE = 'certificate.json'
+# The files of a certificate from which another run may count.
+_SPENT_FILES = ('ledger.npz', 'clients.csv')
 # The columns with the ε of what was released, the first that there is.
 _COLUMNS = ('formal_epsilon_reading', 'formal_epsilon', 'epsilon')
 
@@ -64,6 +68,35 @@ def read_spent(source: Union[str, os.PathLike, Any], num_clients: Optional[int] 
       'same ids; those who no longer come need not be in a cohort.'
     )
   return np.append(spent, np.zeros(total - len(spent)))
+
+
+def claim(source: str, heir: durable.Heir, counters: Optional[str] = None) -> None:
+  """Notes that a run counts from a file. Another run is refused from then on.
+
+  Args:
+    source: The file, as for `read_spent`.
+    heir: The run.
+    counters: The folder of the notes, as for `durable.State`.
+
+  Raises:
+    ValueError: If another run counts from it already, or from another file of the same run.
+    OSError: If a file cannot be read or written.
+  """
+  durable.claim(source, keys_of(source), heir, counters)
+
+
+def keys_of(source: str) -> set[str]:
+  """What names the spending in a file: the id of a state; else digests of the file and, in a certificate, of others."""
+  if durable.is_state(source):
+    return {durable.id_of(source)}
+  with open(source, 'rb') as f:
+    digest = hashlib.sha256(f.read()).hexdigest()
+  path = os.path.join(os.path.dirname(source), CERTIFICATE)
+  if not os.path.isfile(path):
+    return {digest}
+  named = files.read_json(path)['provenance']['files_sha256']
+  spent = {named[name] for name in _SPENT_FILES if name in named}
+  return {digest, *spent} if digest in spent else {digest}
 
 
 def _read_clients_file(path: str) -> Mapping[int, float]:
