@@ -47,7 +47,7 @@ class LogWriter:
         latest; or if another run counts from what this gate has spent, or from the file of its `spent`.
       OSError: If they cannot be read or written.
     """
-    self.gate, self._log, self._state = gate, log, durable.State(state, counters)
+    self.gate, self._log, self._state = gate, log, durable.StateFile(state, counters)
     try:
       self._check_is_of_the_gate(state)
       self._check_is_not_spent(counters)

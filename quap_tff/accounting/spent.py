@@ -76,7 +76,7 @@ def claim(source: str, heir: durable.Heir, counters: Optional[str] = None) -> No
   Args:
     source: The file, as for `read_spent`.
     heir: The run.
-    counters: The folder of the notes, as for `durable.State`.
+    counters: The folder of the notes, as for `durable.StateFile`.
 
   Raises:
     ValueError: If another run counts from it already, or from another file of the same run.

@@ -1,6 +1,6 @@
 r"""Files that must not be used twice or put back: the state of a gate, of a guard, of a run.
 
-    with durable.State('run/gate.state') as state:   # nobody else can open it until it is closed, or the process ends
+    with durable.StateFile('run/gate.state') as state:   # nobody else can open it until it is closed, or the process ends
       old = state.content                            # None at the first time
       state.write(new)                               # when this returns, `new` is on disk and `old` is no longer taken
 
@@ -105,7 +105,7 @@ def counters_folder() -> str:
   return os.path.join(state, 'quap_tff')
 
 
-class State:
+class StateFile:
   """A state that is open, and locked for everyone else until `close`, or until this object or the process ends.
 
   Attributes:
@@ -136,7 +136,7 @@ class State:
       self.close()
       raise
 
-  def __enter__(self) -> State:
+  def __enter__(self) -> StateFile:
     return self
 
   def __exit__(self, *_: object) -> None:
@@ -401,7 +401,7 @@ def adopt(path: str, counters: Optional[str] = None) -> list[str]:
 
   Args:
     path: A state, or a folder of states.
-    counters: As for `State`.
+    counters: As for `StateFile`.
 
   Returns:
     The paths of those that were not known here. The others stay as they are.
@@ -429,7 +429,7 @@ def forget(path: str, counters: Optional[str] = None) -> list[str]:
 
   Args:
     path: Where a state was, or a folder of them.
-    counters: As for `State`.
+    counters: As for `StateFile`.
 
   Returns:
     The paths.
@@ -469,7 +469,7 @@ def claim(source: str, keys: Iterable[str], heir: Heir, counters: Optional[str] 
     source: The file, for the message.
     keys: What it says, by digests or ids. Two files of one run have a key in common.
     heir: The run.
-    counters: As for `State`.
+    counters: As for `StateFile`.
 
   Raises:
     StateError: If another run counts from it already. Then nothing is noted.

@@ -62,7 +62,7 @@ def test_a_crash_between_log_and_state(lost, monkeypatch):
   _rounds(writer, 5)
   length = len(_LOG.read_text())
   with monkeypatch.context() as patch, pytest.raises(OSError):
-    patch.setattr(durable.State, 'write', _full)
+    patch.setattr(durable.StateFile, 'write', _full)
     _rounds(writer, 1, seed=7)
   text = _LOG.read_text()
   _LOG.write_text(text[: length + min(lost, len(text) - length)])
@@ -76,7 +76,7 @@ def test_a_crash_of_the_save_itself(monkeypatch):
   writer = log_writer.LogWriter(_gate())
   _rounds(writer, 2)
   with monkeypatch.context() as patch, pytest.raises(OSError):
-    patch.setattr(durable.State, 'write', _full)
+    patch.setattr(durable.StateFile, 'write', _full)
     _rounds(writer, 1)
   again = log_writer.LogWriter(quap_tff.Gate.load('gate.state'))
   assert again.gate.rounds == 2
@@ -177,7 +177,7 @@ def test_a_round_that_could_not_be_written_is_not_passed_over(broken, monkeypatc
   writer = log_writer.LogWriter(_gate())
   _rounds(writer, 1)
   with monkeypatch.context() as patch, pytest.raises(OSError):
-    patch.setattr(*(durable.State, 'write', _full) if broken == 'state' else (writer, '_append', _full))
+    patch.setattr(*(durable.StateFile, 'write', _full) if broken == 'state' else (writer, '_append', _full))
     _rounds(writer, 1)
   writer.gate.ask([0])
   with pytest.raises(ValueError, match=r'The gate has committed 2 rounds, and .*gate\.state has 1: .*Go on with'):

@@ -26,19 +26,19 @@ def _counters(tmp_path, monkeypatch):
 
 
 def _write(path, *contents, counters=None):
-  with durable.State(str(path), counters) as state:
+  with durable.StateFile(str(path), counters) as state:
     for content in contents:
       state.write(content)
 
 
 def _content(path, counters=None):
-  with durable.State(str(path), counters) as state:
+  with durable.StateFile(str(path), counters) as state:
     return state.content
 
 
 def _refused(path, match, counters=None):
   with pytest.raises(durable.StateError, match=match):
-    durable.State(str(path), counters)
+    durable.StateFile(str(path), counters)
 
 
 class TestWriting:
@@ -61,7 +61,7 @@ class TestWriting:
 
   def test_it_is_on_disk_before_it_counts(self, path, counters, monkeypatch):
     done, synced, replaced = [], os.fsync, os.replace
-    with durable.State(str(path)) as state:
+    with durable.StateFile(str(path)) as state:
       state.write(b'one')
       counter = os.stat(next((counters / 'states').iterdir())).st_ino
       names = {counter: 'counter', os.stat(path.parent).st_ino: 'folder'}
@@ -77,7 +77,7 @@ class TestWriting:
     assert (tmp_path / 'link').is_symlink() and _content(path) == b'two'
 
   def test_after_a_failed_write_it_is_opened_again(self, path, monkeypatch):
-    state = durable.State(str(path))
+    state = durable.StateFile(str(path))
     state.write(b'one')
     monkeypatch.setattr(os, 'replace', lambda *_: (_ for _ in ()).throw(OSError('full')))
     with pytest.raises(OSError, match='full'):
@@ -89,14 +89,14 @@ class TestWriting:
 
 class TestTwice:
   def test_a_second_object_is_refused_at_once(self, path):
-    with durable.State(str(path)) as state:
+    with durable.StateFile(str(path)) as state:
       _refused(path, 'is in use')  # Before there is a file.
       state.write(b'one')
       _refused(path, 'is in use')
     assert _content(path) == b'one'
 
   def test_a_copy_is_the_same_state(self, path, tmp_path):
-    with durable.State(str(path)) as state:
+    with durable.StateFile(str(path)) as state:
       state.write(b'one')
       shutil.copytree(path.parent, tmp_path / 'copy')
       _refused(tmp_path / 'copy' / 'state', 'is in use')
@@ -104,7 +104,7 @@ class TestTwice:
     _refused(path, 'is not the latest copy: it is version 1, and version 2 was written')
 
   def test_a_process_that_was_forked_does_not_write(self, path):
-    with durable.State(str(path)) as state:
+    with durable.StateFile(str(path)) as state:
       state.write(b'one')
       child = multiprocessing.get_context('fork').Process(target=state.write, args=(b'of the child',))
       child.start()
@@ -238,7 +238,7 @@ class TestCrashes:
     """`step` counts what a write asks of the disk."""
     if not first:
       _write(path, b'one')
-    state, asked = durable.State(str(path)), []
+    state, asked = durable.StateFile(str(path)), []
 
     def crashing(real):
       def function(*arguments, **more):
@@ -275,7 +275,7 @@ class TestCrashes:
   def test_of_two_versions_after_a_crash_the_released_one_stays(self, path, tmp_path, monkeypatch):
     _write(path, b'one')
     shutil.copy(path, tmp_path / 'one')
-    with monkeypatch.context() as patch, durable.State(str(path)) as state, pytest.raises(_Crash):
+    with monkeypatch.context() as patch, durable.StateFile(str(path)) as state, pytest.raises(_Crash):
       patch.setattr(durable._Log, 'append', lambda *_: (_ for _ in ()).throw(_Crash))
       state.write(b'two')
     shutil.copy(path, tmp_path / 'two')
@@ -288,7 +288,7 @@ class TestCrashes:
 
 def _append_in_process(path, results):
   for _ in range(5):
-    with durable.State(path, waits=True) as state:
+    with durable.StateFile(path, waits=True) as state:
       state.write((state.content or b'') + b'x')
   results.put(True)
 
