@@ -24,7 +24,7 @@ import numpy as np
 from numpy.random import Generator
 
 from quap_tff.common.numbers import tradeoff
-from quap_tff.mechanisms.certified.config import CertifiedConfig
+from quap_tff.mechanisms.certified.config import Certified
 from quap_tff.mechanisms.certified.privacy_filter import SMALLEST_SHARE
 from quap_tff.mechanisms.certified.privacy_filter import SMALLEST_WEIGHT
 from quap_tff.mechanisms.noise.integer_noise import SMALLEST_STDDEV
@@ -41,51 +41,52 @@ class State(NamedTuple):
   spent: np.ndarray  # float64[N], μ_i².
 
 
-def initial_state(config: CertifiedConfig, theta: np.ndarray) -> State:
+def initial_state(core: Certified, theta: np.ndarray) -> State:
   """The state before round 1."""
-  clients = config.num_clients
+  clients = core.num_clients
   return State(0, theta, np.zeros([0, clients]), np.zeros([0, len(theta)], np.int64), np.zeros(clients))
 
 
 def play_round(
-  config: CertifiedConfig, state: State, asked: np.ndarray, updates: Mapping[int, np.ndarray], generator: Generator
+  core: Certified, state: State, asked: np.ndarray, updates: Mapping[int, np.ndarray], generator: Generator
 ) -> State:
-  """The state after a round: with z, D, T and a fixed C from the configuration, the weights that the rule asks for,
+  """The state after a round: with z, D, T and a fixed C from the mechanism, the weights that the rule asks for,
   float64[N], and the updates g_i of the cohort, float64[d] by client."""
-  allowed = filtered(config, state, asked)
-  weights = np.zeros(config.num_clients)
+  allowed = filtered(core, state, asked)
+  weights = np.zeros(core.num_clients)
   for client in updates:
     weights[client] = allowed[client]
   if not weights.any():  # Known before the round, so it says nothing of clients' data.
     return state._replace(round=state.round + 1)
 
-  steps = grid_steps(config, len(state.theta))
+  steps = grid_steps(core, len(state.theta))
   total = np.zeros(len(state.theta), np.int64)
   for client, update in updates.items():
-    total += on_grid(config, update, weights[client], steps)
+    total += on_grid(core, update, weights[client], steps)
 
   # The charge comes before the release: a round that was computed counts, even if it is then withheld.
-  unit, cross = prices(config, state)
-  spent = state.spent + (unit * weights**2 + 2 * cross * weights) / config.noise_multiplier**2
+  unit, cross = prices(core, state)
+  spent = state.spent + (unit * weights**2 + 2 * cross * weights) / core.noise_multiplier**2
 
-  fresh = generator.normal(0, config.noise_multiplier * steps, len(state.theta))
-  coefficients = config.correlation.coefficients(len(state.noise) + 1)
+  fresh = generator.normal(0, core.noise_multiplier * steps, len(state.theta))
+  coefficients = core.config.correlation.coefficients(len(state.noise) + 1)
   taken_back = coefficients[:0:-1] @ state.noise
   noise = np.rint(fresh - taken_back).astype(np.int64)
 
-  release = config.clip.initial_norm / (steps * config.divisor) * (total + noise)
+  release = core.clip.initial_norm / (steps * core.divisor) * (total + noise)
   added, noises = np.vstack([state.added, weights]), np.vstack([state.noise, noise])
   return State(state.round + 1, state.theta - release, added, noises, spent)
 
 
-def filtered(config: CertifiedConfig, state: State, asked: np.ndarray) -> np.ndarray:
+def filtered(core: Certified, state: State, asked: np.ndarray) -> np.ndarray:
   """w_i(t), float64[N]: the largest weight up to the one asked for whose charge fits into what is left."""
-  if state.round >= config.num_rounds:  # Clients were charged for what shows up to round T, and for nothing later.
-    return np.zeros(config.num_clients)
+  # Clients were charged for what shows up to round T, and for nothing later.
+  if state.round >= core.config.most_releases:
+    return np.zeros(core.num_clients)
   # A small share of ε and of δ pays for what rounding to integers costs.
-  largest_mu = tradeoff.mu_at_most(config.epsilon * (1 - RESERVE), config.delta * (1 - RESERVE))
-  room = np.maximum(largest_mu**2 - state.spent, 0) * config.noise_multiplier**2
-  unit, cross = prices(config, state)
+  largest_mu = tradeoff.mu_at_most(core.config.epsilon * (1 - RESERVE), core.config.delta * (1 - RESERVE))
+  room = np.maximum(largest_mu**2 - state.spent, 0) * core.noise_multiplier**2
+  unit, cross = prices(core, state)
   affordable = (np.sqrt(cross**2 + unit * room) - cross) / unit
   weights = np.minimum(asked, affordable)
   # With only tiny weights, a round would release hardly any signal and all of its noise.
@@ -93,34 +94,34 @@ def filtered(config: CertifiedConfig, state: State, asked: np.ndarray) -> np.nda
   return np.where(is_worthwhile, weights, 0)
 
 
-def prices(config: CertifiedConfig, state: State) -> tuple[float, np.ndarray]:
+def prices(core: Certified, state: State) -> tuple[float, np.ndarray]:
   """A and B_i float64[N]: a weight of w in this release raises ‖C·w_i‖² by A·w² + 2·B_i·w.
 
   The norm is over the rows of C up to the last planned round, because what a client adds shows in all of them.
   """
-  releases, rounds_left = len(state.added), config.num_rounds - state.round - 1
-  coefficients = config.correlation.coefficients(releases + 1 + rounds_left)
+  releases, rounds_left = len(state.added), core.config.most_releases - state.round - 1
+  coefficients = core.config.correlation.coefficients(releases + 1 + rounds_left)
   own_column = coefficients[: 1 + rounds_left]
-  cross = np.zeros(config.num_clients)
+  cross = np.zeros(core.num_clients)
   for release, weights in enumerate(state.added):
     age = releases - release
     cross += own_column @ coefficients[age : age + 1 + rounds_left] * weights
   return float(own_column @ own_column), cross
 
 
-def grid_steps(config: CertifiedConfig, num_weights: int) -> int:
+def grid_steps(core: Certified, num_weights: int) -> int:
   """K, the grid steps in the clipping norm: many for each weight, and enough that the noise's shape is exact."""
-  return math.ceil(max(512 * math.sqrt(num_weights), SMALLEST_STDDEV / config.noise_multiplier))
+  return math.ceil(max(512 * math.sqrt(num_weights), SMALLEST_STDDEV / core.noise_multiplier))
 
 
-def on_grid(config: CertifiedConfig, update: np.ndarray, weight: float, steps: int) -> np.ndarray:
+def on_grid(core: Certified, update: np.ndarray, weight: float, steps: int) -> np.ndarray:
   """x_i, int64[d] with ‖x_i‖ ≤ ⌊w·K⌋; zeros for an update that is not finite."""
   norm, bound = np.linalg.norm(update), math.floor(weight * steps)
   if not np.isfinite(norm):
     return np.zeros(len(update), np.int64)
   # Rounding d entries adds at most √d/2 to the norm.
   aim = max(bound - math.sqrt(len(update)) / 2, 0)
-  scale = steps / config.clip.initial_norm
+  scale = steps / core.clip.initial_norm
   if norm * scale > aim:
     scale = aim / norm
   whole = np.rint(scale * update).astype(np.int64)

@@ -53,17 +53,17 @@ class _Given(np.random.Generator):
 
 @pytest.mark.parametrize('name', list(_CORRELATIONS))
 def test_each_round_is_the_one_that_trains(name):
-  config = _config(correlation=_CORRELATIONS[name])
-  process = rounds.Process(config.to_mechanism(), [[_WEIGHTS]])
-  state, expected = process.initialize(), certified_fl.initial_state(config, np.zeros(_WEIGHTS))
-  steps = certified_fl.grid_steps(config, _WEIGHTS)
-  unit = _CLIP / (steps * config.divisor)
+  core = _config(correlation=_CORRELATIONS[name]).to_mechanism()
+  process = rounds.Process(core, [[_WEIGHTS]])
+  state, expected = process.initialize(), certified_fl.initial_state(core, np.zeros(_WEIGHTS))
+  steps = certified_fl.grid_steps(core, _WEIGHTS)
+  unit = _CLIP / (steps * core.divisor)
   fresh = []
   for round_num, cohort in enumerate(_COHORTS, 1):
     updates = _updates(cohort, round_num)
     output = process.next(state, [[update] for update in updates.values()], list(updates))
     before, state = expected, output.state
-    played = certified_fl.play_round(config, before, np.ones(_CLIENTS), updates, _Given())
+    played = certified_fl.play_round(core, before, np.ones(_CLIENTS), updates, _Given())
     released = len(played.noise) > len(before.noise)
     assert released <= bool(cohort)
     assert state.noise.counter == len(played.noise)
@@ -77,25 +77,25 @@ def test_each_round_is_the_one_that_trains(name):
       played = played._replace(noise=np.vstack([before.noise, real_noise]))
     np.testing.assert_allclose(state.accounts.spent, played.spent, rtol=1e-6, atol=1e-12)
     expected = played
-  stddev = config.noise_multiplier * steps
+  stddev = core.noise_multiplier * steps
   noise_checks.assert_gaussian(np.concatenate(fresh), stddev)
   for earlier, later in zip(fresh, fresh[1:]):
     noise_checks.assert_uncorrelated(earlier, later, equal=2)
   # The filter has lowered a weight, and the limit holds. The real one is lower by a share of 2^-30.
   assert 0 < expected.added[:, 0][expected.added[:, 0] > 0].min() < 1
-  assert expected.spent.max() <= config.limit * (1 + 2.0**-29)
+  assert expected.spent.max() <= core.limit * (1 + 2.0**-29)
 
 
 def test_the_sum_is_the_same_in_integers():
-  config = _config(correlation=correlation.Independent(), noise_multiplier=1000.0, divisor=1.0)
-  process = rounds.Process(config.to_mechanism(), [[_WEIGHTS]])
-  steps = certified_fl.grid_steps(config, _WEIGHTS)
+  core = _config(correlation=correlation.Independent(), noise_multiplier=1000.0, divisor=1.0).to_mechanism()
+  process = rounds.Process(core, [[_WEIGHTS]])
+  steps = certified_fl.grid_steps(core, _WEIGHTS)
   state = process.initialize()
   announced = process.rounds.announce(state)
   for client, update in _updates(range(_CLIENTS), 1).items():
     report = process.rounds.report([update], {'client_id': np.int64(client)}, announced)
     (sent,) = process.rounds.contribution({0: update}, report, announced)
-    expected = certified_fl.on_grid(config, update.astype(np.float64), 1.0, steps)
+    expected = certified_fl.on_grid(core, update.astype(np.float64), 1.0, steps)
     # Norms of float32 tensors are summed in another order, which moves a scale by less than 1e-6.
     assert np.abs(np.asarray(sent) - expected).max() <= 1
     assert int(expected @ expected) <= steps**2
@@ -104,17 +104,17 @@ def test_the_sum_is_the_same_in_integers():
 
 def test_the_charge_is_the_theorems_norm():
   """Σ of charges is ‖C·w_i‖²/z² if each planned round releases something."""
-  config = _config(correlation=_CORRELATIONS['blt'], noise_multiplier=30.0)
-  generator, state = np.random.default_rng(2), certified_fl.initial_state(config, np.zeros(3))
+  core = _config(correlation=_CORRELATIONS['blt'], noise_multiplier=30.0).to_mechanism()
+  generator, state = np.random.default_rng(2), certified_fl.initial_state(core, np.zeros(3))
   for _ in range(_ROUNDS):
     cohort = generator.permutation(_CLIENTS)[:3]
     asked = generator.uniform(0.3, 1, _CLIENTS)
-    state = certified_fl.play_round(config, state, asked, {int(client): np.ones(3) for client in cohort}, generator)
-  column = config.correlation.coefficients(_ROUNDS)
+    state = certified_fl.play_round(core, state, asked, {int(client): np.ones(3) for client in cohort}, generator)
+  column = core.config.correlation.coefficients(_ROUNDS)
   matrix = np.zeros([_ROUNDS, _ROUNDS])
   for release in range(_ROUNDS):
     matrix[release, : release + 1] = column[release::-1]
-  expected = np.square(matrix @ state.added).sum(axis=0) / config.noise_multiplier**2
+  expected = np.square(matrix @ state.added).sum(axis=0) / core.noise_multiplier**2
   np.testing.assert_allclose(state.spent, expected, rtol=1e-12)
-  after = certified_fl.play_round(config, state, np.ones(_CLIENTS), {0: np.ones(3)}, generator)
+  after = certified_fl.play_round(core, state, np.ones(_CLIENTS), {0: np.ones(3)}, generator)
   np.testing.assert_array_equal(after.theta, state.theta)
