@@ -116,7 +116,7 @@ def grid_steps(core: Certified, num_weights: int) -> int:
 
 def on_grid(core: Certified, update: np.ndarray, weight: float, steps: int) -> np.ndarray:
   """x_i, int64[d] with ‖x_i‖ ≤ ⌊w·K⌋; zeros for an update that is not finite."""
-  norm, bound = np.linalg.norm(update), math.floor(weight * steps)
+  norm, bound = float(np.linalg.norm(update)), math.floor(weight * steps)
   if not np.isfinite(norm):
     return np.zeros(len(update), np.int64)
   # Rounding d entries adds at most √d/2 to the norm.
