@@ -1,7 +1,8 @@
 """Whatever is registered keeps the contract of its kind. The cases come from the registries.
 
-Each is played as plain functions. One of each kind of round that the aggregation factory tells apart is lifted to TFF
-and trained, as its representative. `make test-all` lifts every one, and trains those that are more than an aggregation.
+Each is played as plain functions. One of each kind of round that the aggregation factory tells apart is lifted to TFF,
+as its representative, and one of each kind that the composer tells apart is trained. `make test-all` lifts every one,
+and trains all representatives and whatever is more than an aggregation.
 """
 
 import dataclasses
@@ -132,23 +133,23 @@ def _cases():
 CASES = _cases()
 
 
-# A case for each kind of round, see `_kind_of_round`.
-_REPRESENTATIVES = frozenset(
+# A case for each kind of round, see `_kind_of_round`. To the composer those of the second set are aggregations as
+# that of the method quap is, see `_kind_of_training`.
+_TRAINED = frozenset(
   {
     'method quap',
     'method certified',
-    'method fixed_dp',
-    'method quantile_clip',
-    'method fedapca',
     'method fedbuff',
     'method scaffold',
     'method lee_kifer',
     'method tff_dp_fedavg',
     'noise held',
-    'aggregator median',
-    'sparsity random',
   }
 )
+_LIFTED_ALONE = frozenset(
+  {'method fixed_dp', 'method quantile_clip', 'method fedapca', 'aggregator median', 'sparsity random'}
+)
+_REPRESENTATIVES = _TRAINED | _LIFTED_ALONE
 
 
 def _kind_of_round(plan):
@@ -171,6 +172,14 @@ def _kind_of_round(plan):
   )
 
 
+def _kind_of_training(plan):
+  """The attributes by which `compose` builds one learning process or another around an aggregation."""
+  if not mechanisms.is_lifted(plan):
+    return type(plan.mechanism)
+  own_fields = mechanisms.pure_process(plan).rounds.own_fields
+  return plan.mechanism.facts.is_certified, tuple(own_fields), plan.extension is not None
+
+
 @pytest.mark.slow
 class TestFunctions(mechanisms.FunctionsContract):
   @pytest.fixture(scope='class', params=CASES)
@@ -183,7 +192,21 @@ class TestFunctions(mechanisms.FunctionsContract):
 
 @pytest.mark.slow
 class TestInTff(mechanisms.MechanismContract):
-  @pytest.fixture(scope='class', params=sorted(_REPRESENTATIVES))
+  @pytest.fixture(scope='class', params=sorted(_TRAINED))
+  def plan(self, request):
+    return CASES[request.param]()
+
+
+@pytest.mark.slow
+class TestLiftedAlone(mechanisms.LiftedContract):
+  @pytest.fixture(scope='class', params=sorted(_LIFTED_ALONE))
+  def plan(self, request):
+    return CASES[request.param]()
+
+
+@pytest.mark.thorough
+class TestTrained(mechanisms.TrainedContract):
+  @pytest.fixture(scope='class', params=sorted(_LIFTED_ALONE))
   def plan(self, request):
     return CASES[request.param]()
 
@@ -210,9 +233,10 @@ class TestMoreThanAnAggregation(mechanisms.TrainedContract):
 
 
 @pytest.mark.slow
-def test_each_kind_of_round_has_one_representative():
-  kinds = {name: _kind_of_round(make()) for name, make in CASES.items()}
-  chosen = [kinds[name] for name in sorted(_REPRESENTATIVES)]
+@pytest.mark.parametrize('kind_of, names', [(_kind_of_round, _REPRESENTATIVES), (_kind_of_training, _TRAINED)])
+def test_each_kind_has_one_representative(kind_of, names):
+  kinds = {name: kind_of(make()) for name, make in CASES.items()}
+  chosen = [kinds[name] for name in sorted(names)]
   assert len(set(chosen)) == len(chosen)
   assert not [name for name, kind in kinds.items() if kind not in chosen]
 
