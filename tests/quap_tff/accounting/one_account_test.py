@@ -33,6 +33,8 @@ _CORRELATIONS = {
   'blt': correlations.Blt((0.5, 0.3), (0.95, 0.4)),
 }
 _SEEDS = range(12)
+# Few values, since each new one is inverted for a tenth of a second.
+_OWN_EPSILONS = (0.5, 0.9, 1.7, 2.6, 3.0)
 
 
 class _Run:
@@ -40,7 +42,7 @@ class _Run:
 
   def __init__(self, name, seed, folder):
     self._rng = np.random.default_rng([seed, *name.encode()])
-    own = self._rng.uniform(0.5, 3.0, _CLIENTS).tolist() if self._rng.random() < 0.5 else None
+    own = self._rng.choice(_OWN_EPSILONS, _CLIENTS).tolist() if self._rng.random() < 0.5 else None
     self.gate = quap_tff.Gate(
       _CLIENTS, _NOISE[name], 3.0, _DELTA, num_rounds=_ROUNDS, correlation=_CORRELATIONS[name], own_epsilon=own
     )
