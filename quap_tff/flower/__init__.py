@@ -2,5 +2,6 @@
 
 server_app.py    the ServerApp: state, ledger, checkpoints, who comes, the release, the certificate
 client_app.py    the ClientApp: a node, which works on the data of its clients
+node_program.py  the program of a node: it starts a SuperNode (supernode.py), and again when it has ended
 sums.py          how the sum of a round is obtained: the one place that another protocol replaces
 """

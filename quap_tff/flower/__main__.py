@@ -41,10 +41,10 @@ clientapp = "quap_tff.flower.client_app:app"
 
 [tool.flwr.app.config]
 {config}
-# The next ones may also be given to `flwr run`: --run-config 'seconds=60.0'
+# The next ones may also be given to `flwr run`: --run-config 'seconds=60.0 quorum=0.8'
 test = ""
 signing-key = ""
-seconds = 600.0
+seconds = 0.0
 quorum = 0.5
 """
 

@@ -117,11 +117,13 @@ class Enrolled:
 
   Attributes:
     clients: int64[M_k] by public key (PEM): the clients of each node.
+    names: The name of each node by public key: that of its file, without .json.
   """
 
   def __init__(self, folder: str):
     """Reads the files of a folder; raises `ValueError` if one is damaged, or two nodes have one key or one client."""
     self.clients: dict[bytes, np.ndarray] = {}
+    self.names: dict[bytes, str] = {}
     owners: dict[int, str] = {}
     try:
       names = sorted(name for name in os.listdir(folder) if name.endswith('.json'))
@@ -138,7 +140,7 @@ class Enrolled:
             'one of the two another id, or remove it.'
           )
         owners[client] = name
-      self.clients[key] = clients
+      self.clients[key], self.names[key] = clients, name.removesuffix('.json')
 
   @property
   def everybody(self) -> np.ndarray:
@@ -173,6 +175,18 @@ class Enrolled:
       cohort: int64[M], clients.
     """
     return those_of({node.node_id: self.clients.get(bytes(node.public_key), cohort[:0]) for node in nodes}, cohort)
+
+  def names_at(self, nodes: Iterable[Any]) -> dict[int, str]:
+    """The name of each connected node that is enrolled, by node id."""
+    keys = {node.node_id: bytes(node.public_key) for node in nodes}
+    return {node: self.names[key] for node, key in keys.items() if key in self.names}
+
+  def away(self, nodes: Iterable[Any], cohort: np.ndarray) -> dict[str, int]:
+    """The number of clients of a cohort by name of each node that has some and is not connected."""
+    keys = {bytes(node.public_key) for node in nodes}
+    missing = {self.names[key]: own for key, own in self.clients.items() if key not in keys}
+    counts = {name: len(np.intersect1d(own, cohort)) for name, own in missing.items()}
+    return {name: count for name, count in counts.items() if count}
 
 
 def those_of(clients: Mapping[int, np.ndarray], cohort: np.ndarray) -> Mapping[int, np.ndarray]:

@@ -9,6 +9,7 @@ Arrays have the order of the leaves of the bundle's types (`quap_tff.bundle.stru
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+import types
 from typing import Any, NamedTuple
 
 import flwr
@@ -54,6 +55,7 @@ class Announced(NamedTuple):
     history: All rounds that were announced, this one last. Without noise that clients hold, only this one.
     least: The smallest number of clients for which the sum may open. With fewer it opens for nobody.
     seconds: How long the server waits.
+    names: The name of each node by id, for the server's own log.
   """
 
   bundle: player.Bundle
@@ -61,6 +63,7 @@ class Announced(NamedTuple):
   history: Sequence[Link]
   least: int
   seconds: float
+  names: Mapping[int, str] = types.MappingProxyType({})
 
   @property
   def round_num(self) -> int:
@@ -71,6 +74,10 @@ class Announced(NamedTuple):
   def cohort(self) -> np.ndarray:
     """int64[M], who is announced."""
     return self.history[-1].cohort
+
+  def name(self, node: int) -> str:
+    """A node as the log names it."""
+    return self.names.get(node, str(node))
 
 
 class Answer(NamedTuple):

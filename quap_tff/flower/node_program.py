@@ -16,6 +16,7 @@ import os
 import secrets
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 from typing import Any
@@ -61,7 +62,7 @@ class _Forks(subprocess_executor.SubprocessExecutor):
 
 
 class _Supervised:
-  """A SuperNode that is started again whenever it has ended.
+  """A SuperNode that is started again whenever it has ended, as it does when it no longer works (see `supernode`).
 
   Flower refuses a node that was killed and comes back, until it has missed it for a minute.
   """
@@ -128,7 +129,14 @@ def main(config: Mapping[str, Any], options: Sequence[str]) -> None:
   with tempfile.NamedTemporaryFile() as f:
     f.write(secret)
     f.flush()
-    command = ['flower-supernode', *options, '--isolation=process', f'--superexec-auth-secret-file={f.name}']
+    command = [
+      sys.executable,
+      '-m',
+      'quap_tff.flower.supernode',
+      *options,
+      '--isolation=process',
+      f'--superexec-auth-secret-file={f.name}',
+    ]
     supernode = _Supervised([*command, '--host=127.0.0.1', f'--port={port}'])
     add_exit_handler(supernode.stop)
     executor = _Forks()

@@ -101,6 +101,16 @@ class ServerRun:
   def _paid(self, clients: np.ndarray) -> np.ndarray:
     return clients[self.server.ask(clients) > 0] if len(clients) else clients
 
+  def may_go_on(self, enrolled: np.ndarray) -> bool:
+    """False if the account, as it stands, lets none of those come who are planned for the rounds that are left.
+
+    Args:
+      enrolled: int64[N], all clients that are enrolled.
+    """
+    if self._is_open:
+      return not len(enrolled) or len(self._paid(enrolled)) > 0
+    return any(len(self._paid(np.asarray(one, np.int64))) for one in self.cohorts[self.server.done :])
+
   def announce(self, present: np.ndarray, least: int, seconds: float) -> Optional[messages.Announced]:
     """The message to the next round's nodes; None if the account lets nobody come.
 
@@ -158,6 +168,12 @@ class ServerRun:
     """Ends a round in which nobody came."""
     self.release(sums.Summed(self.bundle.zero(), _NOBODY))
 
+  def check_is_new(self) -> None:
+    """Raises `ValueError` if the result is there already."""
+    path = os.path.join(self._folder, RESULT)
+    if os.path.lexists(path):
+      raise ValueError(f'{path} is there already: this run has ended. Give another output for another one.')
+
   def write_run(
     self, test: Optional[Any], signing_key: Optional[str] = None, secure_sum: str = ''
   ) -> Mapping[str, Any]:
@@ -168,13 +184,11 @@ class ServerRun:
       signing_key: File with an Ed25519 private key (PEM), or None.
       secure_sum: The protocol that summed what clients sent, see `certificates.About`.
     """
-    path = os.path.join(self._folder, RESULT)
-    if os.path.lexists(path):
-      raise ValueError(f'{path} is there already: this run has ended. Give another output for another one.')
+    self.check_is_new()
     return simulation.keep(
       self.bundle,
       simulation.outcome(self.server, test),
-      path,
+      os.path.join(self._folder, RESULT),
       signing_key,
       no_certificate=_IN_DOUBT.format(self.in_doubt) if self.in_doubt else '',
       secure_sum=secure_sum,

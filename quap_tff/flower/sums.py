@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 import logging
+import time
 from typing import Callable, NamedTuple
 
 from flwr.app import Message
 from flwr.app import MessageType
+from flwr.app import RecordDict
 from flwr.serverapp import Grid
 import numpy as np
 
@@ -46,6 +48,22 @@ class Sum(NamedTuple):
   obtain: Callable[[Grid, Mapping[int, np.ndarray], messages.Announced], Summed]
 
 
+def asked(
+  grid: Grid, contents: Mapping[int, RecordDict], announced: messages.Announced
+) -> tuple[dict[int, Message], float]:
+  """The reply of each node that has sent one, and the seconds that it took."""
+  group = str(announced.round_num)
+  sent = [Message(contents[node], node, MessageType.TRAIN, group_id=group) for node in sorted(contents)]
+  began = time.monotonic()
+  replies = {one.metadata.src_node_id: one for one in grid.send_and_receive(sent, timeout=announced.seconds)}
+  return replies, time.monotonic() - began
+
+
+def unanswered(taken: float) -> str:
+  """What is said of a node without a reply, after as many seconds. A reply that was cut off is none."""
+  return f'sent no whole answer in {taken:.1f} seconds.'
+
+
 def _trusted(grid: Grid, nodes: Mapping[int, np.ndarray], announced: messages.Announced) -> Summed:
   """The sum over the nodes that answer.
 
@@ -54,16 +72,15 @@ def _trusted(grid: Grid, nodes: Mapping[int, np.ndarray], announced: messages.An
   bundle = announced.bundle
   total, came = bundle.zero(), np.zeros(0, np.int64)
   content = messages.round_content(announced)
-  sent = [Message(content, node, MessageType.TRAIN, group_id=str(announced.round_num)) for node in sorted(nodes)]
-  replies = {one.metadata.src_node_id: one for one in grid.send_and_receive(sent, timeout=announced.seconds)}
+  replies, taken = asked(grid, dict.fromkeys(nodes, content), announced)
   # In the order of nodes, so that sums of floats do not depend on who is faster.
   for node in sorted(nodes):
     try:
       if node not in replies:
-        raise messages.RefusedRoundError(f'did not answer within {announced.seconds:g} seconds.')
+        raise messages.RefusedRoundError(unanswered(taken))
       answer = messages.answer(replies[node], bundle, announced.round_num, nodes[node])
     except messages.RefusedRoundError as error:
-      _LOG.warning('Round %d: node %d %s', announced.round_num, node, error)
+      _LOG.warning('Round %d: node %s %s', announced.round_num, announced.name(node), error)
       continue
     total, came = bundle.merge(total, answer.sums), np.union1d(came, answer.came)
   if len(came) < announced.least:

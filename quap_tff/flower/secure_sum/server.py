@@ -13,7 +13,6 @@ from typing import Any, Callable, NamedTuple
 
 from flwr.app import ConfigRecord
 from flwr.app import Message
-from flwr.app import MessageType
 from flwr.app import RecordDict
 from flwr.common import bytes_to_ndarray
 from flwr.common.secure_aggregation.crypto.shamir import combine_shares
@@ -192,32 +191,31 @@ class _Round:
     shares = self._stage(active, make, read, self._terms.threshold)
     secrets = {}
     for owner in parties:
+      name = self._announced.name(owner)
       owner_shares = [one[owner] for one in shares.values() if owner in one]
       if len(owner_shares) < self._terms.threshold:
-        raise _TooFewError(f'There are {len(owner_shares)} shares of the secret of node {owner}')
+        raise _TooFewError(f'There are {len(owner_shares)} shares of the secret of node {name}')
       try:
         secrets[owner] = combine_shares(owner_shares)
       except ValueError as error:
-        raise _TooFewError(f'The shares of the secret of node {owner} do not fit together: {error}') from None
+        raise _TooFewError(f'The shares of the secret of node {name} do not fit together: {error}') from None
     return secrets
 
   def _stage(
     self, nodes: list[int], make: Callable[[int], RecordDict], read: Callable[[int, Message], Any], least: int = 0
   ) -> dict[int, Any]:
     """Each node's reply as `read` decodes it; raises `_TooFewError` if the sum does not open for those who reply."""
-    round_num, seconds = self._announced.round_num, self._announced.seconds
-    sent = [Message(make(node), node, MessageType.TRAIN, group_id=str(round_num)) for node in sorted(nodes)]
-    replies = {one.metadata.src_node_id: one for one in self._grid.send_and_receive(sent, timeout=seconds)}
+    replies, taken = sums.asked(self._grid, {node: make(node) for node in nodes}, self._announced)
     answers = {}
     for node in sorted(nodes):
       try:
         if node not in replies:
-          raise messages.RefusedRoundError(f'did not answer within {seconds:g} seconds.')
+          raise messages.RefusedRoundError(sums.unanswered(taken))
         messages.check_reply(replies[node])
         answers[node] = read(node, replies[node])
       except (LookupError, TypeError, ValueError) as error:
         said = str(error) if isinstance(error, messages.RefusedRoundError) else f'sent what is no answer: {error}.'
-        _LOG.warning('Round %d: node %d %s', round_num, node, said)
+        _LOG.warning('Round %d: node %s %s', self._announced.round_num, self._announced.name(node), said)
     shortfall = '' if least and len(answers) >= least else self._terms.shortfall(answers)
     if shortfall:
       raise _TooFewError(shortfall)

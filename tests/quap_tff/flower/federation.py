@@ -34,6 +34,21 @@ def write_certificate(folder):
   processes.run([*command.split(), *names, *files], check=True)
 
 
+def environment(folder):
+  """The variables of a program whose Flower has its home in a folder."""
+  return {
+    **{name: value for name, value in os.environ.items() if name not in ('PYTHONHOME', 'VIRTUAL_ENV')},
+    'PATH': f'{BIN}{os.pathsep}{os.environ["PATH"]}',
+    'PYTHONPATH': str(ROOT),
+    'PYTHONUNBUFFERED': '1',
+    'FLWR_HOME': str(folder / 'home'),
+    'FLWR_TELEMETRY_ENABLED': '0',
+    'FLWR_DISABLE_UPDATE_CHECK': '1',
+    'CUDA_VISIBLE_DEVICES': '',
+    'TF_CPP_MIN_LOG_LEVEL': '2',
+  }
+
+
 class Federation:
   """Everything that was started ends with it, also on failure.
 
@@ -44,17 +59,7 @@ class Federation:
 
   def __init__(self, folder):
     self.folder, self.port, self._processes, self._offsets = folder, free_port(), {}, {}
-    self.env = {
-      **{name: value for name, value in os.environ.items() if name not in ('PYTHONHOME', 'VIRTUAL_ENV')},
-      'PATH': f'{BIN}{os.pathsep}{os.environ["PATH"]}',
-      'PYTHONPATH': str(ROOT),
-      'PYTHONUNBUFFERED': '1',
-      'FLWR_HOME': str(folder / 'home'),
-      'FLWR_TELEMETRY_ENABLED': '0',
-      'FLWR_DISABLE_UPDATE_CHECK': '1',
-      'CUDA_VISIBLE_DEVICES': '',
-      'TF_CPP_MIN_LOG_LEVEL': '2',
-    }
+    self.env = environment(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / 'home').mkdir()
     (folder / 'nodes').mkdir()

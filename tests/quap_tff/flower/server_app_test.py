@@ -1,5 +1,6 @@
 """Tests of the rounds of a ServerApp without processes: cohorts as they come, and who is waited for."""
 
+import logging
 import pathlib
 import types
 
@@ -106,11 +107,92 @@ def test_a_client_whose_budget_is_spent_is_not_announced(bundle, keys, tmp_path,
 
 def test_nobody_there_stops_the_run_in_words(bundle, keys, tmp_path):
   run = server_run.ServerRun(bundle, str(tmp_path / 'out'))
-  with pytest.raises(ValueError, match='5 of 26 clients of round 1 are there, after 0 seconds'):
-    server_app.play(run, Grid(keys, [[3]]), config_of(tmp_path, seconds=0.0), lone_sum([]))
+  with pytest.raises(
+    ValueError, match=r'5 of 26 clients of round 1 are there, after 0 seconds. Not connected: 1 \(10\), 2 \(11\)'
+  ):
+    server_app.play(run, Grid(keys, [[3]]), config_of(tmp_path, seconds=1e-9), lone_sum([]))
 
 
 def test_a_server_that_starts_goes_on_with_a_quorum_when_its_time_is_over(bundle, keys, tmp_path):
   run, told = server_run.ServerRun(bundle, str(tmp_path / 'out')), []
-  server_app.play(run, Grid(keys, [[1]]), config_of(tmp_path, seconds=0.0), lone_sum(told))
+  server_app.play(run, Grid(keys, [[1]]), config_of(tmp_path, seconds=1e-9), lone_sum(told))
   assert [sorted(nodes) for nodes in told] == [[1]] * ROUNDS
+
+
+def answered_by(nodes_that_answer):
+  """A protocol for clients without data, in which only these nodes answer."""
+
+  def sum_of(grid, nodes, announced):
+    came = np.concatenate([np.zeros(0, np.int64), *(own for node, own in nodes.items() if node in nodes_that_answer)])
+    total = announced.bundle.zero()
+    for client in came.tolist():
+      data = simulation.no_data(announced.bundle, client)
+      total = announced.bundle.add(total, announced.bundle.work(data, announced.message))
+    return sums.Summed(total, np.sort(came))
+
+  return sums.Sum('', lambda bundle, nodes: None, sum_of)
+
+
+def test_a_run_ends_with_what_there_is_when_the_account_lets_nobody_come_any_more(
+  bundle, keys, tmp_path, monkeypatch, caplog
+):
+  run = server_run.ServerRun(bundle, str(tmp_path / 'out'))
+  ask = bundle.plan.ask
+  monkeypatch.setattr(type(bundle.plan), 'ask', lambda self, ledger, ids: ask(ledger, ids) * (ledger.num_rounds < 2))
+  is_possible = lambda bundle, nodes: pytest.fail('nobody can be asked') if not nodes else None
+  protocol = answered_by({1, 2, 3})._replace(check=is_possible)
+  server_app.play(run, Grid(keys, [[1, 2, 3]]), config_of(tmp_path), protocol)
+  assert len(run.rounds) == 2 and 'none of those who are planned for the rounds 3 to 4 has budget left' in caplog.text
+  summary = run.write_run(None)
+  assert summary['rounds'] == 2 and 'no_certificate' not in summary
+  assert not quap_tff.certificates.verify(str(tmp_path / 'out' / 'run')).problems
+
+
+def test_rounds_of_nobody_stop_the_run_in_words(bundle, keys, tmp_path):
+  run = server_run.ServerRun(bundle, str(tmp_path / 'out'))
+  with pytest.raises(ValueError, match='Nobody came in 3 rounds, the last of which is round 3: .*run this again'):
+    server_app.play(run, Grid(keys, [[1, 2, 3]]), config_of(tmp_path, quorum=0.0), answered_by(()))
+  assert run.round_num == 4
+
+
+def test_the_log_says_who_is_waited_for_and_who_is_missing(bundle, keys, tmp_path, caplog):
+  caplog.set_level(logging.INFO, logger='flwr')
+  run = server_run.ServerRun(bundle, str(tmp_path / 'out'))
+  grid = Grid(keys, [[1, 3], [1, 2, 3], [1, 2]])
+  server_app.play(run, grid, config_of(tmp_path), answered_by({1, 3}))
+  said = caplog.text
+  assert '15 of 26 clients of round 1 are there. Not connected: 2 (11). It waits for them at most 60 seconds' in said
+  assert 'Round 1 of 4: asks 26 clients at 1 (10), 2 (11), 3 (5), and waits at most 60 seconds' in said
+  assert 'Round 1 of 4: 15 of 26 clients came' in said and 'Missing: 2 (11).' in said
+  assert 'Round 2 of 4: 10 of 26 clients came' in said and 'Missing: 2 (11), 3 (5).' in said
+
+
+def test_a_round_waits_for_what_a_round_takes():
+  patience = server_app.Patience(0.0)
+  found = [patience.seconds]
+  for taken in (2.0, 30.0, 1.0, 500.0):
+    patience.heed(taken)
+    found.append(patience.seconds)
+  assert found == [600.0, 60.0, 150.0, 150.0, 600.0]
+  fixed = server_app.Patience(7.0)
+  fixed.heed(100.0)
+  assert fixed.seconds == 7.0
+
+
+def test_a_second_run_with_one_output_stops_without_a_traceback(bundle, keys, tmp_path, monkeypatch, caplog):
+  (tmp_path / 'out' / 'run').mkdir(parents=True)
+  monkeypatch.setattr(server_app.player, 'Bundle', lambda path: bundle)
+  config = config_of(tmp_path, bundle='bundle', output=str(tmp_path / 'out'), test='')
+  with pytest.raises(server_app.StoppedError, match='this run has ended. Give another output') as stopped:
+    server_app.main(Grid(keys, [[1]]), types.SimpleNamespace(run_config=config))
+  logging.getLogger('flwr').error('ServerApp raised an exception', exc_info=stopped.value)
+  assert 'this run has ended' in caplog.text and 'Traceback' not in caplog.text
+
+
+def test_an_answer_that_is_cut_off_is_said_to_be_measured(bundle, caplog):
+  grid = types.SimpleNamespace(send_and_receive=lambda sent, timeout: [])
+  link = server_app.sums.messages.Link(1, np.arange(3), np.zeros(0, np.int64))
+  message = bundle.prepare(bundle.initialize())
+  announced = server_app.sums.messages.Announced(bundle, message, [link], 1, 600.0, {7: 'clinic'})
+  summed = sums.TRUSTED.obtain(grid, {7: np.arange(3)}, announced)
+  assert not len(summed.came) and 'node clinic sent no whole answer in 0.0 seconds' in caplog.text
