@@ -151,6 +151,11 @@ def play(run: server_run.ServerRun, grid: Grid, config: Mapping[str, Any], proto
   """
   patience, quorum = Patience(float(config['seconds'])), float(config['quorum'])
   tries, empty, awaited = 0, 0, 1.0
+  if run.needs_everybody and not run.is_over:
+    _LOG.info(
+      'Cohorts are planned, and clients hold the noise: the run gets a certificate only if the nodes of all planned '
+      'clients are connected when a round begins. For nodes that come and go, export a plan with expected=….'
+    )
   while not run.is_over:
     number = run.round_num
     if not run.may_go_on(enrolment.Enrolled(str(config['enrolment'])).everybody):
@@ -166,6 +171,9 @@ def play(run: server_run.ServerRun, grid: Grid, config: Mapping[str, Any], proto
     began = time.monotonic()
     present = _present(run, grid, config, awaited, patience.seconds)
     awaited = quorum
+    if run.needs_everybody and len(present.clients) < len(present.allowed):
+      missing = _listed(present.away) or 'clients that are not enrolled'
+      _LOG.warning('Round %d begins without %s: the run gets no certificate.', number, missing)
     if not len(present.allowed):
       run.give_up()
       _LOG.info('Round %d of %d: the account lets nobody of its cohort come.', number, len(run.cohorts))

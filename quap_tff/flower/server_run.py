@@ -45,6 +45,7 @@ class ServerRun:
     rounds: For each round, int64[M] who was announced, and int64[M'] who came. Where clients hold the noise, a round is
       here as soon as it is announced.
     holds_noise: Whether clients hold the noise.
+    needs_everybody: Whether a certificate needs all planned clients to be announced in each round.
     in_doubt: The first round whose sum may have opened without an account; 0 if there is none.
   """
 
@@ -63,6 +64,7 @@ class ServerRun:
     certified = plan if plan is not None and plan.mechanism.facts.is_certified else None
     self._is_open = certified is not None and certified.cohorts == run_account.AS_THEY_CAME
     self._counts_all = certified is not None and not self.holds_noise and not self._is_open
+    self.needs_everybody = self.holds_noise and not self._is_open
     held = guard.PublicPlan.of(plan) if self.holds_noise else None
     self._threshold, self._most = (held.threshold, held.most_clients) if held is not None else (None, None)
     os.makedirs(folder, mode=0o700, exist_ok=True)
