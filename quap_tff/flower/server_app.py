@@ -150,39 +150,45 @@ def play(run: server_run.ServerRun, grid: Grid, config: Mapping[str, Any], proto
     ValueError: If not enough clients came, or their sum cannot be obtained. The run can go on when this is mended.
   """
   patience, quorum = Patience(float(config['seconds'])), float(config['quorum'])
-  tries, empty, awaited = 0, 0, 1.0
+  tries, unpaid, empty, awaited = 0, 0, 0, 1.0
   if run.needs_everybody and not run.is_over:
     _LOG.info(
       'Cohorts are planned, and clients hold the noise: the run gets a certificate only if the nodes of all planned '
       'clients are connected when a round begins. For nodes that come and go, export a plan with expected=….'
     )
   while not run.is_over:
-    number = run.round_num
-    if not run.may_go_on(enrolment.Enrolled(str(config['enrolment'])).everybody):
+    number, planned = run.round_num, len(run.cohorts)
+    if unpaid == _TRIES or not run.may_go_on(enrolment.Enrolled(str(config['enrolment'])).everybody):
       _LOG.warning(
-        'The account lets nobody come any more: none of those who are planned for the rounds %d to %d has budget left '
-        'for the next one. The run ends after round %d of %d.',
-        number,
-        len(run.cohorts),
+        'The account lets nobody come any more: budgets are spent. The run ends after round %d of %d, with what there '
+        'is.',
         number - 1,
-        len(run.cohorts),
+        planned,
       )
       return
+    if empty == _TRIES:
+      raise ValueError(
+        f'Nobody came in {empty} rounds, the last of which is round {number - 1}: the lines above say why. Mend that, '
+        'and run this again: it goes on.'
+      )
     began = time.monotonic()
     present = _present(run, grid, config, awaited, patience.seconds)
     awaited = quorum
+    if not len(present.allowed):
+      run.give_up()
+      unpaid += 1
+      _LOG.info('Round %d of %d: the account lets nobody of its cohort come.', number, planned)
+      continue
+    unpaid = 0
     if run.needs_everybody and len(present.clients) < len(present.allowed):
       missing = _listed(present.away) or 'clients that are not enrolled'
       _LOG.warning('Round %d begins without %s: the run gets no certificate.', number, missing)
-    if not len(present.allowed):
-      run.give_up()
-      _LOG.info('Round %d of %d: the account lets nobody of its cohort come.', number, len(run.cohorts))
-      continue
     protocol.check(run.bundle, present.nodes)
     announced = run.announce(present.clients, present.least, patience.seconds)
     if announced is None:
       run.give_up()
-      _LOG.info('Round %d of %d: the account lets nobody come of those who are there.', number, len(run.cohorts))
+      empty += 1
+      _LOG.info('Round %d of %d: the account lets nobody come of those who are there.', number, planned)
       continue
     announced = announced._replace(names=present.names)
     cohort = announced.cohort
@@ -190,7 +196,7 @@ def play(run: server_run.ServerRun, grid: Grid, config: Mapping[str, Any], proto
     _LOG.info(
       'Round %d of %d: asks %d clients at %s, and waits at most %.0f seconds for their answers.',
       number,
-      len(run.cohorts),
+      planned,
       len(cohort),
       _listed({present.names[node]: len(own) for node, own in asked.items()}),
       announced.seconds,
@@ -212,18 +218,13 @@ def play(run: server_run.ServerRun, grid: Grid, config: Mapping[str, Any], proto
     _LOG.info(
       'Round %d of %d: %d of %d clients came, %.1f seconds.%s',
       number,
-      len(run.cohorts),
+      planned,
       len(summed.came),
       len(present.allowed),
       time.monotonic() - began,
       _said_missing(present.missing(cohort, summed.came)),
     )
     empty = 0 if len(summed.came) else empty + 1
-    if empty == _TRIES and not run.is_over:
-      raise ValueError(
-        f'Nobody came in {empty} rounds, the last of which is round {number}: the lines above say why. Mend that, and '
-        'run this again: it goes on.'
-      )
 
 
 def _present(

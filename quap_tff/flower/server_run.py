@@ -104,14 +104,12 @@ class ServerRun:
     return clients[self.server.ask(clients) > 0] if len(clients) else clients
 
   def may_go_on(self, enrolled: np.ndarray) -> bool:
-    """False if the account, as it stands, lets none of those come who are planned for the rounds that are left.
+    """False if cohorts are not planned, and the account lets nobody come any more who is enrolled.
 
     Args:
       enrolled: int64[N], all clients that are enrolled.
     """
-    if self._is_open:
-      return not len(enrolled) or len(self._paid(enrolled)) > 0
-    return any(len(self._paid(np.asarray(one, np.int64))) for one in self.cohorts[self.server.done :])
+    return not self._is_open or not len(enrolled) or len(self._paid(enrolled)) > 0
 
   def announce(self, present: np.ndarray, least: int, seconds: float) -> Optional[messages.Announced]:
     """The message to the next round's nodes; None if the account lets nobody come.

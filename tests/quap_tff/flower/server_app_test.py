@@ -142,10 +142,21 @@ def test_a_run_ends_with_what_there_is_when_the_account_lets_nobody_come_any_mor
   is_possible = lambda bundle, nodes: pytest.fail('nobody can be asked') if not nodes else None
   protocol = answered_by({1, 2, 3})._replace(check=is_possible)
   server_app.play(run, Grid(keys, [[1, 2, 3]]), config_of(tmp_path), protocol)
-  assert len(run.rounds) == 2 and 'none of those who are planned for the rounds 3 to 4 has budget left' in caplog.text
+  assert (
+    len(run.rounds) == 2
+    and 'lets nobody come any more: budgets are spent. The run ends after round 2 of 4' in caplog.text
+  )
   summary = run.write_run(None)
   assert summary['rounds'] == 2 and 'no_certificate' not in summary
   assert not quap_tff.certificates.verify(str(tmp_path / 'out' / 'run')).problems
+
+
+def test_planned_rounds_for_which_nobody_is_paid_end_the_run(bundle, keys, tmp_path, monkeypatch, caplog):
+  run = server_run.ServerRun(bundle, str(tmp_path / 'out'))
+  monkeypatch.setattr(run, 'allowed', lambda enrolled: np.zeros(0, np.int64))
+  protocol = answered_by(())._replace(check=lambda bundle, nodes: pytest.fail('nobody is asked'))
+  server_app.play(run, Grid(keys, [[1, 2, 3]]), config_of(tmp_path), protocol)
+  assert run.round_num == 4 and 'The run ends after round 3 of 4, with what there is' in caplog.text
 
 
 def test_rounds_of_nobody_stop_the_run_in_words(bundle, keys, tmp_path):

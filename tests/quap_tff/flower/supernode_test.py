@@ -121,4 +121,4 @@ def test_a_node_that_is_not_let_in_says_why(tmp_path):
     start('late', 'stranger', ['-c', _WITH_ANOTHER_CLOCK])
     started.wait_for('copy', 'has another connection with the key of this node: a copy of its folder')
     started.wait_for('stranger', 'does not know the key of this node. On the server, run flwr supernode register')
-    started.wait_for('late', 'clock of this machine is (599|60[01]) seconds behind that of the SuperLink')
+    started.wait_for('late', r'clock of this machine is \d+ seconds behind that of the SuperLink')

@@ -67,7 +67,7 @@ def _started(bundles, tmp_path):
     federation = parties.Parties(
       tmp_path / 'nodes', NODES, bundle, {c: _typed(bundle, one) for c, one in examples.items()}
     )
-    config = {'enrolment': str(tmp_path / 'nodes' / 'enrolled'), 'seconds': 0.0, 'quorum': 0.5}
+    config = {'enrolment': str(tmp_path / 'nodes' / 'enrolled'), 'seconds': 1e-9, 'quorum': 0.5}
     return federation, config, str(tmp_path / 'out')
 
   return start
