@@ -109,12 +109,12 @@ def test_a_run_with_a_trusted_server_outlives_its_nodes_and_its_server(start, ex
   started.pause('d')  # It stays connected, and never answers.
   play = functools.partial(started.start_run, 'app', test=str(exported / 'trusted.npz'), quorum=0.6)
   play(seconds=SECONDS)
-  started.wait_for('app', 'Round 1:')
+  started.wait_for('app', r'Round 1 of 5: \d+ of')
   started.pause('b')
   started.wait_for('b', r'ROUND 2\]\s+.*Receiving')
   started.kill('b')
   started.start_node('b', exported / 'trusted')
-  started.wait_for('app', 'Round 3:')
+  started.wait_for('app', r'Round 3 of 5: \d+ of')
   started.pause('c')
   started.wait_for('a', r'ROUND 4\]\s+.*Receiving')
   started.kill('superlink')
@@ -123,7 +123,7 @@ def test_a_run_with_a_trusted_server_outlives_its_nodes_and_its_server(start, ex
   started.start_superlink()
   started.wait_for('b', 'SuperNode ID')
   play(seconds=SECONDS_AGAIN)
-  started.wait_for('app', 'Round 5:')
+  started.wait_for('app', r'Round 5 of 5: \d+ of')
   started.wait_for('app', 'The run is in')
   verdict = started.run('python', '-m', 'quap_tff.verify', 'out/run').stdout
   assert verdict.startswith('VALID'), verdict
@@ -140,19 +140,19 @@ def test_a_run_without_a_trusted_server_outlives_its_nodes_and_its_server(start,
   started.pause('d')  # It stays connected, and never answers.
   play = functools.partial(started.start_run, 'app', test=str(exported / 'held.npz'), quorum=0.6)
   play(seconds=SECONDS)
-  started.wait_for('app', 'Round 1:')
+  started.wait_for('app', r'Round 1 of 5: \d+ of')
   started.resume('d')
   started.wait_for('b', r'ROUND 2\]\s+.*Receiving')
   started.pause('b')
   started.kill('b')
   started.start_node('b', exported / 'held')
-  started.wait_for('app', 'Round 3:')
+  started.wait_for('app', r'Round 3 of 5: \d+ of')
   started.wait_for('a', r'ROUND 4\]\s+.*Receiving')
   started.kill('superlink')
   started.kill('app')
   started.start_superlink()
   play(seconds=SECONDS_AGAIN)
-  started.wait_for('app', 'Round 5:')
+  started.wait_for('app', r'Round 5 of 5: \d+ of')
   started.wait_for('app', 'The run is in')
   verdict = started.run('python', '-m', 'quap_tff.verify', 'out/run').stdout
   assert verdict.startswith('VALID') and 'The secure sum was SecAgg+ of Flower' in verdict, verdict
