@@ -99,15 +99,16 @@ def _play(rng, threshold=None, gives_up=0.2, victim=None):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize('runs', [40, pytest.param(100, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize('threshold', [None, 0.5, 2 / 3])
-def test_no_client_loses_more_than_its_guard_has_counted(threshold):
+def test_no_client_loses_more_than_its_guard_has_counted(threshold, runs):
   rng, anew, refusals = np.random.default_rng(0), 0, 0
-  for _ in range(100):
+  for _ in range(runs):
     exact, counted, limit, lasts, refused = _play(rng, threshold)
     assert (exact <= counted * (1 + 1e-12)).all() and (exact <= limit * (1 + 1e-12)).all()
     anew += guard.NEW_CHAIN in lasts
     refusals += refused
-  assert anew > 30 and refusals > 30
+  assert anew > 0.3 * runs and refusals > 0.3 * runs
 
 
 @pytest.mark.slow

@@ -432,7 +432,7 @@ class TestHistories:
     clip=st.sampled_from([clip_rules.Fixed(1.0), clip_rules.PrivateQuantile(count_stddev=2.0)]),
     multiplier=st.sampled_from([0.5, 1.0, 2.0, 3.0]),
   )
-  @settings(derandomize=True, deadline=None, max_examples=20)
+  @settings(derandomize=True, deadline=None, max_examples=10)
   def test_no_history_passes_epsilon(self, rounds, rule, clip, multiplier):
     with pytest.MonkeyPatch.context() as patch:
       # The account does not depend on the noise, and drawing it takes most of a round's time.

@@ -136,7 +136,14 @@ def _recomputed(sampler, words, others, shifts):
 
 class TestDecide:
   @pytest.mark.slow
-  @pytest.mark.parametrize('stddev, is_rounded, count', [(519120.0, True, 3 * 10**6), (4096.0, False, 10**6)])
+  @pytest.mark.parametrize(
+    'stddev, is_rounded, count',
+    [
+      (519120.0, True, 10**6),
+      pytest.param(519120.0, True, 3 * 10**6, marks=pytest.mark.thorough),
+      (4096.0, False, 10**6),
+    ],
+  )
   def test_many_draws_as_in_80_bit_floats(self, stddev, is_rounded, count):
     assert np.finfo(np.longdouble).nmant >= 63
     sampler, rng, chunk = integer_noise.Sampler(stddev, is_rounded), np.random.default_rng(7), 500_000

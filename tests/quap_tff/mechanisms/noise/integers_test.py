@@ -244,10 +244,10 @@ class TestBuffers:
   @pytest.mark.slow
   @pytest.mark.parametrize('correlation', _CORRELATED)
   def test_against_fractions(self, correlation, monkeypatch):
-    grid, draws = integers.Grid(1.0, 3, correlation, 60), _Draws(monkeypatch)
+    grid, draws = integers.Grid(1.0, 3, correlation, 30), _Draws(monkeypatch)
     exact, buffers, largest = _Exact(grid), grid.initial_buffers(), 0.0
-    drawn = tf.reshape(grid.sampler.draw(_KEY, 180, tf.zeros([180], tf.float64)), [60, 3])
-    for t in range(60):
+    drawn = tf.reshape(grid.sampler.draw(_KEY, 90, tf.zeros([90], tf.float64)), [30, 3])
+    for t in range(30):
       taken = draws.taken(grid, buffers)
       largest = max(largest, *(abs(float(a - b)) for a, b in zip(taken, exact.taken())))
       # Each draw is for the part of b_t that is no whole number.
@@ -305,7 +305,7 @@ class TestBuffers:
     With Ẑ_s = R_s - X_s, the release R_s says that Z_s lies within 1/2 of R_s - X_s + b_s. Its mean moves with X_s, and
     with b_s by what earlier releases have in their Ẑ.
     """
-    num_releases, size, rng = 40, 3, np.random.default_rng(0)
+    num_releases, size, rng = 24, 2, np.random.default_rng(0)
     grid, draws = integers.Grid(1.0, size, correlation, num_releases), _Draws(monkeypatch)
     released = rng.integers(-(2**20), 2**20, [num_releases, size])
     sums = rng.integers(-4 * grid.steps, 4 * grid.steps, [num_releases, size])
@@ -324,7 +324,7 @@ class TestBuffers:
       for entry in range(size):
         expected = -sum(coefficients[k] * int(moved[s - k, entry]) for k in range(s + 1))
         assert abs(means[1][s][entry] - means[0][s][entry] - expected) <= 2 * _error(grid)
-    assert moved.any(axis=1).sum() > 10
+    assert moved.any(axis=1).sum() > 6
 
 
 def _worst_signs(correlation, count):
