@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 import contextlib
+import errno
 import hashlib
 import io
 import json
@@ -23,13 +24,20 @@ def replacing(path: str, keep_suffix: bool = False) -> Iterator[str]:
   """A path to write under, in the same folder, which takes the place of `path` when the block has ended well.
 
   If the block raises, what it has written is removed, and an earlier file stays as it was. A process that is killed may
-  leave the other name behind, and the next writer replaces it. One process at a time may write a file.
+  leave the other name behind, and the next writer replaces it. One process at a time may write a file. A symbolic link
+  stays, and the file that it names is written.
 
   Args:
     path: The file's final name.
     keep_suffix: Whether the other name ends as `path` does, for writers that go by it: `plot.part.png` in place of
       `plot.png.part`.
+
+  Raises:
+    OSError: If `path` is a device, a pipe or a socket, which a file would replace.
   """
+  path = os.path.realpath(path)
+  if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+    raise FileExistsError(errno.EEXIST, 'it is a device, a pipe or a socket; give the path of a file', path)
   stem, suffix = os.path.splitext(path) if keep_suffix else (path, '')
   unfinished = f'{stem}{UNFINISHED}{suffix}'
   try:
@@ -52,9 +60,11 @@ def new_private(path: str) -> BinaryIO:
 def new_folder(path: str) -> Iterator[str]:
   """An empty folder to write to, next to `path`, which gets that name when the block has ended well.
 
-  If the block raises, the folder is removed. What a killed process left is replaced. `path` must be new or empty.
+  If the block raises, the folder is removed. What a killed process left is replaced. `path` must be new or empty. A
+  symbolic link stays, and the folder that it names is written.
   """
-  unfinished = path.rstrip(os.sep) + UNFINISHED
+  path = os.path.realpath(path)
+  unfinished = path + UNFINISHED
   shutil.rmtree(unfinished, ignore_errors=True)
   os.makedirs(unfinished)
   try:

@@ -44,6 +44,39 @@ def test_what_a_killed_process_left_is_replaced(tmp_path):
   assert os.listdir(tmp_path) == ['a.txt']
 
 
+@pytest.mark.parametrize('write', [files.write, files.write_sealed])
+def test_a_link_stays_and_its_file_is_written(write, tmp_path):
+  (tmp_path / 'elsewhere').mkdir()
+  for name, content in (('old', b'an earlier one'), ('new', None)):
+    link, file = tmp_path / name, tmp_path / 'elsewhere' / name
+    link.symlink_to(os.path.join('elsewhere', name))
+    if content is not None:
+      file.write_bytes(content)
+    write(str(link), b'a')
+    assert link.is_symlink() and not file.is_symlink() and file.read_bytes().startswith(b'a')
+  assert sorted(os.listdir(tmp_path / 'elsewhere')) == ['new', 'old']
+
+
+def test_a_link_to_a_folder_stays(tmp_path):
+  (tmp_path / 'elsewhere').mkdir()
+  (tmp_path / 'link').symlink_to('elsewhere')
+  with files.new_folder(str(tmp_path / 'link')) as unfinished:
+    files.write(os.path.join(unfinished, 'b'), 'c')
+  assert (tmp_path / 'link').is_symlink() and os.listdir(tmp_path / 'elsewhere') == ['b']
+
+
+def test_no_device_or_pipe_is_replaced(tmp_path):
+  pipe, link = tmp_path / 'pipe', tmp_path / 'link'
+  os.mkfifo(pipe)
+  link.symlink_to('pipe')
+  for path in (pipe, link):
+    with pytest.raises(OSError, match='it is a device, a pipe or a socket; give the path of a file'):
+      files.write(str(path), 'a')
+  assert stat.S_ISFIFO(os.stat(pipe).st_mode) and sorted(os.listdir(tmp_path)) == ['link', 'pipe']
+  with pytest.raises(OSError, match='it is a device'), files.replacing('/dev/null'):
+    raise AssertionError('The block begins.')
+
+
 def test_a_new_folder_is_whole_or_not_there(tmp_path):
   path = tmp_path / 'deep' / 'a'
   (tmp_path / 'deep' / f'a{files.UNFINISHED}').mkdir(parents=True)
