@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 import logging
+import os
 import time
 from typing import Any, NamedTuple
 
@@ -123,6 +124,7 @@ def main(grid: Grid, context: Context) -> None:
   Raises:
     StoppedError: If it cannot begin, go on or end.
   """
+  os.umask(0o077)  # What is written here is for the owner of the run.
   _LOG.addFilter(_without_traceback)
   try:
     _play_to_the_end(grid, context.run_config)

@@ -1,7 +1,7 @@
 """Runs the recipe for Flower of docs/gate.md, as recipe.py alongside, in Flower's simulation; prints a JSON line.
 
-Some clients drop out, and each says that it has another number of examples. All updates are clipped, but those of two
-clients: one replies with NaN and large numbers, and another one stays where it is.
+Some clients drop out, and each says that it has another number of examples. All updates are clipped, but those of some
+clients: one stays where it is, and the others reply with what cannot be used.
 """
 
 import json
@@ -28,6 +28,7 @@ from recipe import Gated
 import quap_tff
 
 NUM_CLIENTS, NUM_ROUNDS, NUM_WEIGHTS = 10, 30, 20_000
+DROPS_OUT = 'This client drops out.'
 client_app, server_app = ClientApp(), ServerApp()
 
 
@@ -35,13 +36,30 @@ client_app, server_app = ClientApp(), ServerApp()
 def train(message: Message, context: Context) -> Message:
   own, round_num = context.node_config['partition-id'], message.content['config']['server-round']
   if (own + round_num) % 7 == 0:
-    raise RuntimeError('This client drops out.')
+    raise RuntimeError(DROPS_OUT)
   moved = [array + (0.0 if own == 2 else 100.0) for array in message.content['arrays'].to_numpy_ndarrays()]
   if own == 3:
     moved[0][:3] = np.nan, 7e5, -1e5
-  arrays = ArrayRecord(moved)
+  if own == 4:
+    moved = _unusable(round_num, moved[0])
   metrics = MetricRecord({'num-examples': 1 + 1000 * own})
-  return Message(RecordDict({'arrays': arrays, 'metrics': metrics}), reply_to=message)
+  return Message(RecordDict({'arrays': ArrayRecord(moved), 'metrics': metrics}), reply_to=message)
+
+
+def _unusable(round_num, weights):
+  """The arrays of a client whose reply is of another kind in each round in which it comes."""
+  kinds = [[weights[:-1]], [], [weights, weights], [weights.astype(np.int64)], [weights.astype(str)]]
+  if round_num % (len(kinds) + 1) == len(kinds):
+    raise ValueError('This client has a label that is no class.')
+  return kinds[round_num % (len(kinds) + 1)]
+
+
+class Lossy(Gated):
+  """The connection to some clients is lost."""
+
+  def aggregate_train(self, server_round, replies):
+    there = [reply for reply in replies if not (reply.has_error() and DROPS_OUT in reply.error.reason)]
+    return super().aggregate_train(server_round, there)
 
 
 class Watched(FedAvg):
@@ -61,7 +79,7 @@ def serve(grid: Grid, context: Context) -> None:
   gate = quap_tff.Gate(NUM_CLIENTS, 4.0, 3.0, 1e-5, num_rounds=NUM_ROUNDS)
   average = Watched(fraction_train=0.5, min_train_nodes=2, min_available_nodes=2)
   dp = DifferentialPrivacyServerSideFixedClipping(average, 4.0, 1.0, num_sampled_clients=5)
-  strategy = Gated(dp, gate, {node: client for client, node in enumerate(nodes)})
+  strategy = Lossy(dp, gate, {node: client for client, node in enumerate(nodes)})
   result = strategy.start(grid, ArrayRecord([np.zeros(NUM_WEIGHTS)]), num_rounds=NUM_ROUNDS)
   print(
     json.dumps(

@@ -1,6 +1,7 @@
 """Tests of what server and nodes say to wrong input: what was wrong, what was expected, and what to do."""
 
 import shutil
+import types
 
 import numpy as np
 import pytest
@@ -16,10 +17,22 @@ from flwr.app import RecordDict
 
 from quap_tff.bundle import player
 from quap_tff.flower import __main__ as program
+from quap_tff.flower import client_app
 from quap_tff.flower import enrolment
 from quap_tff.flower import messages
 from quap_tff.flower import node as nodes
 from tests.quap_tff.flower.secure_sum import parties
+
+
+class OddError(Exception):
+  """One that nobody expects."""
+
+
+def read(config, client):
+  """A node's own reader, which fails for one client."""
+  if client == 3:
+    raise OddError('the record of Ms. Smith is damaged')
+  return {'x': np.ones(parties.SHAPE, np.int64)}
 
 
 @pytest.fixture(name='bundle')
@@ -155,6 +168,44 @@ class TestNode:
   def test_without_a_bundle(self):
     with pytest.raises(ValueError, match='The node has no bundle'):
       nodes.Node.of({'data': 'x.npz'})
+
+
+class TestClientsOfANode:
+  @pytest.fixture(name='node_of')
+  def _node_of(self, bundle, enrolled, tmp_path, monkeypatch):
+    monkeypatch.setattr(nodes.player, 'Bundle', lambda path: bundle)
+    config = {'bundle': 'b', 'clients': '0-4', 'folder': str(tmp_path / 'a'), 'enrolment': str(enrolled)}
+    return lambda data: nodes.Node.of({**config, 'data': data})
+
+  def test_a_client_that_cannot_be_read_keeps_nobody_out(self, node_of, tmp_path):
+    node = node_of(f'{__name__}:read')
+    assert {client: bool(one) for client, one in node.examples.items()} == {client: client != 3 for client in range(5)}
+    (line,) = (tmp_path / 'a' / nodes.PRIVATE_LOG).read_text().splitlines()
+    assert 'client 3 adds zero. OddError: the record of Ms. Smith is damaged' in line
+
+  def test_who_is_at_a_node_does_not_follow_from_data(self, node_of, tmp_path):
+    rows = np.array([0, 0, 2, 3, 7])
+    np.savez(tmp_path / 'x.npz', x=np.ones([5, 2]), y=np.ones(5), client=rows)
+    node = node_of(str(tmp_path / 'x.npz'))
+    assert {client: bool(one) for client, one in node.examples.items()} == {
+      client: client in rows for client in range(5)
+    }
+
+  @pytest.mark.parametrize('kind', [OddError, ZeroDivisionError, AssertionError, RuntimeError, MemoryError, EOFError])
+  def test_no_text_of_an_error_reaches_the_server(self, kind, monkeypatch, caplog):
+    def answer(content):
+      raise kind('the record of Ms. Smith is damaged')
+
+    noted = []
+    node = types.SimpleNamespace(holds_noise=False, answer=answer, note_failure=noted.append)
+    monkeypatch.setattr(client_app, '_node', node)
+    reply = client_app.train(Message(RecordDict(), 1, MessageType.TRAIN), None)
+    assert reply.content['answered'] == {'refused': messages.UNSAID} and len(noted) == 1
+
+  def test_a_failure_is_told_to_the_owner_of_the_node_alone(self, node_of, tmp_path, caplog):
+    node = node_of(f'{__name__}:read')
+    node.note_failure(OddError('the record of Ms. Smith is damaged'))
+    assert 'Smith' in (tmp_path / 'a' / nodes.PRIVATE_LOG).read_text() and 'Smith' not in caplog.text
 
 
 class TestProgram:
