@@ -9,6 +9,7 @@ import itertools
 import os
 import threading
 from typing import Any, Callable, Optional
+import warnings
 import weakref
 
 import tensorflow as tf
@@ -116,7 +117,8 @@ class InProcessContext(tff.program.FederatedContext):
       ValueError: If client-placed arguments differ in their number of clients.
       errors.UnsupportedComputationError: If the computation contains, takes or returns something that the runtime
         cannot run.
-      errors.ClientError: If a client's TensorFlow fails; it names the client.
+      errors.ClientError: If a client's TensorFlow fails; it names the client. In a process of this package such a
+        client counts as one without examples, and a warning names it: its data must not end the round of the others.
       tf.errors.OpError: If the server's TensorFlow fails.
     """
     program = self._programs.get(comp)
@@ -232,6 +234,7 @@ class _Runner:
     items: Iterable[Any],
     functions: Sequence[Any] = (),
     size: int = 1,
+    instead: Optional[Callable[[Any], Any]] = None,
   ) -> Generator[Sequence[Any], None, None]:
     """Runs `function` on blocks of clients, and yields its results in the clients' order.
 
@@ -243,13 +246,15 @@ class _Runner:
       items: An item for each client.
       functions: The `GraphFunction`s that `function` calls.
       size: Clients in a block. Those who are left in the end come one by one.
+      instead: From the item of a client that fails to the item that takes its place. If that fails, too, or there is
+        none, the error is raised.
     """
     num_threads = self._context._num_threads if self.num_clients > 1 else 1
     for graph_function in functions:
       graph_function.prepare(num_threads)  # Before the clients compete for it.
     if num_threads < 2 or any(graph_function.must_run_in_order for graph_function in functions):
       for first, block in self._blocks(items, size):
-        yield self._run(function, block, first)
+        yield self._run(function, block, first, instead)
       return
     pool = self._context._threads()
     waiting: collections.deque[concurrent.futures.Future] = collections.deque()
@@ -257,7 +262,7 @@ class _Runner:
       for first, block in self._blocks(items, size):
         if len(waiting) >= _most_calls(num_threads, size):
           yield waiting.popleft().result()
-        waiting.append(pool.submit(self._run, function, block, first))
+        waiting.append(pool.submit(self._run, function, block, first, instead))
         del block
       # The first error in the cohort's order is the one raised. Threads take clients in that order, so every client
       # before it has been started and the choice does not depend on timing.
@@ -275,7 +280,13 @@ class _Runner:
       yield first, block
       first += len(block)
 
-  def _run(self, function: Callable[[Sequence[Any]], Sequence[Any]], block: list[Any], first: int) -> Sequence[Any]:
+  def _run(
+    self,
+    function: Callable[[Sequence[Any]], Sequence[Any]],
+    block: list[Any],
+    first: int,
+    instead: Optional[Callable[[Any], Any]],
+  ) -> Sequence[Any]:
     self._here.device = self._devices[first % len(self._devices)]
     try:
       return function(block)
@@ -283,8 +294,16 @@ class _Runner:
       raise
     except (tf.errors.OpError, ValueError, TypeError) as e:
       if len(block) == 1:
-        raise errors.ClientError(first, self.num_clients, e) from e
+        failed = errors.ClientError(first, self.num_clients, e)
+        if instead is None:
+          raise failed from e
+        with contextlib.suppress(tf.errors.OpError, ValueError, TypeError):
+          results = function([instead(block[0])])
+          said = ' '.join(str(failed).split())
+          warnings.warn(f'{said} It counts as a client without examples.', stacklevel=2)
+          return results
+        raise failed from e
     finally:
       del self._here.device
     # One by one, the client that failed is found.
-    return [result for i, item in enumerate(block) for result in self._run(function, [item], first + i)]
+    return [result for i, item in enumerate(block) for result in self._run(function, [item], first + i, instead)]

@@ -51,6 +51,7 @@ class Runner(Protocol):
     items: Iterable[Bindings],
     functions: Sequence[tensorflow_blocks.GraphFunction] = (),
     size: int = 1,
+    instead: Optional[Callable[[Bindings], Bindings]] = None,
   ) -> Generator[Sequence[Value], None, None]: ...
 
 
@@ -74,6 +75,7 @@ class Body:
     self.program = program
     self.argument_name = function.parameter_name
     self.argument_of_client = _selector(function.parameter_type)
+    self.without_examples = values.without_examples(function.parameter_type)
     self.types = {name: block.type_signature for name, block in body.locals}
     self.types[self.argument_name] = function.parameter_type
     self.blocks = _without_detours(dict(body.locals))
@@ -177,6 +179,7 @@ class _Pass:
     reads_argument = any(body.local_values[name].reads_argument for name in entry.steps + entry.aggregates)
     self._argument_name = body.argument_name if reads_argument else None
     self._argument_of_client = body.argument_of_client
+    self._without_examples = body.without_examples if reads_argument else None
     blocks = [body.blocks[name] for name in entry.steps] + [one.value_block for one in self._aggregations]
     self._functions = program.functions_of(blocks)
     own_names = [*([self._argument_name] if reads_argument else []), *self._earlier]
@@ -205,7 +208,8 @@ class _Pass:
     def several(clients: Sequence[Bindings]) -> Sequence[tuple[tuple[Any, ...], tuple[Any, ...]]]:
       return self._each(shared, clients) if joined is None else joined(shared, clients, runner.device())
 
-    with contextlib.closing(runner.map(several, self._clients(bindings, wanted), functions, size)) as results:
+    instead = None if self._without_examples is None else self._emptied
+    with contextlib.closing(runner.map(several, self._clients(bindings, wanted), functions, size, instead)) as results:
       for block in results:
         self._sum(bindings, [inputs for inputs, _ in block])
         for _, own_kept in block:
@@ -216,6 +220,11 @@ class _Pass:
     for aggregation in self._aggregations:
       aggregation.finish(bindings)
     bindings.update(kept)
+
+  def _emptied(self, own: Bindings) -> Bindings:
+    """The bindings of a client that has no examples."""
+    assert self._without_examples is not None and self._argument_name is not None
+    return {**own, self._argument_name: self._without_examples(own[self._argument_name])}
 
   def _each(self, shared: Bindings, clients: Sequence[Bindings]) -> tuple[tuple[tuple[Any, ...], tuple[Any, ...]], ...]:
     """The inputs of the aggregations and the values to keep, for each client of a block."""

@@ -102,6 +102,32 @@ def differs_by_client(type_spec: Optional[tff.Type]) -> bool:
   return isinstance(type_spec, tff.FederatedType) and type_spec.placement is tff.CLIENTS and not type_spec.all_equal
 
 
+def without_examples(type_spec: Optional[tff.Type]) -> Optional[Callable[[Any], Any]]:
+  """A function from an argument, as one client has it, to the same argument without this client's examples.
+
+  It is None where no part of the argument has `client_id` and `examples`, the data of this package's processes
+  (`federated.client_work.client_data_type`): what other processes make of no examples is not known here.
+  """
+  if isinstance(type_spec, tff.FederatedType):
+    if not differs_by_client(type_spec):
+      return None
+    members = dict(tff.structure.to_elements(type_spec.member)) if isinstance(type_spec.member, tff.StructType) else {}
+    if not {'client_id', 'examples'} <= members.keys():
+      return None
+    place, kind = list(members).index('examples'), members['examples']
+    # What is not wanted is None, and stays it.
+    return lambda value: tuple(
+      sequence_from_values([], kind.element) if index == place and part is not None else part
+      for index, part in enumerate(value)
+    )
+  if not isinstance(type_spec, tff.StructType):
+    return None
+  parts = [without_examples(part) for _, part in tff.structure.iter_elements(type_spec)]
+  if not any(parts):
+    return None
+  return lambda value: tuple(part if of is None else of(part) for of, part in zip(parts, value))
+
+
 def num_clients(argument: Any, type_spec: Optional[tff.Type]) -> Optional[int]:
   """The cohort's size, `None` if an argument (or its value) has no client values.
 

@@ -255,6 +255,24 @@ class TestCertified:
     moved = math.sqrt(sum(np.sum(np.square(a - b, dtype=np.float64)) for a, b in both))
     assert 0.499 < moved <= 0.5
 
+  def test_a_client_whose_data_fail_adds_zero_alone(self, certified):
+    state, loud, failing = certified.initialize(), _twenty(4, 5.0, 7.0), _twenty(3, 5.0, 7.0)
+    spec = failing['examples'].element_spec
+
+    def broken():
+      raise ValueError('A record of this client cannot be read.')
+      yield
+
+    failing['examples'] = tf.data.Dataset.from_generator(broken, output_signature=spec)
+    with pytest.warns(
+      UserWarning, match='^Client 1 of the cohort .*cannot be read.* counts as a client without examples'
+    ):
+      found = certified.next(state, [loud, failing])
+    failing['examples'] = []
+    expected = certified.next(state, [loud, failing])
+    tf.nest.map_structure(np.testing.assert_array_equal, found.state, expected.state)
+    tf.nest.map_structure(np.testing.assert_array_equal, found.metrics, expected.metrics)
+
   def test_replacing_the_released_weights_leaves_the_account_as_it_is(self, certified):
     state = certified.next(certified.initialize(), [_twenty(3)]).state
     halved = [0.5 * w for w in linear_model.weights(certified, state)]
