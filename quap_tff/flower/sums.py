@@ -55,7 +55,14 @@ def asked(
   group = str(announced.round_num)
   sent = [Message(contents[node], node, MessageType.TRAIN, group_id=group) for node in sorted(contents)]
   began = time.monotonic()
-  replies = {one.metadata.src_node_id: one for one in grid.send_and_receive(sent, timeout=announced.seconds)}
+  received = list(grid.send_and_receive(sent, timeout=announced.seconds))
+  asked_of = {one.metadata.message_id: one.metadata.dst_node_id for one in sent if one.metadata.message_id}
+  replies = {}
+  for reply in received:
+    node = reply.metadata.src_node_id
+    if reply.has_error():  # It may be the SuperLink's, which says so of a node that it has lost.
+      node = asked_of.get(reply.metadata.reply_to_message_id, node)
+    replies[node] = reply
   return replies, time.monotonic() - began
 
 

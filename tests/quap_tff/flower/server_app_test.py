@@ -9,6 +9,8 @@ import pytest
 
 pytest.importorskip('flwr', reason='make test-deploy sets up the newest Python that Flower runs on, and Flower.')
 
+from flwr.app import Error
+
 import quap_tff
 from quap_tff.bundle import simulation
 from quap_tff.common import files
@@ -198,6 +200,20 @@ def test_a_second_run_with_one_output_stops_without_a_traceback(bundle, keys, tm
     server_app.main(Grid(keys, [[1]]), types.SimpleNamespace(run_config=config))
   logging.getLogger('flwr').error('ServerApp raised an exception', exc_info=stopped.value)
   assert 'this run has ended' in caplog.text and 'Traceback' not in caplog.text
+
+
+def test_a_node_that_the_superlink_has_lost_is_named(bundle, caplog):
+  def lost(sent, timeout):
+    sent[0].metadata.__dict__['_message_id'] = 'asked'  # As Flower's grid does.
+    reply = server_app.sums.Message(Error(3, 'Error: Node Unavailable'), reply_to=sent[0])
+    reply.metadata.__dict__['_src_node_id'] = 1
+    return [reply]
+
+  link = server_app.sums.messages.Link(1, np.arange(3), np.zeros(0, np.int64))
+  message = bundle.prepare(bundle.initialize())
+  announced = server_app.sums.messages.Announced(bundle, message, [link], 1, 600.0, {7: 'clinic'})
+  sums.TRUSTED.obtain(types.SimpleNamespace(send_and_receive=lost), {7: np.arange(3)}, announced)
+  assert 'node clinic failed: Error: Node Unavailable' in caplog.text
 
 
 def test_an_answer_that_is_cut_off_is_said_to_be_measured(bundle, caplog):
