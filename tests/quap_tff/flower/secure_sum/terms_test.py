@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pytest
+from scipy import stats
 
 pytest.importorskip('flwr', reason='make test-deploy sets up the newest Python that Flower runs on, and Flower.')
 
@@ -38,3 +39,11 @@ def test_four_nodes_at_a_threshold_of_two_fifths_may_lose_a_quarter(sizes, opens
   nodes = {node: np.arange(ends[node], ends[node + 1]) for node in range(4)}
   agreed = terms.Terms.of(parties.Bundle(num_clients=20, threshold=0.4), nodes)
   assert (agreed.shortfall([1, 2, 3]) == '') == opens
+
+
+@pytest.mark.parametrize('count, threshold, expected', [(4, 0.4, 0.49), (4, 0.2, 0.07), (8, 0.4, 0.01)])
+def test_how_often_a_lost_node_has_too_many_of_the_drawn_clients(count, threshold, expected):
+  nodes = {node: np.arange(5 * node, 5 * node + 5) for node in range(count)}
+  agreed = terms.Terms.of(parties.Bundle(num_clients=5 * count, threshold=threshold), nodes)
+  too_many = stats.hypergeom(100, 100 // count, 30).sf(np.floor(30 * (1 - agreed.share)))
+  assert too_many == pytest.approx(expected, abs=0.006)
