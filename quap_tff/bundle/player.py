@@ -39,7 +39,7 @@ class Sums(NamedTuple):
   secure: Any
 
 
-class Attempt(NamedTuple):
+class ClientSums(NamedTuple):
   """What a client sends, whatever its data are.
 
   Attributes:
@@ -123,7 +123,7 @@ class Bundle:
     """
     return self._worked(data, message)[0]
 
-  def attempt(self, data: Any, message: Any) -> Attempt:
+  def attempt(self, data: Any, message: Any) -> ClientSums:
     """The values that a client sends in a round, also if its data cannot be used.
 
     Such a client sends what one without examples sends: zero, and the noise that it holds. So no client's data decide
@@ -139,11 +139,11 @@ class Bundle:
     """
     try:
       sums, counts = self._worked(data, message)
-      return Attempt(sums, '' if counts else _NOT_FINITE)
+      return ClientSums(sums, '' if counts else _NOT_FINITE)
     except Exception as error:  # Data, and those who read them, raise every kind.
       problem = f'{type(error).__name__}: {" ".join(str(error).split())}'
     nothing = [] if 'sequence' in self.data_type else {**data, 'examples': []}
-    return Attempt(self.work(nothing, message), problem)
+    return ClientSums(self.work(nothing, message), problem)
 
   def _worked(self, data: Any, message: Any) -> tuple[Sums, bool]:
     (plain, _, _, secure), counts = self._graphs['work'].with_verdict(data, message)
