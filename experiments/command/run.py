@@ -24,6 +24,7 @@ from data.cohorts import dropouts
 from data.cohorts import ParticipationChoice
 from data.cohorts import ParticipationModel
 from experiments.command import run_choices
+from quap_tff import accounting
 from quap_tff import methods
 from quap_tff import plans
 from quap_tff.cohorts import default_cohort_size
@@ -229,8 +230,8 @@ class Run:
     """The run with another choice of who takes part. Its flags stay."""
     return dataclasses.replace(self, cohorts=dataclasses.replace(self.cohorts, participation=choice))
 
-  def with_spent(self, spent: Optional[Sequence[float]]) -> Run:
-    """The run where the file of --spent is not at hand: float[N] μ² is what it says. Its flags stay."""
+  def with_spent(self, spent: Optional[accounting.SpentBefore]) -> Run:
+    """The run where the file of --spent is not at hand: this is what it says. Its flags stay."""
     if self.flags['spent'] is None:
       return self
     return dataclasses.replace(self, method=flag_fields.decoded(self.method, {'spent': spent}))

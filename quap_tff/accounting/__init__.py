@@ -40,4 +40,5 @@ from quap_tff.accounting.run_ledger import ledger_of_limits
 from quap_tff.accounting.run_ledger import NoBoundError
 from quap_tff.accounting.run_ledger import RunLedger
 from quap_tff.accounting.spent import read_spent
+from quap_tff.mechanisms.certified.spent_before import SpentBefore
 from quap_tff.mechanisms.mechanism import RoundRecord

@@ -44,11 +44,13 @@ from quap_tff.common import checks
 from quap_tff.common import durable
 from quap_tff.common import files
 from quap_tff.common import lazy
+from quap_tff.common import registry
 from quap_tff.common.numbers import tradeoff
 from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms.certified import config as certified_config
 from quap_tff.mechanisms.certified import privacy_filter
 from quap_tff.mechanisms.certified import spending as spendings
+from quap_tff.mechanisms.certified import spent_before
 from quap_tff.mechanisms.certified import weight_rules
 from quap_tff.mechanisms.noise import correlation as correlations
 from quap_tff.mechanisms.parts import clip_rules
@@ -108,8 +110,8 @@ class Gate:
       num_rounds: T; None for any number of rounds.
       correlation: The correlation of the noise, one of `quap_tff.mechanisms.noise.correlation`; not `Held`.
       own_epsilon: float[N], the bound that each client has chosen for itself, in (0, epsilon]; None: `epsilon` for all.
-      spent: What clients have spent before: a file, or float[N] μ², as `accounting.read_spent` takes it. Budgets and
-        figures count from there. None: nothing.
+      spent: What clients have spent before: a file or an `accounting.SpentBefore`, as `accounting.read_spent` takes it.
+        Budgets and figures count from there. None: nothing.
 
     Raises:
       ValueError: If a value is out of range, or a client has spent more before than its bound.
@@ -131,7 +133,7 @@ class Gate:
       weights=weight_rules.UniformWeights(),
       clip=clip_rules.Fixed(1.0),  # Its unit.
       own_epsilon=own_epsilon,  # type: ignore[arg-type]  # It becomes a tuple.
-      spent_before=None if spent is None else spents.read_spent(spent, num_clients),  # type: ignore[arg-type]
+      spent_before=None if spent is None else spents.read_spent(spent, num_clients),
     )
     self.noise_multiplier = noise_multiplier
     self.spent_file = os.fspath(spent) if isinstance(spent, (str, os.PathLike)) else None
@@ -389,7 +391,7 @@ class Gate:
   def mu_squared(self) -> np.ndarray:
     """float64[N], the same as μ_i²."""
     counted, before = self._spending.mu_squared, self.config.spent_before
-    return counted if before is None else counted + np.asarray(before)
+    return counted if before is None else counted + np.asarray(before.mu_squared)
 
   def planned(self, schedule: Iterable[array_types.Ids], whole: bool = False) -> np.ndarray:
     """When each client's budget ends, if these cohorts come next. It charges nobody.
@@ -474,7 +476,7 @@ class Gate:
     values = {name: getattr(self.config, name) for name in names}
     bounds, before, correlation = values['own_epsilon'], self.config.spent_before, self.config.correlation
     values.update(own_epsilon=bounds and list(bounds), correlation=correlations.spec_of(correlation))
-    return values if before is None else {**values, 'spent': list(before)}
+    return values if before is None else {**values, 'spent': json.loads(json.dumps(registry.value_of(before)))}
 
   @functools.cached_property
   def _parameters_text(self) -> str:
@@ -518,7 +520,10 @@ class Gate:
         arrays = dict(kept)
       saved = json.loads(arrays['parameters'].tobytes())
       correlation = correlations.from_spec(saved['correlation'])
-      gate = cls(**{**saved, 'correlation': correlation})
+      made = {**saved, 'correlation': correlation}
+      if 'spent' in saved:
+        made['spent'] = spent_before.SpentBefore.from_value(saved['spent'])
+      gate = cls(**made)
       gate._spending = spendings.Spending.restored(correlation, arrays)
       gate.digests = [one.tobytes() for one in arrays['digests'].reshape(gate.rounds, _DIGEST_BYTES)]
       gate._noised = int(arrays['noised'])
@@ -527,7 +532,7 @@ class Gate:
         f'{path} is not a whole file of a gate ({error}). Go on from a copy, or charge the clients for all rounds that '
         'were released: a new gate knows of none of them.'
       ) from None
-    expected = cls(**{**saved, 'correlation': correlation, **parameters}).parameters if parameters else saved
+    expected = cls(**{**made, **parameters}).parameters if parameters else saved
     for name in {**saved, **expected}:
       if (value := expected.get(name)) != saved.get(name):
         raise ValueError(

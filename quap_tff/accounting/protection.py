@@ -1,6 +1,7 @@
 """The things that a configuration protects, and those that it does not, in plain words."""
 
 from collections.abc import Sequence
+import json
 from typing import NamedTuple, Optional
 
 from quap_tff.common.numbers import rounding
@@ -29,6 +30,45 @@ class Protection(NamedTuple):
   def model_protected(self) -> bool:
     """True if the released model itself has a finite ε; other releases are another matter."""
     return self.covers != NOTHING
+
+
+# The neighbouring relations of a ledger's μ, by the names that files have for them.
+ZERO_OUT, REPLACE_ONE = 'zero_out', 'replace_one'
+
+
+class Conditions(NamedTuple):
+  """The conditions under which the μ² of a ledger are the cost of everything that its run released.
+
+  Attributes:
+    trust: As in `quap_tff.mechanisms.facts.Facts`.
+    relation: `ZERO_OUT` or `REPLACE_ONE`.
+    covers: One of `COVERS`.
+    is_ideal: Whether the noise is counted as ideal, in this run or in one before it.
+    colluders: The numbers k for which the ledger also has μ² against the server and any k others, ascending.
+  """
+
+  trust: str
+  relation: str
+  covers: str
+  is_ideal: bool
+  colluders: tuple[int, ...] = ()
+
+  @property
+  def text(self) -> str:
+    """For a file."""
+    return json.dumps(self._asdict())
+
+  @classmethod
+  def of_text(cls, text: str) -> 'Conditions':
+    """The conditions in a file. Raises `ValueError` if there are none."""
+    try:
+      value = json.loads(text)
+      found = cls(**{**value, 'colluders': tuple(value['colluders'])})
+    except (TypeError, KeyError) as error:
+      raise ValueError(f'conditions must be those of a run, found {text!r}.') from error
+    if found.text != text or found.covers not in COVERS or found.relation not in (ZERO_OUT, REPLACE_ONE):
+      raise ValueError(f'conditions must be those of a run, found {text!r}.')
+    return found
 
 
 # Exact functions of clients' data that may be released alongside a model.

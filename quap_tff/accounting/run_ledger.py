@@ -16,6 +16,8 @@ import zlib
 
 import numpy as np
 
+from quap_tff.accounting import protection
+from quap_tff.common import array_types
 from quap_tff.common import checks
 from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms.noise import correlation as correlations
@@ -38,6 +40,8 @@ IDENTITY = {
 }
 # Spent in the runs before, where there were any: float64[N], see `RunLedger`.
 SPENT_BEFORE = 'spent_before'
+# The conditions of the account in UTF-8, and, for each number of colluders in them, float64[N] μ².
+CONDITIONS, AGAINST = 'conditions', 'against'
 # Files list the clients of a larger population only if they took part.
 LARGE_POPULATION = 10_000
 # Relative, between noise and weights of a round in TensorFlow's arithmetic and in NumPy's.
@@ -96,6 +100,10 @@ class RunLedger:
     correlation: How the noise of a round is correlated with that of earlier ones.
     spent_before: float[N], μ_i² of everything that was released about each client before this run. All accounts count
       from there. None: nothing was.
+    conditions: What these μ² stand for, with those spent before. None: nobody says, and no later run can count from
+      this ledger.
+    against: float[K, N], for each number of colluders in the conditions the μ_i² of the whole run, and of the runs
+      before, against the server and so many others.
 
   Raises:
     ValueError: If a value is out of range, or the correlation's family is not registered: a file could not name it.
@@ -108,6 +116,8 @@ class RunLedger:
     fingerprint: str,
     correlation: correlations.Correlation = correlations.Independent(),
     spent_before: Optional[Union[np.ndarray, Sequence[float]]] = None,
+    conditions: Optional[protection.Conditions] = None,
+    against: Sequence[array_types.Numbers] = (),
   ):
     self._num_clients = int(checks.integer('num_clients', num_clients, at_least=1, at_most=2**31 - 1))
     self._delta = checks.number('delta', delta, above=0, below=1)
@@ -115,6 +125,9 @@ class RunLedger:
     self._correlation = correlation
     self._spec = correlations.spec_of(correlation)
     self._before = None if spent_before is None else _checked_before(spent_before, self._num_clients)
+    self._conditions = conditions
+    colluders = () if conditions is None else conditions.colluders
+    self._against = _checked_against(against, colluders, self._num_clients)
     self._take({name: np.zeros(int(name == 'offsets'), dtype) for name, dtype in ARRAYS.items()})
 
   def _take(self, arrays: Mapping[str, np.ndarray]) -> None:
@@ -155,6 +168,16 @@ class RunLedger:
   def spent_before(self) -> np.ndarray:
     """float64[N], μ_i² of everything that was released about each client before this run."""
     return np.zeros(self._num_clients) if self._before is None else self._before.copy()
+
+  @property
+  def conditions(self) -> Optional[protection.Conditions]:
+    """What the μ² of this ledger stand for; None if nobody says."""
+    return self._conditions
+
+  @property
+  def against(self) -> np.ndarray:
+    """float64[K, N], μ_i² against the server and so many others, for each number of colluders in the conditions."""
+    return self._against.copy()
 
   @property
   def listed(self) -> np.ndarray:
@@ -228,8 +251,9 @@ class RunLedger:
     Returns:
       offsets int64[T+1]; clients int32[K], budgets and weights float64[K]; noise_multipliers, count_noise_multipliers
       and clipping_norms float64[T]; released bool[T]; num_clients int64[], delta float64[], fingerprint uint8[32]
-      (SHA-256 of the text); correlation uint8[L], the spec of the noise's correlation in UTF-8; and, where something
-      was spent before, spent_before float64[N].
+      (SHA-256 of the text); correlation uint8[L], the spec of the noise's correlation in UTF-8; where something was
+      spent before, spent_before float64[N]; and, where they are known, conditions uint8[L] (JSON of
+      `protection.Conditions`) and against float64[K, N].
       The arrays are read-only and not copied; later rounds leave them as they are.
     """
     return {
@@ -239,7 +263,13 @@ class RunLedger:
       'fingerprint': np.frombuffer(self._digest, np.uint8),
       'correlation': np.frombuffer(self._spec.encode(), np.uint8),
       **({} if self._before is None else {SPENT_BEFORE: self._before}),
+      **self._conditions_arrays(),
     }
+
+  def _conditions_arrays(self) -> dict[str, np.ndarray]:
+    if self._conditions is None:
+      return {}
+    return {CONDITIONS: np.frombuffer(self._conditions.text.encode(), np.uint8), AGAINST: self._against}
 
   def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
     """Loads a saved state.
@@ -254,8 +284,11 @@ class RunLedger:
       for name in IDENTITY
       if not np.array_equal(arrays[name], expected[name])
     ]
-    if not np.array_equal(RunLedger.from_state_dict(arrays).spent_before, self.spent_before):
+    saved = RunLedger.from_state_dict(arrays)
+    if not np.array_equal(saved.spent_before, self.spent_before):
       differences.append(f'{SPENT_BEFORE}, which this run has otherwise')
+    if saved.conditions != self.conditions:
+      differences.append(f'conditions {saved.conditions}, this run has {self.conditions}')
     if differences:
       raise ValueError(f'The saved ledger belongs to another run: it has {"; ".join(differences)}.')
     self._take(arrays)
@@ -265,7 +298,9 @@ class RunLedger:
     """The ledger of a saved state of any run; raises `ValueError` if it is damaged."""
     arrays = _checked_state(state)
     correlation = correlations.from_spec(_text(arrays['correlation']))
-    ledger = cls(int(arrays['num_clients']), float(arrays['delta']), '', correlation, arrays.get(SPENT_BEFORE))
+    numbers = int(arrays['num_clients']), float(arrays['delta'])
+    conditions = protection.Conditions.of_text(_text(arrays[CONDITIONS])) if CONDITIONS in arrays else None
+    ledger = cls(*numbers, '', correlation, arrays.get(SPENT_BEFORE), conditions, arrays.get(AGAINST, ()))
     ledger._digest = arrays['fingerprint'].tobytes()
     ledger._take(arrays)
     return ledger
@@ -356,6 +391,8 @@ def _checked_state(state: Mapping[str, Any]) -> dict[str, np.ndarray]:
   expected = {**{name: (None, dtype) for name, dtype in ARRAYS.items()}, **IDENTITY}
   if SPENT_BEFORE in state:
     expected[SPENT_BEFORE] = (None, np.float64)
+  if CONDITIONS in state:
+    expected.update({CONDITIONS: (None, np.uint8), AGAINST: (np.shape(state.get(AGAINST)), np.float64)})
   if set(state) != set(expected):
     raise ValueError(f'The saved ledger must hold {sorted(expected)}, found {sorted(state)}.')
   arrays = {name: np.asarray(value) for name, value in state.items()}
@@ -379,6 +416,9 @@ def _checked_state(state: Mapping[str, Any]) -> dict[str, np.ndarray]:
     _check_values(arrays, num_clients)
     _checked_before(arrays.get(SPENT_BEFORE, np.zeros(num_clients)), num_clients)
     correlations.from_spec(_text(arrays['correlation']))
+    if CONDITIONS in arrays:
+      conditions = protection.Conditions.of_text(_text(arrays[CONDITIONS]))
+      _checked_against(arrays[AGAINST], conditions.colluders, num_clients)
   except ValueError as error:
     raise ValueError(f'The saved ledger is damaged: {error}') from None
   return arrays
@@ -390,6 +430,14 @@ def _checked_before(spent_before: Any, num_clients: int) -> np.ndarray:
   if not (before >= 0).all():
     raise ValueError(f'{SPENT_BEFORE} must be at least 0 for each client, found {before[~(before >= 0)][0]:g}.')
   return before
+
+
+def _checked_against(against: Any, colluders: Sequence[int], num_clients: int) -> np.ndarray:
+  """float64[K, N], copied; raises `ValueError` unless it is one of at least 0 for each number of colluders."""
+  values = np.array(against, np.float64).reshape(-1, num_clients)
+  if len(values) != len(colluders) or not (values >= 0).all():
+    raise ValueError(f'{AGAINST} must be float[{len(colluders)}, {num_clients}] of at least 0, found {values.shape}.')
+  return values
 
 
 def _check_values(arrays: Mapping[str, np.ndarray], num_clients: int) -> None:

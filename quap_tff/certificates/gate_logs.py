@@ -215,7 +215,7 @@ def _from_before(account: logs.LogAccount, config: guarantee.GuaranteeConfig) ->
   """The account with what clients had spent before, also of those that are not in the log."""
   if config.spent_before is None:
     return account
-  before, ids = np.asarray(config.spent_before), np.array(list(map(int, account.names)), np.int64)
+  before, ids = np.asarray(config.spent_before.mu_squared), np.array(list(map(int, account.names)), np.int64)
   others = np.setdiff1d(np.flatnonzero(before), ids)
   return account._replace(
     names=[*account.names, *map(str, others.tolist())],

@@ -224,7 +224,8 @@ def _about(certificate: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _before(spent: Mapping[str, Any]) -> tuple[str, str]:
-  return 'Spent before', f'by {spent["clients"]:,} clients, at most ε = {rounding.up(spent["epsilon_max"], 6)}'
+  most = rounding.up(spent['epsilon_max'], 6)
+  return 'Spent before', f'by {spent["clients"]:,} clients, at most ε = {most} (trust: {spent["trust"]})'
 
 
 def _figures(certificate: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -18,7 +18,6 @@ from quap_tff.common.numbers import slack as slacks
 from quap_tff.common.numbers import tradeoff
 from quap_tff.mechanisms.certified import guarantee
 from quap_tff.mechanisms.noise import correlation as correlations
-from quap_tff.mechanisms.noise import held_noise
 from quap_tff.mechanisms.noise import integer_noise
 from quap_tff.plans.accounts import run_account
 
@@ -150,6 +149,11 @@ _WHO_COMES = {
   False: 'Whether a client takes part in a round does not depend on its data.',
   True: 'Given what was released before, whether a client takes part in a round, and whether there is another round, '
   "does not depend on the client's data. A device that decides by its own data whether it comes is not covered.",
+}
+# Whom clients trusted in the runs before, for a statement.
+_TRUST_BEFORE = {
+  'server': 'in runs of which at least one trusted its server with updates',
+  'secure_sum': 'in runs whose servers saw secure sums alone, if these opened as the plans of those runs assume',
 }
 # How many clients may belong to one person or household, with several devices or accounts.
 _GROUPS = (2, 3, 5)
@@ -303,21 +307,34 @@ def own_bounds(figures: Figures) -> list[tuple[float, int]]:
 
 
 def spent_before(config: guarantee.GuaranteeConfig) -> dict[str, Any]:
-  """How many clients had spent something before, and the most that one had; empty if none had."""
-  if config.spent_before is None:
+  """How many clients had spent something before, the most that one had, and its conditions; empty if none had."""
+  before = config.spent_before
+  if before is None:
     return {}
-  before = np.asarray(config.spent_before)
-  most = tradeoff.epsilon_of(np.sqrt(before.max()), config.delta)
-  return {'spent_before': {'clients': int(np.count_nonzero(before)), 'epsilon_max': up(float(most))}}
+  mu_squared = np.asarray(before.mu_squared)
+  most = tradeoff.epsilon_of(np.sqrt(mu_squared.max()), config.delta)
+  return {
+    'spent_before': {
+      'clients': int(np.count_nonzero(mu_squared)),
+      'epsilon_max': up(float(most)),
+      'trust': before.trust,
+      'noise_is_ideal': before.is_ideal,
+      'colluders': [count for count, _ in before.against],
+      'files_sha256': list(before.files),
+    }
+  }
 
 
 def statement_before(config: guarantee.GuaranteeConfig, file: str) -> str:
   """The part of a statement on budgets that were spent before; '' if none were."""
   for before in spent_before(config).values():
+    ideal = ' Noise of those runs is counted as ideal.' if before['noise_is_ideal'] else ''
     return (
       f' The account does not begin at 0: {before["clients"]:,} clients had spent something before, at most ε = '
-      f'{rounding.up(before["epsilon_max"], 6)} at this δ, and {file} has the μ² of each. The guarantee is about all '
-      'that was released then and now, together.'
+      f'{rounding.up(before["epsilon_max"], 6)} at this δ, {_TRUST_BEFORE[before["trust"]]}. '
+      f'{file} has the μ² of each. The guarantee is about all that was released then and now, together.{ideal} '
+      "What was spent before, and under which conditions, is the issuer's word: this folder does not hold the files "
+      'that it was read from.'
     )
   return ''
 
@@ -328,9 +345,10 @@ def assumptions_before(config: guarantee.GuaranteeConfig, counts_rounding: bool 
     return []
   kept = config.slack_before
   result = [
-    'What clients had spent before is taken from the issuer. It is assumed that nothing else was released about them, '
-    "that each client's bound was fixed before the first of these releases, and that no earlier run had a larger one. "
-    'If a bound was raised because of what was released, the figures are readings and not guarantees.'
+    'What clients had spent before, and what those runs protected, is taken from the issuer. It is assumed that '
+    "nothing else was released about them, that each client's bound was fixed before the first of these releases, and "
+    'that no earlier run had a larger one. If a bound was raised because of what was '
+    'released, the figures are readings and not guarantees.'
   ]
   if config.holds_noise:
     result.append('No guard checks it: a client that has spent something before must compare it with the plan.')
@@ -382,23 +400,8 @@ def against_colluders(figures: Figures) -> list[dict[str, Any]]:
   The figures are for all planned rounds: a run may end before them.
   """
   plan = figures.plan
-  held = plan.held
-  if held is None or not plan.colluders:
-    return []
-  account = held_noise.opened(plan.num_clients, held.noise_multiplier, held.config.correlation.chosen)
-  for ids, planned in zip(plan.expected, plan.planned):
-    sends = planned.weights > 0
-    account = account.after(np.asarray(ids)[sends], planned.weights[sends].astype(np.float64))
-  return _with_epsilon(
-    figures,
-    [({'clients': count}, _with_before(plan, held_noise.mu_against_any(account, count))) for count in plan.colluders],
-  )
-
-
-def _with_before(plan: run_account.RunAccount, mu: np.ndarray) -> float:
-  """The largest μ of a client, with what it had spent before."""
-  before = plan.guarantee.config.spent_before
-  return float(mu.max() if before is None else np.sqrt(mu**2 + np.asarray(before)).max())
+  largest = [(count, float(np.sqrt(plan.mu_squared_against[count].max()))) for count in plan.colluders]
+  return _with_epsilon(figures, [({'clients': count}, mu) for count, mu in largest])
 
 
 def _with_epsilon(figures: Figures, rows: Iterable[tuple[dict[str, Any], float]]) -> list[dict[str, Any]]:

@@ -209,12 +209,12 @@ class CertifiedMethod(
     if self.spent is not None:
       self.configure(setting)
 
-  def _spent_before(self, setting: base.Setting) -> Optional[tuple[float, ...]]:
-    """float[N], μ² of what was released about each client before; None for nothing."""
+  def _spent_before(self, setting: base.Setting) -> Optional[accounting.SpentBefore]:
+    """What was released about each client before; None for nothing."""
     if self.spent is None or setting.participation is None:  # Facts are asked for before the clients are known.
       return None
     try:
-      return tuple(accounting.read_spent(self.spent, setting.num_clients).tolist())
+      return accounting.read_spent(self.spent, setting.num_clients)
     except (OSError, ValueError) as error:
       raise ValueError(f'--spent: {error}') from error
 

@@ -60,8 +60,8 @@ def certified_plan(
       None if it promises nothing. The published choices of noise are made for it.
     certificate: Whether the run is to get a certificate. If so, everything is refused here that would prevent one. If
       not, the run is a rehearsal.
-    spent: What clients have spent in earlier runs: a file, or float[N] μ², as `accounting.read_spent` takes it. Budgets
-      and figures count from there. None: that of the configuration.
+    spent: What clients have spent in earlier runs: a file or an `accounting.SpentBefore`, as `accounting.read_spent`
+      takes it. Budgets and figures count from there. None: that of the configuration.
     **options: The options of every plan, see `quap_tff.Plan`. Exact functions of clients' data (`client_metrics`) are
       released only if they are asked for.
 

@@ -104,7 +104,7 @@ def ledger_problems(plan: run_account.RunAccount, ledger: accounting.RunLedger) 
   config, state, expected = plan.guarantee.config, ledger.state_dict(), plan.new_ledger().state_dict()
   problems = [
     f'{name} in {folders.LEDGER} is not that of the mechanism.'
-    for name in ('num_clients', 'delta', 'fingerprint', 'correlation', 'spent_before')
+    for name in ('num_clients', 'delta', 'fingerprint', 'correlation', 'spent_before', 'conditions', 'against')
     if not np.array_equal(state.get(name, ()), expected.get(name, ()))
   ]
   assert config.num_rounds is not None  # `plans.accounts.ahead` asks for it.

@@ -226,6 +226,8 @@ def read_config(name: str, value: Mapping[str, Any]) -> guarantee.GuaranteeConfi
       if not isinstance(parts[name], str):
         raise ValueError(f'the {kind} must be a text, found {parts[name]!r}')
       parts[name] = registry.parse_spec(kind, parts[name], choices)
+  if 'spent_before' in parts:
+    parts['spent_before'] = accounting.SpentBefore.from_value(parts['spent_before'])
   parts['participation'] = participations.ParticipationConfig(**value['participation'])
   config = make(**parts)
   config.to_mechanism()  # Refuses what is left open.

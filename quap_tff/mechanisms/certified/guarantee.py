@@ -18,6 +18,7 @@ from quap_tff.common.numbers import slack as slacks
 from quap_tff.common.numbers import tradeoff
 from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms.certified import privacy_filter
+from quap_tff.mechanisms.certified import spent_before as spent_befores
 from quap_tff.mechanisms.certified import weight_rules
 from quap_tff.mechanisms.noise import correlation as correlations
 from quap_tff.mechanisms.noise import integers
@@ -89,8 +90,9 @@ class GuaranteeConfig(mechanism.Configuration):
     clip_split: How C_t is divided among layers, one of `quap_tff.mechanisms.parts.layers.CLIP_SPLITS`.
     own_epsilon: float[N], the bound that each client has chosen for itself, in (0, epsilon]. None: `epsilon` for
       everyone. A bound must not depend on the client's data.
-    spent_before: float[N], μ_i² of everything that was released about each client before, from `accounting.read_spent`.
-      The filter lets each client spend what is left, and all figures count from there. None: nothing was.
+    spent_before: What was released about each client before, and what those runs protected, from
+      `accounting.read_spent`. The filter lets each client spend what is left, and all figures count from there. None:
+      nothing was.
     noise_seed: A non-negative integer makes the noise reproducible and so public: such a run cannot be certified. None:
       the seed is drawn from the operating system's entropy.
   """
@@ -110,7 +112,9 @@ class GuaranteeConfig(mechanism.Configuration):
   clip: Optional[clip_rules.ClipRule] = None
   clip_split: str = registry.name_field('clip split', 'joint', layers_lib.CLIP_SPLITS)
   own_epsilon: Optional[tuple[float, ...]] = None
-  spent_before: Optional[tuple[float, ...]] = dataclasses.field(default=None, metadata={checks.IN_KEYS_IF_GIVEN: True})
+  spent_before: Optional[spent_befores.SpentBefore] = dataclasses.field(
+    default=None, metadata={checks.IN_KEYS_IF_GIVEN: True}
+  )
   noise_seed: Optional[int] = checks.seed_field('noise_seed')
 
   if TYPE_CHECKING:  # At run time the fields of subclasses would take it as their default.
@@ -145,22 +149,32 @@ class GuaranteeConfig(mechanism.Configuration):
   def _check_spent_before(self) -> None:
     if self.spent_before is None:
       return
-    spent = checks.numbers_of_clients('spent_before', self.spent_before, self.num_clients)
+    if not isinstance(self.spent_before, spent_befores.SpentBefore):
+      raise TypeError(
+        f'spent_before must be a SpentBefore, found {type(self.spent_before).__name__}: numbers alone do not say what '
+        'the earlier runs protected. Read it from a file of theirs by accounting.read_spent, or make an '
+        "accounting.SpentBefore(mu_squared, trust='server')."
+      )
+    spent = checks.numbers_of_clients('spent_before', self.spent_before.mu_squared, self.num_clients)
+    if self.holds_noise and self.spent_before.trust == 'server' and spent.any():
+      raise ValueError(
+        "spent_before is of runs whose server saw the clients' updates, so nothing can be said against a server. Use "
+        'trust=server, which says no more, or count from runs with trust=secure_sum alone.'
+      )
     bounds = np.broadcast_to(self.own_epsilon or self.epsilon, spent.shape)
     distinct, index = np.unique(bounds, return_inverse=True)
     most = np.array([tradeoff.mu_at_most(one, self.delta) ** 2 for one in distinct.tolist()])[index]
-    over = np.flatnonzero(~((spent >= 0) & (spent <= most)))
+    over = np.flatnonzero(~(spent <= most))
     if len(over):
       client = int(over[0])
-      if not spent[client] >= 0:
-        raise ValueError(f'spent_before must be at least 0 for each client, found {spent[client]:g} for {client}.')
       epsilon = rounding.up(float(tradeoff.epsilon_of(math.sqrt(spent[client]), self.delta)))
       raise ValueError(
         f'{len(over)} clients have spent more before than they may in all. Client {client} has spent ε = {epsilon} at '
         f'delta={self.delta:g}, and its bound is {bounds[client]:g}. Give it a bound that covers that: a larger '
         'epsilon, or own_epsilon.'
       )
-    object.__setattr__(self, 'spent_before', tuple(spent.tolist()) if spent.any() else None)
+    if not spent.any():
+      object.__setattr__(self, 'spent_before', None)
 
   def _check_clip(self) -> None:
     if self.clip is None:
@@ -233,7 +247,7 @@ class GuaranteeConfig(mechanism.Configuration):
     limits: Union[float, np.ndarray] = self._limit_of(self.epsilon)
     if self.own_epsilon is not None:
       limits = np.array([self._limit_of(own) for own in self.own_epsilon], np.float64)
-    return limits if self.spent_before is None else privacy_filter.left_of(limits, self.spent_before)
+    return limits if self.spent_before is None else privacy_filter.left_of(limits, self.spent_before.mu_squared)
 
   @property
   def holds_noise(self) -> bool:
@@ -354,7 +368,7 @@ class Guarantee(mechanism.Configured):
 
   @property
   def spent_before(self) -> Optional[Sequence[float]]:
-    return self.config.spent_before
+    return None if self.config.spent_before is None else self.config.spent_before.mu_squared
 
   @property
   def facts(self) -> mechanism.Facts:

@@ -21,6 +21,7 @@ from quap_tff.mechanisms.certified import guarantee as guarantees
 from quap_tff.mechanisms.certified import planning
 from quap_tff.mechanisms.held import config as held_config
 from quap_tff.mechanisms.noise import correlation as correlations
+from quap_tff.mechanisms.noise import held_noise
 from quap_tff.mechanisms.parts import layers as layers_lib
 from quap_tff.mechanisms.parts import postprocessing
 from quap_tff.plans.accounts import report as reports
@@ -344,8 +345,42 @@ class RunAccount:
 
   def new_ledger(self) -> accounting.RunLedger:
     """An empty ledger for a run of this plan."""
-    before = self.core.spent_before
-    return accounting.RunLedger(self.num_clients, self.delta, self.fingerprint, self.correlation, before)
+    account = self.num_clients, self.delta, self.fingerprint, self.correlation, self.core.spent_before
+    return accounting.RunLedger(*account, self._conditions, list(self.mu_squared_against.values()))
+
+  @property
+  def _conditions(self) -> protections.Conditions:
+    """What the μ² of a ledger stand for. It goes along to the next run."""
+    facts = self.mechanism.facts
+    before = self.guarantee.config.spent_before if facts.is_certified else None
+    return protections.Conditions(
+      trust=facts.trust,
+      relation=protections.REPLACE_ONE if facts.trust == 'client' else protections.ZERO_OUT,
+      covers=self.protection.covers,
+      is_ideal=bool(facts.noise_note) or (before is not None and before.is_ideal),
+      colluders=tuple(self.mu_squared_against),
+    )
+
+  @functools.cached_property
+  def mu_squared_against(self) -> dict[int, np.ndarray]:
+    """For each number of colluders, ascending: float64[N], a bound on μ_i² against the server and any so many others.
+
+    It is for all planned rounds, if those who are `expected` come, and for what was before. A run may end earlier.
+    """
+    held = self.held
+    if held is None or not self.colluders:
+      return {}
+    account = held_noise.opened(self.num_clients, held.noise_multiplier, held.config.correlation.chosen)
+    for ids, planned in zip(self.expected, self.planned):
+      sends = planned.weights > 0
+      account = account.after(np.asarray(ids)[sends], planned.weights[sends].astype(np.float64))
+    found, before = dict[int, np.ndarray](), held.config.spent_before
+    for count in sorted(set(self.colluders)):
+      earlier = None if before is None else before.against_any(count)
+      assert before is None or earlier is not None  # `settling.settled` asks for it.
+      own = np.square(held_noise.mu_against_any(account, count))
+      found[count] = own if earlier is None else own + earlier
+    return found
 
   def planned_ledger(
     self, cohorts: Sequence[Any], released: Optional[Sequence[Mapping[str, Any]]] = None

@@ -53,7 +53,7 @@ def settled(
       'postprocessing.AVERAGINGS are those of the flag --averaging.'
     )
   if spent is not None:
-    config = dataclasses.replace(config, spent_before=tuple(accounting.read_spent(spent, config.num_clients).tolist()))
+    config = dataclasses.replace(config, spent_before=accounting.read_spent(spent, config.num_clients))
   colluders = tuple(checks.integer('colluders', k, at_least=1) for k in colluders)
   if schedule is not None:
     if expected is not None:
@@ -64,6 +64,7 @@ def settled(
     cohorts = checks.schedule(schedule, config.num_clients)
     mechanism, averaging = config.settled(cohorts, averaging, min_separation)
     mechanism.check_colluders(colluders, attendance is not None)
+    _check_colluders_before(config, colluders)
     if attendance is None and not config.holds_noise:
       attendance = cohorts or None
   else:
@@ -71,6 +72,17 @@ def settled(
     check_needs_no_schedule(config, attendance, colluders, min_separation)
     mechanism, averaging = _settled_on(config, expected, averaging)
   return Settled(mechanism, cohorts, attendance, averaging, colluders)
+
+
+def _check_colluders_before(config: guarantee.GuaranteeConfig, colluders: Sequence[int]) -> None:
+  """Raises `ValueError` if it is not known what was spent before against so many colluders."""
+  before = config.spent_before
+  missing = [k for k in colluders if before is not None and before.against_any(k) is None]
+  if missing:
+    raise ValueError(
+      f'colluders={missing[0]}: the earlier runs have no figure against {missing[0]} colluders, so none can be stated '
+      f'for all runs together. Leave this number out here, or plan the earlier runs with colluders={missing[0]}.'
+    )
 
 
 def check_needs_no_schedule(

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import quap_tff
+from quap_tff import accounting
 from quap_tff.accounting import gate as gates
 from quap_tff.accounting import log_writer
 from quap_tff.accounting import logs
@@ -17,6 +18,10 @@ _Z, _EPSILON, _DELTA = 2.0, 3.0, 1e-5
 
 def _gate(num_clients=2, **more):
   return quap_tff.Gate(num_clients, _Z, _EPSILON, _DELTA, **more)
+
+
+def _spent(*mu_squared):
+  return accounting.SpentBefore(mu_squared, trust='server')
 
 
 def _next(gate: quap_tff.Gate, committed: list[float]) -> Iterator[tuple[quap_tff.Gate, list[float]]]:
@@ -49,7 +54,7 @@ def _largest(gate: quap_tff.Gate, committed: list[float], depth: int) -> float:
 
 @pytest.mark.slow
 def test_on_every_path_of_steps_the_budget_is_kept(monkeypatch):
-  gate = _gate(spent=[0.27, 0.0])
+  gate = _gate(spent=_spent(0.27, 0.0))
   limit, depth = gate.config.limit[0], 5
   assert limit / 1.0 * _Z**2 < 1.05  # It pays for one round, nearly.
   largest = _largest(gate, [], depth)
@@ -99,8 +104,8 @@ class TestReserve:
           gate.commit(cohort, weights, reservation=one)
       else:
         gate.commit(cohort, weights, reservation=one)
-    less = _gate(spent=[0.5, 0]).reserve([0])
-    gate = _gate(spent=[0.5, 0])
+    less = _gate(spent=_spent(0.5, 0)).reserve([0])
+    gate = _gate(spent=_spent(0.5, 0))
     less = gate.reserve([0])
     assert 0 < less.weights[0] < 1
     with pytest.raises(ValueError, match='may have a weight of at most'):
