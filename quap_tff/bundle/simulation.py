@@ -181,11 +181,12 @@ def keep(
   *,
   no_certificate: str = '',
   secure_sum: str = '',
+  cohorts: str = '',
 ) -> dict[str, Any]:
   """Writes a new folder with what came out: with its certificate if the run gets one.
 
   `no_certificate` says why it gets none, if that is known. The tests, accuracy and date that it states are of this run,
-  and so is the protocol of the secure sum.
+  and so is the protocol of the secure sum. `cohorts` says where the cohorts came from, if not as the bundle states.
 
   Without one, these are final_model.npz, the trained tensors arr_0, arr_1, …; ledger.npz; and summary.json.
 
@@ -213,6 +214,7 @@ def keep(
         test_accuracy=summary.get('test_accuracy'),
         date=datetime.date.today().isoformat(),
         secure_sum=secure_sum,
+        cohorts=cohorts or bundle.about.cohorts,
       )
       try:
         certificates.write_run(folder, plan, ledger, trainable, about, signing_key)

@@ -127,8 +127,9 @@ figure { margin: 0; } svg { width: 100%; max-width: 32rem; height: auto; } figca
 
 _READING = (
   'Reading',
-  'The run ended before its plan. The figures that follow in this table, and the histogram, are what the '
-  'account said at that moment. They are not a guarantee, because the moment may depend on what was released.',
+  'The run ended before its plan, or not all planned clients came. The figures that follow in this table, and the '
+  'histogram, are what the account said at that moment. They are not a guarantee, because the moment, and who came, '
+  'may depend on what was released.',
 )
 _READING_OF_COHORTS = (
   'Reading',

@@ -144,7 +144,7 @@ _OPENS = (
   'were told the same cohort. The noise of such a share is what is counted, whatever the server says about who is in '
   'the sum.',
 )
-# Whether cohorts are certified as they came, and what is assumed of who comes.
+# Whether cohorts are certified as they came, or clients stayed away, and what is assumed of who comes.
 _WHO_COMES = {
   False: 'Whether a client takes part in a round does not depend on its data.',
   True: 'Given what was released before, whether a client takes part in a round, and whether there is another round, '
@@ -198,7 +198,12 @@ class Figures(NamedTuple):
   @property
   def is_reading(self) -> bool:
     """True if what clients have spent is a reading, because it may depend on what was released."""
-    return self.came or self.ended_early
+    return self.came or self.stayed_away or self.ended_early
+
+  @property
+  def stayed_away(self) -> bool:
+    """True if some of the planned clients did not come. A server may have chosen them by what was released."""
+    return self.plan.stayed_away(self.ledger)
 
   @property
   def planned_rounds(self) -> int:
@@ -268,6 +273,14 @@ def statement(figures: Figures) -> str:
       f'of the account gives ε = {most} for the client that spent most. A reading is not a guarantee, because who came '
       'may depend on what was released.'
     )
+  elif figures.stayed_away:
+    ended = f'after {ledger.num_rounds:,} of {figures.planned_rounds:,} planned rounds'
+    spent = (
+      'Not all planned clients came to each round, and ε is the bound of the plan, whichever of them come. There is one '
+      'condition on who stays away: given what was released before, nobody decides this by the data of the client. A '
+      f'reading of the account {ended} gives ε = {most} for the client that spent most. A reading is not a guarantee, '
+      'because who came may depend on what was released.'
+    )
   elif figures.ended_early:
     spent = (
       f'The run ended after {ledger.num_rounds:,} of {figures.planned_rounds:,} planned rounds, and ε is the bound of '
@@ -281,7 +294,11 @@ def statement(figures: Figures) -> str:
   held = figures.plan.held
   secure_sum = f' {OF_SECURE_SUM[figures.about.secure_sum].in_statement}' if held is not None else ''
   given = f'If {held.config.sums_condition}: in' if held is not None else 'In'
-  cohorts = 'cohorts as they came, public constants' if figures.came else 'public cohorts and constants'
+  cohorts = 'public cohorts and constants'
+  if figures.stayed_away:
+    cohorts = 'those of public cohorts who came, public constants'
+  if figures.came:
+    cohorts = 'cohorts as they came, public constants'
   rounds = f'in total over at most {figures.planned_rounds:,} rounds, for any cohorts and any end'
   if not figures.came:
     rounds = f'in total over all {figures.planned_rounds:,} planned rounds'
@@ -480,7 +497,7 @@ def assumptions(figures: Figures) -> list[str]:
     features = f'The data that features were made from are assumed to be public. {stated(about.public_data)}'
   return [
     *(one.format(**of_trust) for one in OF_TRUST[config.trust].assumptions),
-    f'{_WHO_COMES[figures.came]} {stated(about.cohorts)}',
+    f'{_WHO_COMES[figures.came or figures.stayed_away]} {stated(about.cohorts)}',
     f"Each client's part of a sum is bounded, and a client without data adds zero. {clipping(figures.plan)}",
     "Constants and hyper-parameters are public. It is assumed that their choice does not depend on clients' data. "
     f'{stated(about.tuning)}',

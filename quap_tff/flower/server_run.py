@@ -30,6 +30,8 @@ from quap_tff.plans.accounts import run_account
 
 CHECKPOINT, LOCK, RESULT = 'checkpoint', '.lock', 'run'
 _NOBODY = np.zeros(0, np.int64)
+# What a certificate says of cohorts that nobody planned: a bundle states the origin of those that a simulation plays.
+_CONNECTED = 'In each round the enrolled clients came whose nodes were connected, and whose budgets paid for it.'
 _IN_DOUBT = (
   'The server ended while the sum of round {} was under way. It may have opened, and no account has it. A plan with a '
   'threshold counts such a round.'
@@ -185,6 +187,7 @@ class ServerRun:
       secure_sum: The protocol that summed what clients sent, see `certificates.About`.
     """
     self.check_is_new()
+    plan = self.bundle.plan
     return simulation.keep(
       self.bundle,
       simulation.outcome(self.server, test),
@@ -192,6 +195,7 @@ class ServerRun:
       signing_key,
       no_certificate=_IN_DOUBT.format(self.in_doubt) if self.in_doubt else '',
       secure_sum=secure_sum,
+      cohorts='' if plan is None or plan.schedule else _CONNECTED,
     )
 
   def _keep(self) -> None:

@@ -446,7 +446,8 @@ class RunAccount:
         formal figures are the bound of the plan, which is what all planned rounds cost, and the ledger gives only a
         reading. Without a schedule, the figures are those of the rounds in the ledger: a guarantee if their number was
         fixed beforehand, and otherwise a reading. Of a certified plan without a schedule, the figures are the limits
-        that the filter keeps for any cohorts, and the ledger gives a reading.
+        that the filter keeps for any cohorts, and the ledger gives a reading. So they are if planned clients stayed
+        away.
     """
     self._check_ledger(ledger)
     return self.report_of(ledger, cohorts)
@@ -463,7 +464,7 @@ class RunAccount:
   def report_of(self, ledger: accounting.RunLedger, cohorts: Optional[Sequence[Any]] = None) -> reports.Report:
     """As `report`, for a ledger of a plan that may differ from this one in the last bits of its noise."""
     nominal, protection = self.has_nominal, self.protection
-    is_reading = self._came or (cohorts is not None and ledger.num_rounds < len(cohorts))
+    is_reading = self._came(ledger) or (cohorts is not None and ledger.num_rounds < len(cohorts))
     with_reading = is_reading and protection.model_protected
     return reports.Report(
       protection=protection,
@@ -473,9 +474,20 @@ class RunAccount:
       trust=self.mechanism.facts.trust,
     )
 
-  @property
-  def _came(self) -> bool:
-    return self.mechanism.facts.is_certified and not self.schedule
+  def stayed_away(self, ledger: accounting.RunLedger) -> bool:
+    """Whether some clients that were planned for a round did not come, where the plan does not say who comes.
+
+    Who was left out may have followed what was released, and then what was spent is a reading.
+    """
+    if not self.mechanism.facts.is_certified or self.attendance is not None:
+      return False
+    sizes = np.diff(ledger.state_dict()['offsets'])
+    planned = np.array([len(ids) for ids in self.schedule[: len(sizes)]])
+    return bool(self.schedule) and not np.array_equal(sizes, planned)
+
+  def _came(self, ledger: accounting.RunLedger) -> bool:
+    """Whether who came was not planned, or is only a part of the plan."""
+    return self.mechanism.facts.is_certified and (not self.schedule or self.stayed_away(ledger))
 
   def _formal(self, ledger: accounting.RunLedger) -> accounting.FormalReport:
     """The figures of a ledger."""
@@ -521,7 +533,7 @@ class RunAccount:
     own = self._formal(ledger).epsilon if self.draw.secret else None
     mu = accounting.total_mu(ledger)
     epsilon = own if own is not None else self.slack.epsilon_of(mu.came, mu.whole, self.delta)
-    said = dict(why=_WHY, bound=_BOUND) if self._came else {}
+    said = dict(why=_WHY, bound=_BOUND) if self._came(ledger) else {}
     return dataclasses.replace(bound, reading=accounting.Reading(ledger.num_rounds, epsilon, **said))
 
   def _figures(self, ledger: accounting.RunLedger, note: str) -> accounting.FormalReport:

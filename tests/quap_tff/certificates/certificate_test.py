@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from quap_tff import accounting
+from quap_tff import certificates as certificates_of_runs
 from quap_tff.certificates import certificate as certificates
 from quap_tff.certificates.folders import folder as folders
 from quap_tff.common.numbers import rounding
@@ -188,6 +189,25 @@ class TestFigures:
     stopped = certificates.make(content._replace(ledger=content.ledger.truncated(1)))
     assert stopped['achieved']['is_reading'] and stopped['achieved']['epsilon_max'] < whole['achieved']['epsilon_max']
     assert stopped['guarantee'] == whole['guarantee'] and whole['guarantee']['colluders']
+
+  def test_a_part_of_the_planned_clients_gives_a_reading(self, tmp_path, capsys):
+    """A server may have chosen by its releases who stays away. The bound is that of the plan."""
+    plan = made.plan(**made.HELD)
+    came = [np.array(ids) for ids in ([0, 3], [1, 2], [], [4, 2, 0])]
+    ledger, clip = plan.new_ledger(), float(np.float32(plan.config.clip.initial_norm))
+    for number, (ids, one) in enumerate(zip(came, plan.core.simulated(came)), 1):
+      ledger.append(plan.core.cost(ids, one.weights.astype(np.float64), clip, number))
+    certificates_of_runs.write_run(str(tmp_path / 'part'), plan, ledger, made.WEIGHTS, made.ABOUT)
+    status, lines = made.answer(tmp_path / 'part', capsys)
+    assert (status, lines[0]) == (0, 'VALID'), lines
+    assert 'Not all planned clients came' in lines[1] and 'a reading is not a guarantee' in lines[1].lower()
+    assert 'those of public cohorts who came' in lines[1] and 'has spent ε' not in lines[1]
+    certificate = made.read(tmp_path / 'part', 'certificate.json')
+    assert certificate['achieved']['is_reading'] and certificate['achieved']['rounds'] == 4
+    assert any('Given what was released before, whether a client takes' in one for one in certificate['assumptions'])
+    report = plan.report(ledger)
+    assert 'who came' in report.formal.reading.why and report.formal.epsilon.max() > 2.99
+    assert plan.report(made.ledger(plan)).formal.reading is None
 
   def test_a_run_of_no_rounds(self, make):
     plan = _plan()

@@ -97,6 +97,7 @@ def test_enrolled_clients_come_as_they_do_and_those_who_came_are_charged(bundle,
   assert 'no_certificate' not in summary, summary
   verdict = quap_tff.certificates.verify(str(tmp_path / 'out' / 'run'))
   assert not verdict.problems and 'cohorts as they came' in verdict.statement
+  assert 'clients came whose nodes were connected' in verdict.statement and 'public seed' not in verdict.statement
 
 
 def test_a_client_whose_budget_is_spent_is_not_announced(bundle, keys, tmp_path, monkeypatch):
