@@ -21,8 +21,6 @@ standard error. Exit status: 0, 1 for wrong input or if a run failed, 130 when i
 """
 
 from collections.abc import Sequence
-import contextlib
-import io
 import math
 import os
 import shlex
@@ -208,16 +206,14 @@ def _run(setting: ComparisonSetting, epsilons: Sequence[float], folder: str) -> 
   if left:
     _say(f'{left} runs of about {setting.seconds:g} s: {minutes} minute{"s" * (minutes > 1)} on {cores} cores.')
   for axes in grids:
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
-      status = sweep.main(
-        ['sweep', f'--output_dir={runs}', f'--parallel={cores}', *(f'--vary={axis}' for axis in axes), '--', *base]
-      )
+    status, said, _ = sweep.play(
+      ['sweep', f'--output_dir={runs}', f'--parallel={cores}', *(f'--vary={axis}' for axis in axes), '--', *base]
+    )
     if status == command_line.INTERRUPTED:
       _say('The same command continues it.')
       return status
     if status:
-      _say('\n'.join(said.getvalue().splitlines()[:-1]))  # The last line is for programs.
+      _say('\n'.join(said))
     failed |= status != 0
   command = ['python', '-m', 'experiments.compare', f'--dataset={_DATASET.value}']
   command += [f'--data_dir={_DATA_DIR.value}'] if _DATA_DIR.value else []
@@ -230,7 +226,7 @@ def _run(setting: ComparisonSetting, epsilons: Sequence[float], folder: str) -> 
       print(f'\n{pages.in_text(block)}')
     elif isinstance(block, pages.Plot):
       print(f'\nFigure: {os.path.join(folder, "report", "figures", block.name)}.png')
-    elif block.startswith(('Of all', '†')):
+    elif isinstance(block, pages.Note):
       print('\n' + '\n'.join(command_line.filled(block)))
   print(f'Page: {os.path.join(folder, "report", "index.html")}')
   return command_line.FAILED if failed else 0

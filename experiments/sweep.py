@@ -30,7 +30,7 @@ import os
 import shlex
 import sys
 import time
-from typing import Callable, Optional
+from typing import Any, Callable, NamedTuple, Optional
 
 from absl import flags
 
@@ -60,8 +60,32 @@ _PARALLEL = flags.DEFINE_integer(
 _DRY_RUN = flags.DEFINE_bool('dry_run', False, 'List the runs and their commands, and start none.', flag_values=_FLAGS)
 
 
+class Outcome(NamedTuple):
+  """How a sweep ended.
+
+  Attributes:
+    status: The exit status.
+    said: Lines for a person.
+    result: The same for a program, as JSON has it; None if no run was started.
+  """
+
+  status: int
+  said: list[str]
+  result: Optional[dict[str, Any]]
+
+
 def main(argv: list[str], start: Optional[Callable[[sweep_runs.SweepRun], children.Child]] = None) -> int:
   """Does what the flags in `argv[1:]` say; returns the exit status. `start` starts a run, by default in a process."""
+  outcome = play(argv, start)
+  for line in outcome.said:
+    print(line)
+  if outcome.result is not None:
+    print(json.dumps(outcome.result, allow_nan=False), flush=True)
+  return outcome.status
+
+
+def play(argv: list[str], start: Optional[Callable[[sweep_runs.SweepRun], children.Child]] = None) -> Outcome:
+  """As `main`, but what it would print on standard output is in the outcome."""
   interrupts.install()
   try:
     base = _parse(argv)
@@ -78,7 +102,7 @@ def main(argv: list[str], start: Optional[Callable[[sweep_runs.SweepRun], childr
       return _summarize(runs, failed, interrupted, time.monotonic() - begin)
   except KeyboardInterrupt:
     print('\nInterrupted before a run was started.', file=sys.stderr)
-    return command_line.INTERRUPTED
+    return Outcome(command_line.INTERRUPTED, [], None)
 
 
 def _parse(argv: Sequence[str]) -> list[str]:
@@ -113,36 +137,38 @@ def _arguments(run: sweep_runs.SweepRun) -> list[str]:
   return [*run.arguments, f'--num_threads={max(1, len(os.sched_getaffinity(0)) // _PARALLEL.value)}']
 
 
-def _list(runs: Sequence[sweep_runs.SweepRun]) -> int:
+def _list(runs: Sequence[sweep_runs.SweepRun]) -> Outcome:
   standings = {run.name: scheduler.standing(run) for run in runs}
+  said = []
   for run in runs:
     at = standings[run.name]
     state = 'done' if at.finished else f'round {at.rounds} of {run.last_round}' if at.rounds else 'new'
     command = [sys.executable, '-m', 'experiments.train', *_arguments(run)]
-    print(f'{run.name} ({state})\n  {shlex.join(command)}')
-  _print_json(runs, [name for name, at in standings.items() if at.finished], {}, False, 0.0)
-  return 0
+    said.append(f'{run.name} ({state})\n  {shlex.join(command)}')
+  done = [name for name, at in standings.items() if at.finished]
+  return Outcome(0, said, _result(runs, done, {}, False, 0.0))
 
 
-def _summarize(runs: Sequence[sweep_runs.SweepRun], failed: dict[str, str], interrupted: bool, seconds: float) -> int:
+def _summarize(
+  runs: Sequence[sweep_runs.SweepRun], failed: dict[str, str], interrupted: bool, seconds: float
+) -> Outcome:
   done = [run.name for run in runs if scheduler.standing(run).finished]
-  print(f'{len(done)} of {len(runs)} runs are done.')
+  said = [f'{len(done)} of {len(runs)} runs are done.']
   for name, error in failed.items():
-    print(f'Failed: {name}: {error}\n  {os.path.join(_OUTPUT_DIR.value, name)}.log')
+    said.append(f'Failed: {name}: {error}\n  {os.path.join(_OUTPUT_DIR.value, name)}.log')
   if len(done) < len(runs):
     command = ['python', '-m', 'experiments.sweep', f'--output_dir={_OUTPUT_DIR.value}']
     command += [f'--parallel={_PARALLEL.value}'] if _PARALLEL.value > 1 else []
-    print(f'To go on: {shlex.join(command)}')
-  _print_json(runs, done, failed, interrupted, seconds)
-  if interrupted:
-    return command_line.INTERRUPTED
-  return command_line.FAILED if failed else 0
+    said.append(f'To go on: {shlex.join(command)}')
+  status = command_line.FAILED if failed else 0
+  result = _result(runs, done, failed, interrupted, seconds)
+  return Outcome(command_line.INTERRUPTED if interrupted else status, said, result)
 
 
-def _print_json(
+def _result(
   runs: Sequence[sweep_runs.SweepRun], done: Sequence[str], failed: dict[str, str], interrupted: bool, seconds: float
-) -> None:
-  result = {
+) -> dict[str, Any]:
+  return {
     'runs': len(runs),
     'done': list(done),
     'failed': failed,
@@ -151,7 +177,6 @@ def _print_json(
     'seconds': round(seconds, 3),
     'output_dir': os.path.abspath(_OUTPUT_DIR.value),
   }
-  print(json.dumps(result, allow_nan=False), flush=True)
 
 
 def _say(text: str) -> None:

@@ -190,16 +190,13 @@ def _print_summary(outcome: 'Outcome', summary: Mapping[str, Any]) -> None:
 
 def _sentences(protection: protections.Protection) -> tuple[list[str], list[str]]:
   """Sentences on the noise: its coverage, for the end of a run, and the others, for the beginning."""
-  lines = protection.text.splitlines()
-  covered, others = lines[:1], [line for line in lines[1:] if line != protection.statement]
-  if protection.covers == protections.WEIGHTS_ONLY:
-    covered = [protection.statement]  # It says that every weight is noised.
-  elif protection.covers == protections.NOTHING:
-    covered.append(protection.statement)
-  about_logs = [line for line in others if line == protections.EXACT_LOGS]
-  if protection.covers == protections.NOTHING:  # Elsewhere the statement says it.
-    covered += about_logs
-  return covered, [line for line in others if line not in about_logs]
+  if protection.covers == protections.WEIGHTS_ONLY:  # Its statement says that every weight is noised.
+    covered = [protection.statement]
+  elif protection.covers == protections.NOTHING:  # Elsewhere the statement says what is in the logs.
+    covered = [protection.noised, protection.statement, protection.exact_logs]
+  else:
+    covered = [protection.noised]
+  return [line for line in covered if line], [line for note in protection.notes for line in note.splitlines()]
 
 
 def _was_finished(summary: Any, path: str) -> int:

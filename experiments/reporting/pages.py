@@ -62,6 +62,10 @@ def known(value: Optional[_T]) -> _T:
   return value
 
 
+class Note(str):
+  """A paragraph that goes with the table of the finding, wherever the table is shown."""
+
+
 class Table(NamedTuple):
   """Attributes:
   name: Its CSV file is tables/name.csv; several of one name are numbered.

@@ -234,7 +234,7 @@ def guarantee(summary: Mapping[str, Any]) -> str:
   if formal is None or figures[0]['epsilon_max'] is None:
     return 'Guarantee: none. The released model has no finite ε.'
   (exact,) = figures
-  is_ideal = any('ideal' in note for note in formal['notes'])
+  is_ideal = bool(formal['noise_note'])
   is_all = formal['covers'] == protections.RELEASED_MODEL
   subject = 'released model is' if is_all else 'weights are'
   rounds = '' if formal.get('reading') is None else f', over all {summary["planned_rounds"]} planned rounds'

@@ -99,6 +99,7 @@ class FormalReport:
       amplifies, by the accountant with the smallest figure; None if nothing is covered, or if there is no bound.
     reading: For a run that ended before its last planned round, the cost of its rounds. The figures are then the bound
       of the plan. None for a run that reached its last round.
+    noise_note: How the real noise differs from the ideal noise of the figures, also among the notes; '' if it does not.
   """
 
   covers: str
@@ -109,6 +110,7 @@ class FormalReport:
   notes: tuple[str, ...]
   epsilon: Optional[np.ndarray]
   reading: Optional[Reading] = None
+  noise_note: str = ''
 
   def as_dict(self) -> Optional[dict[str, Any]]:
     """For JSON: None if nothing is covered. An infinite ε becomes None."""
@@ -121,6 +123,7 @@ class FormalReport:
       'unit': self.unit,
       'figures': [_finite(vars(figure)) for figure in self.figures],
       'notes': list(self.notes),
+      'noise_note': self.noise_note,
       'reading': self.reading.as_dict() if self.reading is not None else None,
     }
 
@@ -156,6 +159,7 @@ def formal_report(
   noise_note: str = '',
   neighbours: str = histories_lib.ZERO_OUT,
   slack: slacks.Slack = slacks.Slack(),
+  note: str = '',
 ) -> FormalReport:
   """The figures of a run.
 
@@ -171,6 +175,7 @@ def formal_report(
       `history.REPLACE_ONE` the noise is the clients' own. The server sees who sent what, and sampling amplifies
       nothing.
     slack: What rounding costs. The figures without amplification include it.
+    note: What else must be said about the figures, or ''.
 
   Raises:
     ValueError: If δ is out of range or the sampler is of another population.
@@ -193,9 +198,9 @@ def formal_report(
   )
   if reason:
     notes.append(f'No amplification by sampling: {reason}.')
-  if noise_note:
-    notes.append(noise_note)
-  return FormalReport(covers, statement, delta, accountants.UNIT, figures, tuple(notes), epsilon)
+  if said := ' '.join(filter(None, [note, noise_note])):
+    notes.append(said)
+  return FormalReport(covers, statement, delta, accountants.UNIT, figures, tuple(notes), epsilon, noise_note=noise_note)
 
 
 def no_amplification(

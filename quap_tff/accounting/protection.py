@@ -19,12 +19,21 @@ class Protection(NamedTuple):
       released. 'weights without the logs': the model's weights, as long as the exact training metrics that are logged
       alongside stay secret. 'nothing': the released model has no finite ε, and there are no formal figures.
     statement: The release that is covered and why, in a sentence or two.
-    text: Everything that may be said, one sentence a line.
+    noised: The weights that get noise, a sentence; '' if none do.
+    exact_logs: That exact values are in the logs, a sentence; '' if they are not.
+    notes: What else must be said, one sentence or more each.
   """
 
   covers: str
   statement: str
-  text: str
+  noised: str = ''
+  exact_logs: str = ''
+  notes: tuple[str, ...] = ()
+
+  @property
+  def text(self) -> str:
+    """Everything that may be said, a line each."""
+    return '\n'.join(filter(None, [self.noised, self.statement, self.exact_logs, *self.notes]))
 
   @property
   def model_protected(self) -> bool:
@@ -107,7 +116,7 @@ def describe_protection(
   """
   if not facts.adds_noise:
     statement = 'No noise is added: nothing is protected, and there is no finite ε for the released model.'
-    return Protection(NOTHING, statement, statement)
+    return Protection(NOTHING, statement)
   covers_all, covered = _covered(facts.noised_layers, model)
   reasons = list(exact_uses)
   if not covers_all:
@@ -127,10 +136,7 @@ def describe_protection(
     )
   else:
     covers, statement = RELEASED_MODEL, 'Every released number is noised: formal figures hold for the released model.'
-  lines = [covered, statement]
-  if TRAINING_METRICS in exact_logs:
-    lines.append(EXACT_LOGS)
-  return Protection(covers, statement, '\n'.join(lines))
+  return Protection(covers, statement, covered, EXACT_LOGS if TRAINING_METRICS in exact_logs else '')
 
 
 def _covered(selection: str, model: Optional[layers_lib.ModelShape]) -> tuple[bool, str]:

@@ -274,12 +274,12 @@ def statement(figures: Figures) -> str:
       'may depend on what was released.'
     )
   elif figures.stayed_away:
-    ended = f'after {ledger.num_rounds:,} of {figures.planned_rounds:,} planned rounds'
     spent = (
-      'Not all planned clients came to each round, and ε is the bound of the plan, whichever of them come. There is one '
-      'condition on who stays away: given what was released before, nobody decides this by the data of the client. A '
-      f'reading of the account {ended} gives ε = {most} for the client that spent most. A reading is not a guarantee, '
-      'because who came may depend on what was released.'
+      'Not all planned clients came to each round, and ε is the bound of the plan, whichever of them come. There is '
+      'one condition on who stays away: given what was released before, nobody decides this by the data of the client. '
+      f'After {ledger.num_rounds:,} of {figures.planned_rounds:,} planned rounds, a reading of the account gives ε = '
+      f'{most} for the client that spent most. A reading is not a guarantee, because who came may depend on what was '
+      'released.'
     )
   elif figures.ended_early:
     spent = (

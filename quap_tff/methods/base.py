@@ -237,7 +237,5 @@ class QuapMechanism(choices.ServerOptimizer, choices.Bounds, choices.Noise, Simp
     )
     try:
       return configs.QuapConfig(num_clients=setting.num_clients, **{**defaults, **changes})
-    except ValueError as error:
-      if 'classic Gaussian calibration' in str(error):
-        raise ValueError(f'{error} {_FEWER_ROUNDS}') from None
-      raise
+    except configs.RoundBudgetError as error:
+      raise ValueError(f'{error} {_FEWER_ROUNDS}') from None

@@ -215,14 +215,20 @@ def _at_equal_epsilon(groups: Sequence[study.StudyGroup]) -> tuple[str, list[pag
   if len(compared) > 1:
     wins = collections.Counter(names[_ranked(own)[0]] for own in compared)
     best = ', '.join(f'{name} in {count}' for name, count in wins.most_common())
-    others = [f'Of all {len(compared)} combinations of ε and participation, the best mean is that of {best}.']
+    others = [
+      pages.Note(f'Of all {len(compared)} combinations of ε and participation, the best mean is that of {best}.')
+    ]
   title = (
     f'Test accuracy in % at a formal ε of the whole released model, {dataset}: mean ± half of its 95% interval over '
     f'{_seeds(groups)}. "Minus best": at ε = {epsilon:g}, seed by seed, from the best of the same participation'
   )
   ideal = {names[g] for g in groups if privacy.ideal_note(g.runs[0])}
   rows, left = _by_epsilon(groups, names, where, ideal, epsilon)
-  return f'{words}.', [pages.Table('finding', title + left, rows), *([privacy.WEAKER] if ideal else []), *others]
+  return f'{words}.', [
+    pages.Table('finding', title + left, rows),
+    *([pages.Note(privacy.WEAKER)] if ideal else []),
+    *others,
+  ]
 
 
 def _by_epsilon(

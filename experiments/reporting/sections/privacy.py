@@ -17,9 +17,9 @@ from experiments.reporting import study
 from quap_tff.common.numbers import rounding
 
 NO_FINITE = 'no finite ε for the released model'
-# The mark of figures that hold only for ideal noise, and the words in a summary's notes that say so.
-IDEAL, _IDEAL_WORDS = '†', 'ideal Gaussian noise'
-WEAKER = f'{IDEAL} These figures hold for {_IDEAL_WORDS}. The noise that was drawn is weaker; the page says how.'
+# The mark of figures that hold only for ideal noise.
+IDEAL = '†'
+WEAKER = f'{IDEAL} These figures hold for ideal Gaussian noise. The noise that was drawn is weaker; the page says how.'
 
 # The accountants' names in print, where they are not those of quap_tff.account.
 _ACCOUNTANTS = {'gaussian_exact': 'exact accounting', 'pld': 'privacy loss distributions', 'rdp': 'RDP', 'zcdp': 'zCDP'}
@@ -181,6 +181,4 @@ def _smallest(run: runs_lib.RunFolder) -> Mapping[str, Any]:
 
 def ideal_note(run: runs_lib.RunFolder) -> str:
   """How the noise that was drawn differs from the ideal noise of the formal figure; '' if it does not."""
-  notes = _formal(run).get('notes')
-  noted = [note for note in notes if _IDEAL_WORDS in str(note)] if isinstance(notes, list) else []
-  return str(next(iter(noted), ''))
+  return str(_formal(run).get('noise_note', ''))

@@ -32,6 +32,10 @@ CLIP_SCOPES = ('critical', 'all_layers')
 UPDATE_SCALES = ('delta', 'pseudo_gradient')
 
 
+class RoundBudgetError(ValueError):
+  """A round's ε is larger than the formula of its noise holds for."""
+
+
 @dataclasses.dataclass(frozen=True)
 class NoiseConfig(checks.Checked):
   """Gaussian noise on the critical layers.
@@ -129,7 +133,7 @@ class QuapConfig(mechanism.Mechanism):
         'noise.'
       )
     if self.noise.calibration == 'classic' and self.budget.largest_budget > gaussian.CLASSIC_MAX_EPSILON:
-      raise ValueError(
+      raise RoundBudgetError(
         f"A round's epsilon can reach {rounding.up(self.budget.largest_budget)}, but the classic Gaussian "
         f'calibration holds only for epsilon <= {gaussian.CLASSIC_MAX_EPSILON:g}. Use gaussian_calibration=analytic, '
         'or a smaller epsilon or more rounds.'

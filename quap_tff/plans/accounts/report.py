@@ -94,7 +94,7 @@ class Report:
         "basic composition of the noised layers' rounds (unit: one client's whole data), no amplification by "
         'sampling, clipping norms taken as given.'
       )
-    return '\n'.join(lines + [self.protection.text.replace(self.protection.statement, self.formal.text)])
+    return '\n'.join(lines + [self.protection._replace(statement=self.formal.text).text])
 
 
 # The last figures, by the digest of what they follow from: the files of a certified run and their check ask six times.
@@ -106,12 +106,13 @@ def formal(
   delta: float,
   protection: accounting.Protection,
   sampler: samplers.CohortSampler,
-  note: str,
+  noise_note: str,
   neighbours: str,
   slack: slacks.Slack,
+  note: str,
 ) -> accounting.FormalReport:
   """As `accounting.formal_report`, which computes them once for the last ledger. Nobody may change their arrays."""
-  others = delta, protection, sampler, note, neighbours, slack
+  others = delta, protection, sampler, noise_note, neighbours, slack, note
   digest = hashlib.sha256(pickle.dumps(others))
   for name, array in ledger.state_dict().items():
     digest.update(f'{name} {array.dtype} {array.shape}'.encode())

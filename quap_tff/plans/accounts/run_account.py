@@ -268,12 +268,10 @@ class RunAccount:
     exact_uses = self.extension.exact_releases if self.extension is not None else ()
     protection = accounting.describe_protection(self.mechanism.facts, self.model, self.exact_logs, exact_uses)
     if self.mechanism.facts.trust == 'client' and protection.covers == protections.RELEASED_MODEL:
-      protection = protection._replace(
-        text=protection.text.replace(protection.statement, _LOCAL_STATEMENT), statement=_LOCAL_STATEMENT
-      )
+      protection = protection._replace(statement=_LOCAL_STATEMENT)
     if self.extension is not None:
       lines.insert(0, self.extension.statement)
-    return protection._replace(text='\n'.join(filter(None, [protection.text, *lines, self.sparsity.sentence()])))
+    return protection._replace(notes=tuple(filter(None, [*lines, self.sparsity.sentence()])))
 
   @property
   def exact_logs(self) -> tuple[str, ...]:
@@ -497,7 +495,7 @@ class RunAccount:
       spent = rounding.up(float(accounting.total_mu(ledger).whole.max()) ** 2 / 2)
       whom = f' that took part, and not what rounds happened to cost (at most ρ = {spent})'
       return self._filter_report(ledger.rounds > 0, whom)
-    return self._figures(ledger, ' '.join(filter(None, [facts.trust_note, facts.noise_note])))
+    return self._figures(ledger, facts.trust_note)
 
   def _bound(self, ledger: accounting.RunLedger, cohorts: Any) -> accounting.FormalReport:
     """The figures that hold for a run over these cohorts wherever it ends; raises `NoBoundError` if there are none."""
@@ -526,7 +524,7 @@ class RunAccount:
     try:
       bound = self._bound(ledger, cohorts)
     except accounting.NoBoundError as error:
-      covers, statement, _ = self.protection
+      covers, statement = self.protection.covers, self.protection.statement
       note = f'No formal figure: the run has ended early, and {error}.'
       bound = accounting.FormalReport(covers, statement, self.delta, accounting.UNIT, (), (note,), None)
     # By who came, or by public rates if that is secret.
@@ -537,5 +535,7 @@ class RunAccount:
     return dataclasses.replace(bound, reading=accounting.Reading(ledger.num_rounds, epsilon, **said))
 
   def _figures(self, ledger: accounting.RunLedger, note: str) -> accounting.FormalReport:
-    """The figures of a ledger with a note on the noise."""
-    return reports.formal(ledger, self.delta, self.protection, self.sampler, note, self.neighbours, self.slack)
+    """The figures of a ledger with another note."""
+    noise_note = self.mechanism.facts.noise_note
+    account = self.delta, self.protection, self.sampler, noise_note, self.neighbours, self.slack
+    return reports.formal(ledger, *account, note)

@@ -33,7 +33,8 @@ def write_run(
   scale: float = 1.0,
   covers: Optional[str] = None,
   epsilon_max: float = 0.5,
-  notes: Optional[Sequence[str]] = None,
+  notes: Sequence[str] = (),
+  noise_note: Optional[str] = None,
   certified_epsilon: Optional[float] = None,
   share_of_ceiling: Optional[float] = None,
   reading: Optional[float] = None,
@@ -55,7 +56,8 @@ def write_run(
       others.
     covers: What the formal figures cover; None: the released model has no finite ε, and `formal` is null.
     epsilon_max: The formal figure.
-    notes: Of the formal figures. By default, those of TFF's own methods say that their noise is weaker.
+    notes: Of the formal figures.
+    noise_note: That of the formal figures. By default, TFF's own methods say that their noise is weaker.
     certified_epsilon: Makes a certificate with this largest ε.
     share_of_ceiling: Of a certified run.
     reading: The largest ε of the rounds that ran, if they are fewer than planned.
@@ -135,7 +137,8 @@ def write_run(
     'statement': f'Figures hold for: {covers}.',
     'delta': flags['delta'],
     'unit': 'one client',
-    'notes': list(notes if notes is not None else [IDEAL] * flags['algorithm'].startswith('tff_')),
+    'notes': list(notes),
+    'noise_note': IDEAL * flags['algorithm'].startswith('tff_') if noise_note is None else noise_note,
     'figures': [
       formal_figure('gaussian_exact', 'none', epsilon_max),
       formal_figure('zcdp', 'none', epsilon_max + 1),

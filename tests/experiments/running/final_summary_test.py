@@ -51,6 +51,7 @@ def _summary(**changes):
     'delta': 1e-5,
     'unit': 'one client',
     'notes': [],
+    'noise_note': '',
     'reading': None,
     'figures': [_figure('gaussian_exact', epsilon=3.00001), _figure('basic', epsilon=9.0)],
   }
@@ -333,7 +334,9 @@ class TestStoppedEarly:
     assert 'Reading after 2 of 8 rounds: no finite ε (' in final_summary.text(self._stopped(epsilon_max=None))
 
   def test_a_run_without_a_bound_says_why(self):
-    summary = _summary(formal={'figures': [], 'notes': ['No formal figure: of this.'], 'reading': self._READING})
+    summary = _summary(
+      formal={'figures': [], 'noise_note': '', 'notes': ['No formal figure: of this.'], 'reading': self._READING}
+    )
     assert final_summary.guarantee(summary) == 'Guarantee: none. No formal figure: of this.'
     final_summary.line(summary)
 

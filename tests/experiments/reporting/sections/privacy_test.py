@@ -103,16 +103,12 @@ class TestFootnotes:
     assert privacy.footnotes(groups_of({})) == ['No run has a formal figure.']
 
   @pytest.mark.parametrize(
-    'algorithm, notes, marked',
-    [
-      ('tff_dp_fedavg', [NOTE], True),
-      ('tff_dp_fedavg', ['Another note.'], False),
-      ('fixed_dp', [], False),
-      ('fixed_dp', [NOTE], True),
-    ],
+    'algorithm, noise_note, marked',
+    [('tff_dp_fedavg', NOTE, True), ('tff_dp_fedavg', '', False), ('fixed_dp', '', False), ('fixed_dp', NOTE, True)],
   )
-  def test_figures_for_ideal_noise_are_marked(self, groups_of, algorithm, notes, marked):
-    groups = groups_of({'algorithm': algorithm, 'covers': 'released model', 'notes': notes})
+  def test_figures_for_ideal_noise_are_marked(self, groups_of, algorithm, noise_note, marked):
+    more = {'notes': ['For ideal Gaussian noise, by another sentence.'], 'noise_note': noise_note}
+    groups = groups_of({'algorithm': algorithm, 'covers': 'released model', **more})
     assert privacy.formal_text(groups[0]).endswith(privacy.IDEAL) == marked
     found = [note for note in privacy.footnotes(groups) if note.startswith(privacy.IDEAL)]
     assert len(found) == marked and all('ideal Gaussian noise' in note for note in found)
