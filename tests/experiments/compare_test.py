@@ -15,6 +15,8 @@ from experiments.sweeps import sweep_runs
 from tests.experiments import pretended_run
 from tests.experiments.reporting import factory
 
+_INTERRUPTED = sweep.Outcome(130, [], None)
+
 
 def _main(*arguments):
   return command_line.status_of(compare.main, ['compare', *arguments])
@@ -47,17 +49,16 @@ def test_every_method_has_the_same_guarantee_and_the_same_rounds(name, tmp_path)
 def test_its_end_says_what_was_found_and_where(tmp_path, monkeypatch, capsys):
   calls = []
 
-  def sweep_main(argv):
+  def play(argv):
     calls.append(argv)
-    print('{"runs": 1}')
     runs = tmp_path / 'out' / 'runs'
     ours = {'algorithm': 'certified', 'certified_epsilon': 3.0}
     theirs = {'algorithm': 'tff_dp_ftrl', 'covers': 'released model', 'epsilon_max': 3.0, 'accuracy': 0.8}
     for number, run in enumerate(3 * (ours, theirs)):
       factory.write_run(runs / str(number), epsilon=3.0, dataset='digits', seed=number // 2, **run)
-    return 0
+    return sweep.Outcome(0, [], {'runs': 1})
 
-  monkeypatch.setattr(sweep, 'main', sweep_main)
+  monkeypatch.setattr(sweep, 'play', play)
   assert _main(f'--output_dir={tmp_path / "out"}') == 0
   out, err = capsys.readouterr()
   assert len(calls) == 2 and all(f'--output_dir={tmp_path}/out/runs' in argv for argv in calls)
@@ -77,12 +78,11 @@ def test_its_end_says_what_was_found_and_where(tmp_path, monkeypatch, capsys):
 def test_a_failed_run_and_an_interrupt_are_the_exit_status(tmp_path, monkeypatch, capsys, statuses, expected):
   calls = []
 
-  def sweep_main(argv):
+  def play(argv):
     calls.append(argv)
-    print('Failed: a run\n{"runs": 1}')
-    return statuses[len(calls) - 1]
+    return sweep.Outcome(statuses[len(calls) - 1], ['Failed: a run'], {'runs': 1})
 
-  monkeypatch.setattr(sweep, 'main', sweep_main)
+  monkeypatch.setattr(sweep, 'play', play)
   factory.write_run(tmp_path / 'out' / 'runs' / '0', algorithm='certified', certified_epsilon=3.0)
   assert _main(f'--output_dir={tmp_path / "out"}') == expected
   assert len(calls) == len(statuses)
@@ -93,7 +93,7 @@ def test_a_failed_run_and_an_interrupt_are_the_exit_status(tmp_path, monkeypatch
 
 @pytest.mark.slow
 def test_its_estimate_leaves_out_finished_runs_of_this_comparison_alone(tmp_path, monkeypatch, capsys):
-  monkeypatch.setattr(sweep, 'main', lambda argv: 130)
+  monkeypatch.setattr(sweep, 'play', lambda argv: _INTERRUPTED)
   folder, setting = str(tmp_path / 'out'), compare.SETTINGS['digits']
   base, grids = compare.base_flags(setting, folder, None), compare.grids_of(setting, [3, 1])
   (of_3, *_, of_1), _ = sweep_runs.runs_of(os.path.join(folder, 'runs'), base, grids)
@@ -123,7 +123,7 @@ def test_the_network_comes_first_and_only_once(tmp_path, monkeypatch):
   assert made[0][2:] == ['experiments.pretrain', '--public_data=glyphs', f'--output={tmp_path / "out" / "network"}']
   (tmp_path / 'out' / 'network').mkdir(parents=True)
   (tmp_path / 'out' / 'network' / 'card.json').write_text(json.dumps({}))
-  monkeypatch.setattr(sweep, 'main', lambda argv: 130)
+  monkeypatch.setattr(sweep, 'play', lambda argv: _INTERRUPTED)
   assert _main(*arguments) == 130 and len(made) == 1
 
 
@@ -137,7 +137,7 @@ def test_data_of_ones_own_have_the_digits_constants_and_a_linear_model(
   x, y = values.normal(size=(270, 5)).astype(np.float32), np.arange(270) % 3
   np.savez(tmp_path / 'tab.npz', x=x, y=y, x_test=x[:9], y_test=y[:9], **owners)
   calls = []
-  monkeypatch.setattr(sweep, 'main', lambda argv: calls.append(argv) or 130)
+  monkeypatch.setattr(sweep, 'play', lambda argv: calls.append(argv) or _INTERRUPTED)
   monkeypatch.chdir(tmp_path)
   assert _main('--dataset=npz:path=tab.npz') == 130
   (argv,) = calls
