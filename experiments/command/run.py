@@ -231,9 +231,14 @@ class Run:
     return dataclasses.replace(self, cohorts=dataclasses.replace(self.cohorts, participation=choice))
 
   def with_spent(self, spent: Optional[accounting.SpentBefore]) -> Run:
-    """The run where the file of --spent is not at hand: this is what it says. Its flags stay."""
-    if self.flags['spent'] is None:
+    """The run where the file of --spent is not at hand: this is what it says. Its flags stay.
+
+    Raises `ValueError` if it is of another file."""
+    file = self.flags['spent']
+    if file is None:
       return self
+    if spent is not None and file.removeprefix(_DIGEST) not in spent.files:
+      raise ValueError(f'--spent={file} is not the file that the mechanism names: {", ".join(spent.files) or "none"}')
     return dataclasses.replace(self, method=flag_fields.decoded(self.method, {'spent': spent}))
 
   def attackers(self, num_clients: int) -> tuple[int, ...]:
