@@ -273,7 +273,7 @@ class TestConditions:
     assert (spent.against_any(2) == spent.against_any(3)).all() and (spent.against_any(3) >= spent.against_any(1)).all()
 
   def test_a_run_without_a_finite_epsilon(self, tmp_path):
-    quap = quap_tff.Plan(examples.quap(noise=examples.NoiseConfig('server')).to_mechanism())
+    quap = quap_tff.Plan(examples.quap(noise=examples.NoiseConfig('server')))
     assert not quap.protection.model_protected
     with pytest.raises(ValueError, match='ledger.npz: the model that its run released has no finite ε'):
       made.plan(dict(spent=self._ledger(tmp_path / 'ledger.npz', quap, quap.new_ledger())))
