@@ -28,6 +28,8 @@ from experiments.command import interrupts
 from experiments.running import final_summary
 from experiments.running import progress
 from quap_tff.accounting import protection as protections
+from quap_tff.accounting import spent as spents
+from quap_tff.common import durable
 from quap_tff.common import lazy
 from quap_tff.common.lazy import tf
 from quap_tff.training import models
@@ -116,6 +118,7 @@ def _train(run: 'Run', callbacks: Sequence[Callable[[int, Any, Any], None]]) -> 
       stack.callback(directory.close)
       if directory.finished is not None:  # By the same command, while this one read the data.
         return _was_finished(directory.finished, directory.path)
+      _claim_spent(run, directory)
     experiment = experiment.kept_in(directory)
     print(*_opening(experiment, directory), sep='\n', file=sys.stderr)
     result = loop.train(experiment, process, directory, callbacks)
@@ -123,6 +126,17 @@ def _train(run: 'Run', callbacks: Sequence[Callable[[int, Any, Any], None]]) -> 
     summary = outcome.keep()
     _print_summary(outcome, summary)
   return command_line.INTERRUPTED if result.interrupted else 0
+
+
+def _claim_spent(run: 'Run', directory: 'RunDirectory') -> None:
+  """Notes that this run counts from the file of --spent, so that no other run with a certificate does."""
+  source = run.flags['spent']
+  if source is None or not run.method.gives_certificate:
+    return
+  try:
+    spents.claim(source, durable.Heir(directory.secret('heir').hex(), directory.path))
+  except (OSError, ValueError) as error:
+    raise run_folder.RunDirectoryError(f'--spent: {error}') from error
 
 
 def _opening(experiment: 'Experiment', directory: Optional['RunDirectory']) -> Iterator[str]:

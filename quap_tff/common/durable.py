@@ -1,8 +1,8 @@
 r"""Files that must not be used twice or put back: the state of a gate, of a guard, of a run.
 
-    with durable.StateFile('run/gate.state') as state:   # nobody else can open it until it is closed, or the process ends
-      old = state.content                            # None at the first time
-      state.write(new)                               # when this returns, `new` is on disk and `old` is no longer taken
+    with durable.StateFile('run/gate.state') as state:  # nobody else opens it until it is closed, or the process ends
+      old = state.content                               # None at the first time
+      state.write(new)                                  # when it returns, `new` is on disk, and `old` is refused
 
 Write before you release anything that depends on the new content. A state begins with a line that names it by a random
 id, and numbers its versions. Each version has the digest of the one before. The digest of the latest version is also
@@ -198,6 +198,7 @@ class StateFile:
     expected = self._store.state_at(self.path, self._place)
     if not os.path.lexists(self.path):
       if expected is None:
+        os.stat(os.path.dirname(self.path))  # It must be there.
         return _Version(secrets.token_hex(16), 0, _NOTHING, b'')
       raise StateError(
         f'{self.path} was there and is gone. Put it back. If it is lost, what it had answered or charged is not known '

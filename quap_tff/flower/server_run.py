@@ -1,18 +1,17 @@
 """A run as its server keeps it: in a folder, from which it goes on after a restart.
 
     checkpoint    state, ledger, and everything that was announced; it holds the key of the noise
-    .lock         held by the server that works with the folder
     run/          what comes out, with the certificate: made after the last round
 
 The checkpoint is written before a round is announced where clients hold the noise, and before anything of a round
 leaves the server. So a server that is started again never releases a second sum under the noise of a first one, and
-never tells clients another history.
+never tells clients another history. A checkpoint that is in use, was removed or was put back is refused
+(`quap_tff.common.durable`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-import fcntl
 import io
 import os
 from typing import Any, Optional
@@ -22,13 +21,14 @@ import numpy as np
 from quap_tff.bundle import player
 from quap_tff.bundle import server as servers
 from quap_tff.bundle import simulation
+from quap_tff.common import durable
 from quap_tff.common import files
 from quap_tff.flower import messages
 from quap_tff.flower import sums
 from quap_tff.mechanisms.held import guard
 from quap_tff.plans.accounts import run_account
 
-CHECKPOINT, LOCK, RESULT = 'checkpoint', '.lock', 'run'
+CHECKPOINT, RESULT = 'checkpoint', 'run'
 _NOBODY = np.zeros(0, np.int64)
 # What a certificate says of cohorts that nobody planned: a bundle states the origin of those that a simulation plays.
 _CONNECTED = 'In each round the enrolled clients came whose nodes were connected, and whose budgets paid for it.'
@@ -55,7 +55,7 @@ class ServerRun:
     """Starts a run, or goes on from the checkpoint in the folder.
 
     Raises:
-      ValueError: If the checkpoint is damaged or of another bundle, or another server works with the folder.
+      ValueError: If the checkpoint is damaged, of another bundle, in use or not the latest one, or was removed.
     """
     self.bundle, self._folder = bundle, folder
     self.server, self.cohorts = servers.Server(bundle), servers.checked_cohorts(bundle)
@@ -70,19 +70,11 @@ class ServerRun:
     held = guard.PublicPlan.of(plan) if self.holds_noise else None
     self._threshold, self._most = (held.threshold, held.most_clients) if held is not None else (None, None)
     os.makedirs(folder, mode=0o700, exist_ok=True)
-    self._lock = open(os.path.join(folder, LOCK), 'w')  # noqa: SIM115  # Held as long as this process lives.
-    try:
-      fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-      raise ValueError(f'Another server works with {folder}. Stop it first, or give another output.') from None
-    if os.path.lexists(self._checkpoint):
-      self._restore()
+    self._checkpoint = durable.StateFile(os.path.join(folder, CHECKPOINT))  # Held as long as this process lives.
+    if self._checkpoint.content is not None:
+      self._restore(self._checkpoint.content)
     else:
       self._keep()
-
-  @property
-  def _checkpoint(self) -> str:
-    return os.path.join(self._folder, CHECKPOINT)
 
   @property
   def round_num(self) -> int:
@@ -205,18 +197,11 @@ class ServerRun:
       **{f'round {t} {k}': ids for t, one in enumerate(self.rounds) for k, ids in enumerate(one)},
       **self.server.state_dict(),
     }
-    files.write_sealed(self._checkpoint, files.npz(content))
-    # A machine that loses power must not come back with an older one.
-    for path in (self._checkpoint, self._folder):
-      opened = os.open(path, os.O_RDONLY)
-      try:
-        os.fsync(opened)
-      finally:
-        os.close(opened)
+    self._checkpoint.write(files.npz(content))
 
-  def _restore(self) -> None:
+  def _restore(self, content: bytes) -> None:
     try:
-      with np.load(io.BytesIO(files.read_sealed(self._checkpoint)), allow_pickle=False) as kept:
+      with np.load(io.BytesIO(content), allow_pickle=False) as kept:
         arrays = dict(kept)
       if str(arrays['bundle']) != self.bundle.digest:
         raise ValueError(f'it is of the bundle with the digest {arrays["bundle"]}')
@@ -224,7 +209,7 @@ class ServerRun:
       self.in_doubt = int(arrays['in doubt'])
       count = sum(name.startswith('round ') for name in arrays) // 2
       self.rounds = [(arrays[f'round {t} 0'], arrays[f'round {t} 1']) for t in range(count)]
-    except (OSError, ValueError, KeyError) as error:
+    except (ValueError, KeyError) as error:
       raise ValueError(
         f'The checkpoint in {self._folder} does not fit this run: {error}. Give the bundle that it was started with, '
         'or a new output, for which clients pay anew.'

@@ -5,6 +5,7 @@ import pytest
 
 from experiments import verify
 from quap_tff import accounting
+from quap_tff import states
 from quap_tff.common.numbers import tradeoff
 from tests.experiments import harness
 
@@ -41,6 +42,11 @@ def test_the_second_run_counts_from_the_first(file, algorithm, first, tmp_path, 
   assert max(epsilon) <= 4 and epsilon[0] >= tradeoff.epsilon_of(np.sqrt(total[0]), 1e-5)
   for name in ('run.json', 'mechanism.json', 'certificate.json'):
     assert str(first) not in (second / name).read_text(encoding='utf-8')
+  # One heir: a second one is refused, also by the other file of the first run.
+  for other in ('ledger.npz', 'clients.csv'):
+    assert _run(tmp_path / other, f'--algorithm={algorithm}', f'--spent={first / other}') == 1
+    assert f'{second} counts from it already' in capsys.readouterr().err
+  assert states.main(['unclaim', str(first / file)]) == 0  # Other tests count from it, too.
   # Another file is another run.
   assert _run(second, *arguments, f'--spent={second / "ledger.npz"}') == 1
   assert 'spent' in capsys.readouterr().err

@@ -12,10 +12,8 @@ round at this node: another one begins with its setup.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-import contextlib
 import functools
 import logging
-import os
 from typing import Any
 
 from flwr.app import ConfigRecord
@@ -38,6 +36,7 @@ from quap_tff.flower import messages
 from quap_tff.flower import node as nodes
 from quap_tff.flower.secure_sum import integers
 from quap_tff.flower.secure_sum import masks
+from quap_tff.flower.secure_sum import openings
 from quap_tff.flower.secure_sum import records
 from quap_tff.flower.secure_sum import terms
 from quap_tff.mechanisms.held import guard
@@ -58,6 +57,7 @@ class SecureSum:
     """
     self._node = node
     self._plan = guard.PublicPlan.of(node.bundle.plan)
+    self._openings = openings.Openings(node.folder, self._plan.number)
 
   def __call__(self, message: Message, context: Context) -> Message:
     """The reply, or a refusal, after which this node takes no further part in the round."""
@@ -96,7 +96,7 @@ class SecureSum:
       self._check_history(session, agreed, message.content)
     elif stage == Stage.UNMASK:
       active = _opening(session, agreed, told, node_id)
-      self._note_opening(session.round_num, agreed.clients(active))
+      self._openings.note(session.round_num, agreed.clients(active))
     with masks.in_place_of_flowers(agreed.session(session.digest, session.parties)):
       answered: list[messages.Answer] = []
       reply = secaggplus_mod(message, context, functools.partial(self._work, answered))
@@ -168,8 +168,9 @@ class SecureSum:
       )
     if not np.array_equal(np.sort(history[-1].cohort), agreed.cohort):
       raise messages.RefusedRoundError('The clients of the announced nodes are not the cohort of the history.')
+    known = self._openings.by_round()
     for before, link in zip(history, history[1:]):
-      opened = self._opened(before.round_num)
+      opened = known.get(before.round_num)
       if opened is not None and len(link.came) and not np.array_equal(np.sort(link.came), opened):
         raise messages.RefusedRoundError(
           f'The clients {link.came.tolist()} are said to have come in round {before.round_num}, and this node has '
@@ -183,28 +184,6 @@ class SecureSum:
     answered.append(answer)
     result = FitRes(Status(Code.OK, ''), ndarrays_to_parameters(arrays), terms.WEIGHT, {})
     return Message(recorddict_compat.fitres_to_recorddict(result, keep_input=False), reply_to=message)
-
-  def _path(self, round_num: int) -> str:
-    return os.path.join(self._node.folder, f'opened_{self._plan.number}_{round_num}')
-
-  def _note_opening(self, round_num: int, clients: np.ndarray) -> None:
-    """Writes down who is in the sum that is opened; raises `RefusedRoundError` if this round was opened before."""
-    try:
-      opened = os.open(self._path(round_num), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-      raise messages.RefusedRoundError(
-        f'The sum of round {round_num} was opened already. A second opening could show the difference of two sums.'
-      ) from None
-    with os.fdopen(opened, 'w') as f:
-      f.write(','.join(map(str, clients.tolist())))
-      f.flush()
-      os.fsync(f.fileno())
-
-  def _opened(self, round_num: int) -> Any:
-    """int64[M'], the clients whose sum this node has opened in a round; None if it has not."""
-    with contextlib.suppress(FileNotFoundError), open(self._path(round_num)) as f:
-      return np.array(f.read().split(','), np.int64)
-    return None
 
 
 def _terms(node: nodes.Node, session: records.Session) -> terms.Terms:

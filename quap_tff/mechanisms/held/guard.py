@@ -243,6 +243,7 @@ class ClientGuard:
     client_id: int,
     key: Union[bytes, np.ndarray],
     memory: Optional[str] = None,
+    counters: Optional[str] = None,
   ):
     """Goes on where its memory ends.
 
@@ -252,6 +253,8 @@ class ClientGuard:
       key: The client's own secret: 32 bytes, or int64[4]. The key of its noise follows from it, the plan and the
         client, so that another plan has other noise. A second run of one plan needs another secret.
       memory: The path of the client's memory, see `guard_memory`. It is made with the first answer.
+      counters: The folder, outside that of the memory, of the counter that tells the latest memory from an older copy.
+        None: in the user's state folder, see `quap_tff.common.durable`.
 
     Raises:
       RefusedError: If the memory is damaged, missing, older than it was, or of another plan or client.
@@ -265,7 +268,8 @@ class ClientGuard:
     use = f'noise {self.plan.number} {self.client_id}'.encode()
     self._key = np.frombuffer(hmac.digest(secret.tobytes(), use, 'sha256'), np.int64)
     self._standing = _Standing(Chain(self.plan))
-    self._memory = guard_memory.Memory(memory, f'{self.plan.number} {client_id}') if memory is not None else None
+    owner = f'{self.plan.number} {client_id}'
+    self._memory = guard_memory.Memory(memory, owner, counters) if memory is not None else None
     self._lines: list[str] = []
     if self._memory is not None:
       with self._remembering():

@@ -170,6 +170,10 @@ class TestPutBack:
     path.write_bytes(content)
     _refused(path, 'does not begin as a state does')
 
+  def test_its_folder_must_be_there(self, path):
+    with pytest.raises(FileNotFoundError):
+      durable.StateFile(str(path.parent / 'nothing' / 'state'))
+
   def test_a_folder_is_refused(self, path):
     path.mkdir()
     _refused(path, 'not a regular file')

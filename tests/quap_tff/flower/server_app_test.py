@@ -2,6 +2,7 @@
 
 import logging
 import pathlib
+import shutil
 import types
 
 import numpy as np
@@ -224,3 +225,20 @@ def test_an_answer_that_is_cut_off_is_said_to_be_measured(bundle, caplog):
   announced = server_app.sums.messages.Announced(bundle, message, [link], 1, 600.0, {7: 'clinic'})
   summed = sums.TRUSTED.obtain(grid, {7: np.arange(3)}, announced)
   assert not len(summed.came) and 'node clinic sent no whole answer in 0.0 seconds' in caplog.text
+
+
+@pytest.mark.parametrize('puts_back', [False, True])
+def test_a_checkpoint_that_is_removed_or_put_back_is_refused(bundle, keys, tmp_path, puts_back):
+  """It played round 1 again: the difference of two published models was the sum of one node."""
+  out = tmp_path / 'out'
+  run = server_run.ServerRun(bundle, str(out))
+  with pytest.raises(ValueError, match='is in use'):
+    server_run.ServerRun(bundle, str(out))
+  shutil.copytree(out, tmp_path / 'older')
+  server_app.play(run, Grid(keys, [[1, 2, 3]]), config_of(tmp_path), lone_sum([]))
+  del run
+  shutil.rmtree(out)
+  if puts_back:
+    shutil.move(tmp_path / 'older', out)
+  with pytest.raises(ValueError, match='is not the latest copy' if puts_back else 'was there and is gone'):
+    server_run.ServerRun(bundle, str(out))

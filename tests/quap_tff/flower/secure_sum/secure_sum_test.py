@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import shutil
 import stat
 
 import numpy as np
@@ -27,6 +28,7 @@ from quap_tff.flower import messages
 from quap_tff.flower import node as nodes
 from quap_tff.flower.secure_sum import integers
 from quap_tff.flower.secure_sum import masks
+from quap_tff.flower.secure_sum import openings
 from quap_tff.flower.secure_sum import records
 from quap_tff.flower.secure_sum import server
 from quap_tff.flower.secure_sum import terms
@@ -309,6 +311,35 @@ class TestDishonestServer:
     refusals = federation.refusals(Stage.COLLECT_MASKED_VECTORS)
     assert set(refusals) == set(federation.nodes)
     assert all('has opened the sum of' in one for one in refusals.values())
+
+  @pytest.mark.parametrize('puts_back', [False, True])
+  def test_notes_of_openings_that_are_removed_or_put_back(self, federation, puts_back):
+    node, plan = min(federation.nodes), guard.PublicPlan.of(federation.bundle.plan)
+    path = os.path.join(federation.folder(node), f'opened_{plan.number}')
+    _play(federation)
+    shutil.copy(path, f'{path}.older')
+    _play(federation, 2, came={1: np.arange(10)})
+    os.remove(path)
+    if puts_back:
+      shutil.move(f'{path}.older', path)
+    federation.log.clear()
+    _play(federation, 3, came={1: np.arange(10), 2: np.arange(10)})
+    said = 'is not the latest copy' if puts_back else 'was there and is gone'
+    assert said in federation.refusals(Stage.COLLECT_MASKED_VECTORS)[node]
+
+  def test_a_crash_while_an_opening_is_noted_leaves_a_node_that_answers(self, federation, monkeypatch):
+    """An empty note would be read in each later round, and refused."""
+    folder = federation.folder(min(federation.nodes))
+    plan = guard.PublicPlan.of(federation.bundle.plan)
+    notes = openings.Openings(folder, plan.number)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+      patch.setattr(os, 'fsync', lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+      notes.note(1, np.arange(10))
+    assert not notes.by_round()
+    _play(federation)
+    assert notes.by_round()[1].tolist() == list(range(10))
+    with pytest.raises(messages.RefusedRoundError, match='was opened already'):
+      notes.note(1, np.arange(9))
 
   def test_a_sum_that_the_server_sees(self, federation):
     node = min(federation.nodes)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from quap_tff import plans
+from quap_tff.common import durable
 from quap_tff.common import files
 from quap_tff.mechanisms.held import guard
 from quap_tff.mechanisms.held import guard_memory
@@ -268,7 +269,8 @@ def _answer_in_process(plan, memory, barrier, results):
 class TestMemory:
   @pytest.fixture
   def path(self, tmp_path):
-    return str(tmp_path / 'memory')
+    (tmp_path / 'client').mkdir()
+    return str(tmp_path / 'client' / 'memory')
 
   def test_a_guard_goes_on_where_it_ended(self, plan, path):
     first = _told(_guard(plan, memory=path), 2)
@@ -292,15 +294,15 @@ class TestMemory:
     assert own.answer(2, _SCHEDULE[1], _SCHEDULE[0])['last_round'] == 1
 
   def test_its_folder_is_flushed_before_the_answer(self, plan, path, monkeypatch):
-    own, done, real, moved = _guard(plan, memory=path), [], os.fsync, os.replace
+    own, done, real, moved = _told(_guard(plan, memory=path), 1), [], os.fsync, os.replace
     monkeypatch.setattr(os, 'fsync', lambda fd: done.append(stat.S_ISDIR(os.fstat(fd).st_mode)) or real(fd))
     monkeypatch.setattr(os, 'replace', lambda *names: done.append('replace') or moved(*names))
-    own.answer(1, [0, 1], [])
-    assert done == [False, 'replace', True]
+    own.answer(2, _SCHEDULE[1], _SCHEDULE[0])
+    assert done == [False, 'replace', True, False]  # And then it counts.
 
   def test_a_crash_in_the_first_answer_costs_no_more_than_its_round(self, plan, path, monkeypatch):
-    write = guard_memory.Memory._say
-    monkeypatch.setattr(guard_memory.Memory, '_say', lambda self, *said: 1 / 0 if said[0] else write(self, *said))
+    write = durable._write_whole
+    monkeypatch.setattr(durable, '_write_whole', lambda *file: (write(*file), 1 / 0))
     with pytest.raises(ZeroDivisionError):
       _guard(plan, memory=path).answer(1, [0, 1], [])
     monkeypatch.undo()
@@ -312,7 +314,7 @@ class TestMemory:
       _told(_guard(plan, memory=path), 2)
     finally:
       os.umask(before)
-    assert {stat.S_IMODE(os.stat(path + ending).st_mode) for ending in ('', '.lock')} == {0o600}
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
 
   def test_a_crash_after_writing_costs_the_round(self, plan, path, monkeypatch):
     own, write = _told(_guard(plan, memory=path), 1), guard_memory.Memory.store
@@ -329,8 +331,7 @@ class TestMemory:
     own = _told(_guard(plan, memory=path), 1)
     other = str(tmp_path / 'other')
     _guard(plan, memory=other).answer(1, [0, 3], [])
-    for ending in ('', '.lock'):
-      shutil.copyfile(other + ending, path + ending)
+    shutil.copyfile(other, path)
     with pytest.raises(guard.RefusedError, match='another one'):
       own.answer(2, [0, 1], [0, 1])
 
@@ -339,22 +340,18 @@ class TestMemory:
     'damage, words',
     [
       (lambda path, old: os.remove(path), 'is gone'),
-      (lambda path, old: shutil.copyfile(old, path), 'older than it was'),
+      (lambda path, old: shutil.copyfile(old, path), 'is not the latest copy'),
       (lambda path, old: os.truncate(path, os.path.getsize(path) - 1), 'damaged'),
       (lambda path, old: os.truncate(path, 0), 'damaged'),
       (lambda path, old: files.write(path, 'x'), 'damaged'),
-      (lambda path, old: os.chmod(path, 0o400), 'may be written'),
       (lambda path, old: (os.remove(path), os.mkdir(path)), 'regular file'),
-      (lambda path, old: (os.remove(path), os.symlink(old, path)), 'regular file'),
-      (lambda path, old: files.write(path + '.lock', '{}'), 'damaged'),
-      (lambda path, old: os.remove(path + '.lock'), 'lock is missing or empty'),
-      (lambda path, old: os.truncate(path + '.lock', 0), 'lock is missing or empty'),
-      (lambda path, old: (shutil.copyfile(old, path), os.remove(path + '.lock')), 'lock is missing or empty'),
+      (lambda path, old: (os.remove(path), os.symlink(old, path)), 'is not the latest copy'),
+      (lambda path, old: shutil.rmtree(os.path.dirname(path)), 'is gone'),
     ],
   )
   def test_damage_is_refused(self, plan, path, tmp_path, damage, words, again):
     own = _told(_guard(plan, memory=path), 1)
-    shutil.copyfile(path, tmp_path / 'old')
+    shutil.copyfile(path, tmp_path / 'old')  # All that its folder has.
     own.answer(2, _SCHEDULE[1], _SCHEDULE[0])
     damage(path, tmp_path / 'old')
     with pytest.raises(guard.RefusedError, match=words):
@@ -367,7 +364,7 @@ class TestMemory:
     for place in range(0, len(content), 7):
       with open(path, 'wb') as f:
         f.write(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
-      with pytest.raises(guard.RefusedError, match='damaged|another plan or another client|older'):
+      with pytest.raises(guard.RefusedError, match='damaged'):
         _guard(plan, memory=path)
 
   def test_another_plan_and_another_client_are_refused(self, plan, path):
@@ -395,7 +392,7 @@ class TestMemory:
   def test_a_line_has_its_cohort(self, plan, path):
     _told(_guard(plan, memory=path), 1)
     with open(path, encoding='ascii') as f:
-      _, line = f.read().splitlines()
+      _, _, line = f.read().splitlines()
     round_num, answered, cohort, came = line.split(' ')
     assert (round_num, answered, came) == ('1', '1', '')
     assert np.frombuffer(base64.b64decode(cohort), np.int32).tolist() == _SCHEDULE[0]
