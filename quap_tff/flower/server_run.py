@@ -66,7 +66,8 @@ class ServerRun:
     certified = plan if plan is not None and plan.mechanism.facts.is_certified else None
     self._is_open = certified is not None and certified.cohorts == run_account.AS_THEY_CAME
     self._counts_all = certified is not None and not self.holds_noise and not self._is_open
-    self.needs_everybody = self.holds_noise and not self._is_open
+    # Such a plan's account is for these clients alone.
+    self.needs_everybody = plan is not None and plan.holds_noise and plan.attendance is not None
     held = guard.PublicPlan.of(plan) if self.holds_noise else None
     self._threshold, self._most = (held.threshold, held.most_clients) if held is not None else (None, None)
     os.makedirs(folder, mode=0o700, exist_ok=True)
