@@ -12,6 +12,7 @@ releases afterwards is in no account. They do not say whether anything else was 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+import contextlib
 import csv
 import hashlib
 import json
@@ -84,10 +85,13 @@ def claim(source: str, heir: durable.Heir, counters: Optional[str] = None) -> No
     counters: The folder of the notes, as for `durable.StateFile`.
 
   Raises:
-    ValueError: If another run counts from it already, or from another file of the same run.
+    ValueError: If another run counts from it already, or from another file of the same run; or if it is a state that is
+      in use, or not the latest one.
     OSError: If a file cannot be read or written.
   """
-  durable.claim(source, keys_of(source), heir, counters)
+  is_open = durable.StateFile(source, counters) if durable.is_state(source) else contextlib.nullcontext()
+  with is_open:
+    durable.claim(source, keys_of(source), heir, counters)
 
 
 def keys_of(source: str) -> set[str]:

@@ -241,6 +241,16 @@ class TestSpent:
     with pytest.raises(ValueError, match=r'heir/gate\.state counts from what was spent here'):
       log_writer.LogWriter(quap_tff.Gate.load(source), str(tmp_path / 'first' / 'log.csv'), source)
 
+  def test_what_is_in_use_or_put_back_has_no_heir(self, tmp_path):
+    source = self._first(tmp_path / 'first')
+    shutil.copy(source, tmp_path / 'older')
+    with log_writer.LogWriter(quap_tff.Gate.load(source), str(tmp_path / 'first' / 'log.csv'), source) as writer:
+      with pytest.raises(ValueError, match='is in use'):
+        self._heir(tmp_path / 'heir', source)
+      _rounds(writer, 1)
+    with pytest.raises(ValueError, match='is not the latest copy'):
+      self._heir(tmp_path / 'heir', str(tmp_path / 'older'))
+
   def test_who_only_reads_claims_nothing(self, tmp_path):
     source = self._first(tmp_path / 'first')
     for _ in range(2):
