@@ -89,8 +89,9 @@ def claim(source: str, heir: durable.Heir, counters: Optional[str] = None) -> No
       in use, or not the latest one.
     OSError: If a file cannot be read or written.
   """
-  is_open = durable.StateFile(source, counters) if durable.is_state(source) else contextlib.nullcontext()
-  with is_open:
+  with contextlib.ExitStack() as stack:
+    if durable.is_state(source):
+      stack.enter_context(durable.StateFile(source, counters))
     durable.claim(source, keys_of(source), heir, counters)
 
 

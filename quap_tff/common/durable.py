@@ -1,4 +1,4 @@
-r"""Files that must not be used twice or put back: the state of a gate, of a guard, of a run.
+"""Files that must not be used twice or put back: the state of a gate, of a guard, of a run.
 
     with durable.StateFile('run/gate.state') as state:  # nobody else opens it until it is closed, or the process ends
       old = state.content                               # None at the first time
