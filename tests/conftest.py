@@ -18,7 +18,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
   signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Counters of states (`quap_tff.common.durable`) of tests, and of the processes that they start, are not the user's.
-os.environ['XDG_STATE_HOME'] = tempfile.mkdtemp(prefix='quap_tff_state_')
+os.environ['XDG_STATE_HOME'] = tempfile.mkdtemp(prefix='states_of_tests_')
 atexit.register(shutil.rmtree, os.environ['XDG_STATE_HOME'], ignore_errors=True)
 
 if light.ON:
