@@ -127,7 +127,7 @@ _OTHERS = '\uff02\uff07\u3003\u301d\u301e\u301f\u300c\u300d\u05f4\u05f3\u2e42\u0
 
 
 def _quotation_marks():
-  every = map(chr, range(0x110000))
+  every = map(chr, [*range(0x20000), *range(0xE0000, 0xE0080)])  # Between them are ideographs.
   return [c for c in every if unicodedata.category(c) in ('Pi', 'Pf') or 'QUOTATION MARK' in unicodedata.name(c, '')]
 
 
