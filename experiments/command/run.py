@@ -233,7 +233,8 @@ class Run:
   def with_spent(self, spent: Optional[accounting.SpentBefore]) -> Run:
     """The run where the file of --spent is not at hand: this is what it says. Its flags stay.
 
-    Raises `ValueError` if it is of another file."""
+    Raises `ValueError` if it is of another file.
+    """
     file = self.flags['spent']
     if file is None:
       return self

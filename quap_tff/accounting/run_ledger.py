@@ -17,7 +17,6 @@ import zlib
 import numpy as np
 
 from quap_tff.accounting import protection
-from quap_tff.common import array_types
 from quap_tff.common import checks
 from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms.noise import correlation as correlations
@@ -117,7 +116,7 @@ class RunLedger:
     correlation: correlations.Correlation = correlations.Independent(),
     spent_before: Optional[Union[np.ndarray, Sequence[float]]] = None,
     conditions: Optional[protection.Conditions] = None,
-    against: Sequence[array_types.Numbers] = (),
+    against: Union[np.ndarray, Sequence[np.ndarray]] = (),
   ):
     self._num_clients = int(checks.integer('num_clients', num_clients, at_least=1, at_most=2**31 - 1))
     self._delta = checks.number('delta', delta, above=0, below=1)
@@ -392,7 +391,7 @@ def _checked_state(state: Mapping[str, Any]) -> dict[str, np.ndarray]:
   if SPENT_BEFORE in state:
     expected[SPENT_BEFORE] = (None, np.float64)
   if CONDITIONS in state:
-    expected.update({CONDITIONS: (None, np.uint8), AGAINST: (np.shape(state.get(AGAINST)), np.float64)})
+    expected.update({CONDITIONS: (None, np.uint8), AGAINST: (np.shape(state.get(AGAINST, ())), np.float64)})
   if set(state) != set(expected):
     raise ValueError(f'The saved ledger must hold {sorted(expected)}, found {sorted(state)}.')
   arrays = {name: np.asarray(value) for name, value in state.items()}
