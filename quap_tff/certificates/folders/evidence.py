@@ -21,6 +21,7 @@ h5py = lazy.module('h5py')
 
 # Relative, between float32 weights in TensorFlow's arithmetic and in NumPy's: some units in the last place.
 _SAME_WEIGHT = 1e-6
+_SAME_BOUND = 1e-9
 _KERAS_MEMBERS = {'metadata.json', 'config.json', 'model.weights.h5'}
 
 _Read = TypeVar('_Read')
@@ -104,7 +105,7 @@ def ledger_problems(plan: run_account.RunAccount, ledger: accounting.RunLedger) 
   config, state, expected = plan.guarantee.config, ledger.state_dict(), plan.new_ledger().state_dict()
   problems = [
     f'{name} in {folders.LEDGER} is not that of the mechanism.'
-    for name in ('num_clients', 'delta', 'fingerprint', 'correlation', 'spent_before', 'conditions', 'against')
+    for name in ('num_clients', 'delta', 'fingerprint', 'correlation', 'spent_before', 'conditions')
     if not np.array_equal(state.get(name, ()), expected.get(name, ()))
   ]
   assert config.num_rounds is not None  # `plans.accounts.ahead` asks for it.
@@ -125,6 +126,9 @@ def ledger_problems(plan: run_account.RunAccount, ledger: accounting.RunLedger) 
       'they came, build the same process for a plan without a schedule, certified_plan(plan.config), and give it '
       'this ledger.'
     ]
+  # Another machine's linear algebra has other last bits.
+  if not np.allclose(ledger.against, plan.new_ledger().against, rtol=_SAME_BOUND, atol=0):
+    problems.append(f'{folders.LEDGER} has other figures against colluders than the plan.')
   clip = float(np.float32(plan.guarantee.clip.initial_norm))
   for number, one in enumerate(rounds(plan, ledger), 1):
     if not np.allclose(one.weights, one.planned, rtol=_SAME_WEIGHT, atol=0):

@@ -148,7 +148,7 @@ class TestReport:
 
   def test_fields_of_a_figure(self):
     kept = accounting.formal_report(_ledger(_COHORTS[:3]), DELTA, PART).as_dict()
-    assert set(kept) == {'covers', 'statement', 'delta', 'unit', 'figures', 'notes', 'reading'}
+    assert set(kept) == {'covers', 'statement', 'delta', 'unit', 'figures', 'notes', 'noise_note', 'reading'}
     assert set(kept['figures'][0]) == {
       'accountant',
       'neighbours',

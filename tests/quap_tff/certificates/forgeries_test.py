@@ -428,7 +428,16 @@ _SCHEDULES_OF_HELD = {
   'who comes for a few': (_arrays(comes=lambda c: c[:3]), 'one for each client'),
   'who comes in numbers': (_arrays(comes=lambda c: c.astype(np.int64)), 'comes bool[n]'),
 }
+_LEDGERS_OF_HELD = {
+  'no decay': (_arrays(correlation=lambda c: _text('held')), 'ledger.npz is damaged'),
+  'lower figures against colluders': (_arrays(against=lambda a: a * (1 - 1e-6)), 'other figures against colluders'),
+  'fewer figures against colluders': (_arrays(against=lambda a: a[1:]), 'against must be float[2, 6]'),
+}
 _LEDGERS = {
+  'other conditions': (
+    _arrays(conditions=lambda c: np.frombuffer(c.tobytes().replace(b'false', b'true'), np.uint8)),
+    'conditions in ledger.npz is not that',
+  ),
   'an array more': (lambda arrays: {**arrays, 'labels': np.arange(9)}, 'it must hold the arrays'),
   'an array less': (lambda arrays: {k: v for k, v in arrays.items() if k != 'released'}, 'it must hold the arrays'),
   'halved weights': (_arrays(weights=lambda w: w / 2), 'other weights than follow from the cohorts'),
@@ -570,7 +579,7 @@ _ARRAYS = {
   ('certified', _SCHEDULE): _SCHEDULES,
   ('held', _SCHEDULE): _SCHEDULES_OF_HELD,
   ('certified', _LEDGER): _LEDGERS,
-  ('held', _LEDGER): {'no decay': (_arrays(correlation=lambda c: _text('held')), 'ledger.npz is damaged')},
+  ('held', _LEDGER): _LEDGERS_OF_HELD,
 }
 
 
@@ -581,6 +590,12 @@ class TestArrays:
     (change, words), path = _ARRAYS[run, file][name], request.getfixturevalue(run)
     made.change_arrays(path, file, change)
     _check_sealed(path, words, capsys)
+
+  def test_last_bits_of_another_machine(self, held, capsys):
+    made.change_arrays(held, _LEDGER, _arrays(against=lambda a: a * (1 + 1e-13)))
+    made.reseal(held)
+    status, lines = made.answer(held, capsys)
+    assert (status, lines[0]) == (0, 'VALID'), lines
 
   @pytest.mark.parametrize('file', [_SCHEDULE, _LEDGER])
   @pytest.mark.parametrize('name', _ARCHIVES)
