@@ -179,14 +179,13 @@ def keep(
   folder: str,
   signing_key: Optional[str] = None,
   *,
-  no_certificate: str = '',
   secure_sum: str = '',
   cohorts: str = '',
 ) -> dict[str, Any]:
   """Writes a new folder with what came out: with its certificate if the run gets one.
 
-  `no_certificate` says why it gets none, if that is known. The tests, accuracy and date that it states are of this run,
-  and so is the protocol of the secure sum. `cohorts` says where the cohorts came from, if not as the bundle states.
+  The tests, accuracy and date that it states are of this run, and so is the protocol of the secure sum. `cohorts` says
+  where the cohorts came from, if not as the bundle states.
 
   Without one, these are final_model.npz, the trained tensors arr_0, arr_1, …; ledger.npz; and summary.json.
 
@@ -205,9 +204,7 @@ def keep(
     summary.update({f'test_{name}': test[name] if math.isfinite(test[name]) else None for name in ('accuracy', 'loss')})
   if plan is not None and ledger is not None:
     summary.update(plan.report(ledger, planned if simulated.rounds < len(planned) else None).as_dict())
-    if no_certificate:
-      summary['no_certificate'] = no_certificate
-    elif plan.mechanism.facts.is_certified:
+    if plan.mechanism.facts.is_certified:
       about = dataclasses.replace(
         bundle.about,
         tests=int(test is not None and simulated.rounds > 0),

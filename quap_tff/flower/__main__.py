@@ -1,8 +1,13 @@
 r"""The files that a run over Flower needs on its machines.
 
+    python -m quap_tff.flower operator FOLDER                 on the server: the operator's key, and its public half
     python -m quap_tff.flower enrol NODE --clients=0-24       on a node: its keys, and the file for the server
-    python -m quap_tff.flower node NODE --superlink=… --root-certificates=… --bundle=… --data=…       runs a node
-    python -m quap_tff.flower app APP --bundle=… --enrolment=… --output=…      on the server: what `flwr run` takes
+    python -m quap_tff.flower node NODE --superlink=… --root-certificates=… --operator=… --bundle=… --data=…
+                                                              runs a node
+    python -m quap_tff.flower app APP --bundle=… --enrolment=… --operator=… --output=…
+                                                              on the server: what `flwr run` takes
+    python -m quap_tff.flower server APP --superlink=… --root-certificates=… --secret=…
+                                                              on the server, as the operator: plays it
 
 docs/deploy.md has the whole way. Exit status: 0; 2 for wrong input.
 """
@@ -22,9 +27,12 @@ from quap_tff.common import lazy
 from quap_tff.common import version
 from quap_tff.flower import enrolment
 
+operators = lazy.module('quap_tff.flower.operators')
+server_program = lazy.module('quap_tff.flower.server_program')
 node_program = lazy.module('quap_tff.flower.node_program')
 
-_OF_NODE = ('folder', 'bundle', 'data', 'enrolment')
+_OF_NODE = ('folder', 'bundle', 'data', 'operator', 'enrolment')
+_OF_APP = ('bundle', 'enrolment', 'operator', 'output')
 # The code is installed on each machine, so that no server decides what runs there: this package names it.
 _APP = """[project]
 name = "quap-tff-run"
@@ -41,9 +49,9 @@ clientapp = "quap_tff.flower.client_app:app"
 
 [tool.flwr.app.config]
 {config}
-# The next ones may also be given to `flwr run`: --run-config 'seconds=60.0 quorum=0.8'
 test = ""
 signing-key = ""
+# The next ones may also be given to `flwr run`: --run-config 'seconds=60.0 quorum=0.8'
 seconds = 0.0
 quorum = 0.5
 """
@@ -55,6 +63,8 @@ def main(argv: Sequence[str]) -> int:
     'python -m quap_tff.flower', description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
   commands = parser.add_subparsers(dest='command', required=True)
+  operator = commands.add_parser('operator', help="makes the folder of a run's operator")
+  operator.add_argument('folder', metavar='FOLDER', help='new folder')
   enrol = commands.add_parser('enrol', help='makes the folder of a node')
   enrol.add_argument('folder', metavar='NODE', help='new folder')
   enrol.add_argument('--clients', required=True, help='ids of its clients, such as 0-24,30')
@@ -62,21 +72,34 @@ def main(argv: Sequence[str]) -> int:
   node.add_argument('folder', metavar='NODE', help='its folder, from enrol')
   node.add_argument('--superlink', required=True, help='address of the SuperLink, HOST:PORT')
   node.add_argument('--root-certificates', required=True, help='certificate of who signed that of the SuperLink (PEM)')
+  node.add_argument('--operator', required=True, help="file with the operator's public key (PEM)")
   node.add_argument('--bundle', required=True, help='folder of the bundle')
   node.add_argument('--data', required=True, help='data of its clients: an .npz file, or module:function')
   node.add_argument(
     '--enrolment', default='', help='folder with the enrolment.json of all nodes, where clients hold the noise'
   )
+  server = commands.add_parser('server', help='plays a run, whenever it is started, until it is stopped')
+  server.add_argument('folder', metavar='APP', help='its folder, from app')
+  server.add_argument('--superlink', required=True, help='address of the SuperLink, HOST:PORT')
+  server.add_argument('--root-certificates', required=True, help='certificate of who signed that of the SuperLink')
+  server.add_argument('--secret', required=True, help='file that the SuperLink has as --superexec-auth-secret-file')
   app = commands.add_parser('app', help='makes the folder that `flwr run` takes')
   app.add_argument('folder', metavar='APP', help='new folder')
   for name, what in (
     ('bundle', 'folder of the bundle'),
     ('enrolment', 'folder with the enrolment.json of each node'),
+    ('operator', 'folder of the operator'),
     ('output', 'folder of the run'),
   ):
     app.add_argument(f'--{name}', required=True, type=os.path.abspath, help=f"{what}, on the server's machine")
   arguments = parser.parse_args(argv)
   try:
+    if arguments.command == 'operator':
+      operators.new_operator(arguments.folder)
+      print(
+        f'{arguments.folder} holds the key of the operator. Give each node {arguments.folder}/{operators.PUBLIC_KEY}.'
+      )
+      return 0
     if arguments.command == 'enrol':
       enrolment.new_node(arguments.folder, arguments.clients)
       print(f'{arguments.folder} holds the keys of the node. Give the server {arguments.folder}/{enrolment.CARD}.')
@@ -95,10 +118,13 @@ def main(argv: Sequence[str]) -> int:
         ],
       )
       return 0
+    if arguments.command == 'server':
+      server_program.main(arguments.folder, arguments.superlink, arguments.root_certificates, arguments.secret)
+      return 0
     if os.path.lexists(arguments.folder):
       raise ValueError(f'{arguments.folder} already exists: give a new folder.')
     # A string of JSON is also one of TOML.
-    config = '\n'.join(f'{name} = {json.dumps(getattr(arguments, name))}' for name in ('bundle', 'enrolment', 'output'))
+    config = '\n'.join(f'{name} = {json.dumps(getattr(arguments, name))}' for name in _OF_APP)
     with files.new_folder(arguments.folder) as unfinished:
       files.write(os.path.join(unfinished, 'pyproject.toml'), _APP.format(version=version.VERSION, config=config))
     print(f'{arguments.folder} is ready: flwr run {arguments.folder} SUPERLINK --stream')

@@ -33,8 +33,9 @@ def train(message: Message, context: Context) -> Message:
   try:
     if node is None:
       node = nodes.Node.of(context.node_config)
+    heading = node.admit(message.content)
     if node.holds_noise:
-      return client.SecureSum(node)(message, context)
+      return client.SecureSum(node)(heading, message, context)
     answer = node.answer(message.content)
     content = messages.answer_content(answer, node.bundle)
     _LOG.info('Round %d: %d clients answer.', answer.round_num, len(answer.came))

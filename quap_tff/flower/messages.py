@@ -1,6 +1,7 @@
 """The messages between server and nodes, as records of Flower.
 
-    server to node    announced: bundle, flwr, round   message: arrays   history: who was announced, and who came
+    server to node    announced: the heading   message: arrays   history: who was announced, and who came
+                      operator: a signature of all this, see `operators`
     node to server    answered: round, refused   came: the clients in the sums   plain, secure: arrays
 
 Arrays have the order of the leaves of the bundle's types (`quap_tff.bundle.structures`).
@@ -9,6 +10,8 @@ Arrays have the order of the leaves of the bundle's types (`quap_tff.bundle.stru
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+import hashlib
+import json
 import types
 from typing import Any, NamedTuple
 
@@ -24,6 +27,10 @@ from quap_tff.bundle import player
 from quap_tff.bundle import structures
 from quap_tff.common import version
 
+# In place of the digest of a message that was not sent.
+NO_MODEL = bytes(hashlib.sha256().digest_size)
+# The record with the heading.
+HEADING = 'announced'
 # What a server is told in place of a reason that may tell of clients' data.
 UNSAID = "Its own log says why: the reason may tell of clients' data."
 
@@ -46,11 +53,27 @@ class Link(NamedTuple):
   came: np.ndarray
 
 
+class Heading(NamedTuple):
+  """The part that all messages about a round have in common.
+
+  Attributes:
+    run: The identifier of the run, a text that no other run has.
+    round_num: t.
+    models: The digest of the message of each round until this one; zeros for a round that was not announced.
+  """
+
+  run: str
+  round_num: int
+  models: Sequence[bytes]
+
+
 class Announced(NamedTuple):
   """A server's message to every node about a round.
 
   Attributes:
-    bundle: The run.
+    bundle: What is played.
+    run: The identifier of the run.
+    models: See `Heading`.
     message: From `Bundle.prepare`.
     history: All rounds that were announced, this one last. Without noise that clients hold, only this one.
     least: The smallest number of clients for which the sum may open. With fewer it opens for nobody.
@@ -59,6 +82,8 @@ class Announced(NamedTuple):
   """
 
   bundle: player.Bundle
+  run: str
+  models: Sequence[bytes]
   message: Any
   history: Sequence[Link]
   least: int
@@ -94,32 +119,66 @@ class Answer(NamedTuple):
   came: np.ndarray
 
 
-def round_content(announced: Announced) -> RecordDict:
-  """The message to every node."""
-  bundle = announced.bundle
-  config = ConfigRecord({'round': announced.round_num, 'bundle': bundle.digest, **_versions()})
-  leaves = structures.flatten(bundle.message_type, announced.message, 'message')
-  return RecordDict({'announced': config, 'message': _arrays(leaves), 'history': _history_record(announced.history)})
+def heading_record(announced: Announced) -> ConfigRecord:
+  """The heading of every message about a round."""
+  return ConfigRecord(
+    {
+      'run': announced.run,
+      'round': announced.round_num,
+      'bundle': announced.bundle.digest,
+      'models': list(announced.models),
+      **_versions(),
+    }
+  )
 
 
-def read_round(content: RecordDict, bundle: player.Bundle) -> tuple[Any, Sequence[Link]]:
-  """The message and the history, on a node.
+def read_heading(content: RecordDict, bundle: player.Bundle) -> Heading:
+  """The heading, on a node.
 
   Raises:
     RefusedRoundError: If the server plays another bundle, or by other versions.
   """
-  config = content.config_records.get('announced', {})
+  config = content.config_records.get(HEADING, {})
   _check_versions(config)
   if config.get('bundle') != bundle.digest:
     raise RefusedRoundError(
       f'The server plays a bundle with the digest {config.get("bundle")}, and this node has {bundle.digest}. Give both '
       'the same one.'
     )
+  run, round_num, models = (config.get(name) for name in ('run', 'round', 'models'))
+  if not isinstance(run, str) or not isinstance(models, list) or not models or len(models) != round_num:
+    raise RefusedRoundError('The server sent a heading without the run, or without the digest of each message.')
+  return Heading(run, round_num, models)
+
+
+def round_content(announced: Announced) -> RecordDict:
+  """The message to every node."""
+  message = _message_record(announced.bundle, announced.message)
+  history = _history_record(announced.history)
+  return RecordDict({HEADING: heading_record(announced), 'message': message, 'history': history})
+
+
+def read_round(content: RecordDict, bundle: player.Bundle) -> tuple[Any, Sequence[Link]]:
+  """The message and the history, on a node.
+
+  Raises:
+    RefusedRoundError: If the server plays another bundle, or by other versions, or the heading is of another message.
+  """
+  heading = read_heading(content, bundle)
   try:
-    message = _packed(bundle.message_type, content.array_records['message'], 'message')
-    return message, _history(content.array_records['history'])
+    record = content.array_records['message']
+    message = _packed(bundle.message_type, record, 'message')
+    history = _history(content.array_records['history'])
   except (LookupError, ValueError, TypeError) as error:
     raise RefusedRoundError(f'The server sent what is no round of this bundle: {error}.') from None
+  if _record_digest(record) != heading.models[-1] or history[-1].round_num != heading.round_num:
+    raise RefusedRoundError('The server sent another message, or another round, than its heading says.')
+  return message, history
+
+
+def message_digest(bundle: player.Bundle, message: Any) -> bytes:
+  """The SHA-256 of a message of `Bundle.prepare`, as nodes are sent it."""
+  return _record_digest(_message_record(bundle, message))
 
 
 def answer_content(answer: Answer, bundle: player.Bundle) -> RecordDict:
@@ -195,6 +254,20 @@ def _check_versions(versions: Mapping[str, Any]) -> None:
         f'The server has {name} {versions.get(name)}, and this node has {own}. '
         'Install one version of it on all machines.'
       )
+
+
+def array_digest(array: Array) -> list[Any]:
+  """The type of an array, and the SHA-256 of its content in hex."""
+  return [array.dtype, list(array.shape), array.stype, hashlib.sha256(array.data).hexdigest()]
+
+
+def _message_record(bundle: player.Bundle, message: Any) -> ArrayRecord:
+  return _arrays(structures.flatten(bundle.message_type, message, 'message'))
+
+
+def _record_digest(record: ArrayRecord) -> bytes:
+  digests = [array_digest(record[str(index)]) for index in range(len(record))]
+  return hashlib.sha256(json.dumps(digests).encode()).digest()
 
 
 def _arrays(leaves: Sequence[Any]) -> ArrayRecord:

@@ -18,6 +18,8 @@ from quap_tff.bundle import player
 from quap_tff.bundle import simulation
 from quap_tff.flower import enrolment
 from quap_tff.flower import messages
+from quap_tff.flower import notes
+from quap_tff.flower import operators
 from quap_tff.mechanisms.held import guard
 
 _LOG = logging.getLogger('flwr')
@@ -29,29 +31,42 @@ class Node:
   """The clients of one machine.
 
   Attributes:
-    bundle: The run.
+    bundle: What is played.
     examples: The examples of each client.
-    folder: The node's folder; '' if it has none.
+    folder: The node's folder.
     enrolment: The folder with the cards of all nodes; '' if it has none.
     holds_noise: Whether its clients hold the noise.
   """
 
   def __init__(
-    self, bundle: player.Bundle, examples: Mapping[int, simulation.Examples], folder: str = '', enrolled: str = ''
+    self,
+    bundle: player.Bundle,
+    examples: Mapping[int, simulation.Examples],
+    folder: str,
+    operator: str,
+    enrolled: str = '',
   ):
     """Reads the keys.
 
     Args:
-      bundle: The run.
+      bundle: What is played.
       examples: The examples of each client, by name.
-      folder: The node's folder, with the secret of its clients, for a run in which clients hold the noise.
-      enrolled: The folder with the cards of all nodes, for such a run.
+      folder: The node's folder, with its keys. It keeps what the node was asked.
+      operator: The file with the public key of the operator.
+      enrolled: The folder with the cards of all nodes, for a run in which clients hold the noise.
 
     Raises:
-      ValueError: If clients hold the noise, and there is no secret, or nothing is known of the other nodes.
+      ValueError: If there is no folder, or no key of the operator; or clients hold the noise, and there is no secret,
+        or nothing is known of the other nodes.
     """
+    if not os.path.isdir(folder):
+      raise ValueError(
+        f'This node has no folder for its keys, found {folder!r}. Make one by python -m quap_tff.flower enrol FOLDER '
+        "--clients=…, and name it in the node's configuration: folder=…."
+      )
     self.bundle, self.examples, self.folder, self.enrolment = bundle, examples, folder, enrolled
     self.holds_noise = bundle.plan is not None and bundle.plan.holds_noise
+    self._operator = operators.public_key(operator)
     self._secret = enrolment.secret_of(folder) if self.holds_noise else None
     if self.holds_noise:
       if not enrolled:
@@ -72,13 +87,13 @@ class Node:
       config: `bundle`, a folder. `data`, an .npz file as `experiments.export --clients` writes it, or
         `module:function`, a function from this configuration and a client's id to the examples of this client.
         `clients`, such as 0-24, those who are at this node (default: all in the file). `folder`, from `python -m
-        quap_tff.flower enrol`. `enrolment`, the folder with the cards of all nodes, for a run in which clients hold the
-        noise.
+        quap_tff.flower enrol`. `operator`, the file with the operator's public key. `enrolment`, the folder with the
+        cards of all nodes, for a run in which clients hold the noise.
 
     Raises:
       ValueError: If something is missing or wrong; the message says what to do.
     """
-    for name in ('bundle', 'data'):
+    for name in ('bundle', 'data', 'folder', 'operator'):
       if name not in config:
         raise ValueError(f'The node has no {name}. Start it with --node-config \'{name}="…"\'.')
     bundle, data = player.Bundle(str(config['bundle'])), str(config['data'])
@@ -99,10 +114,24 @@ class Node:
           examples[client] = read(config, client)
         except Exception as error:  # It is anybody's, and one client must not keep the others out.
           unread[client] = f'{type(error).__name__}: {error}'
-    node = cls(bundle, examples, str(config.get('folder', '')), str(config.get('enrolment', '')))
+    node = cls(bundle, examples, str(config['folder']), str(config['operator']), str(config.get('enrolment', '')))
     for client, problem in unread.items():
       node.note(f'The reader failed: client {client} adds zero. {problem}')
     return node
+
+  def admit(self, content: RecordDict) -> messages.Heading:
+    """The heading of a message that the operator has signed, of a round that goes on from the last one.
+
+    Nothing else is answered. That the round was asked for is written down.
+
+    Raises:
+      RefusedRoundError: If it is another message, of another bundle or other versions.
+      OSError: If what is written down cannot be read, or written.
+    """
+    operators.check(content, self._operator)
+    heading = messages.read_heading(content, self.bundle)
+    notes.take(self.folder, heading)
+    return heading
 
   def answer(self, content: RecordDict) -> messages.Answer:
     """The answer of this node's clients in a round that a server announces.
@@ -133,8 +162,6 @@ class Node:
 
   def note(self, line: str) -> None:
     """Adds a line to `PRIVATE_LOG` in the node's folder: what may tell of clients' data, and is for its owner alone."""
-    if not self.folder:
-      return
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
     now = datetime.datetime.now().isoformat(timespec='seconds')
     # A note that cannot be written must not decide whether the others are in the sum.
@@ -143,9 +170,8 @@ class Node:
 
   def note_failure(self, error: Exception) -> None:
     """Says that this node failed; only its owner reads why, because the error may tell of data."""
-    why = f'{type(error).__name__}: {error}'
-    self.note(why)
-    _LOG.error('This node failed: %s', f'{self._path(PRIVATE_LOG)} says why.' if self.folder else why)
+    self.note(f'{type(error).__name__}: {error}')
+    _LOG.error('This node failed: %s says why.', self._path(PRIVATE_LOG))
 
   def _attempt(self, when: str, client: int, message: Any, answers: Any) -> player.Sums:
     """The values that a client sends; a note says if it adds zero."""

@@ -4,8 +4,6 @@ By itself, a SuperNode starts a process for each message, and loads in it the ap
 that is. Then no guard helps against a server that sends other code. This program works for the SuperNode in its place
 (`--isolation=process`), by the ClientApp that is installed on this machine and no other. TensorFlow and the bundle are
 loaded once: each message has a fork of this process.
-
-It uses parts of Flower that have no promise to stay, so pyproject.toml names one version of Flower.
 """
 
 from __future__ import annotations
@@ -23,42 +21,17 @@ from typing import Any
 
 from flwr.supercore.constant import TaskType
 from flwr.supercore.exit import add_exit_handler
-from flwr.supercore.superexec import run_superexec
 from flwr.supercore.superexec.executor import ExecutionSpec
-from flwr.supercore.superexec.executor import LaunchResult
-from flwr.supercore.superexec.executor import subprocess_executor
 from flwr.supernode.runtime import run_clientapp
 
 from quap_tff.common.lazy import tf
 from quap_tff.flower import client_app
+from quap_tff.flower import forks
 from quap_tff.flower import node as nodes
 
 _LOG = logging.getLogger('flwr')
 _SECRET_BYTES = 32
 _SECONDS_BETWEEN_STARTS = 5.0
-
-
-class _Forks(subprocess_executor.SubprocessExecutor):
-  """Works on each message in a fork of this process."""
-
-  def __init__(self) -> None:
-    self._children: list[int] = []
-
-  def launch(self, spec: ExecutionSpec) -> LaunchResult:
-    if spec.task_type != TaskType.CLIENT_APP:
-      return LaunchResult.failed(f'This node runs only the ClientApp of quap_tff, and not a {spec.task_type}.')
-    if pid := os.fork():
-      self._children.append(pid)
-      return LaunchResult.accepted()
-    try:
-      run_clientapp.run_clientapp(spec.runtime_api_address, spec.token, insecure=True, parent_pid=os.getppid())
-    except SystemExit:  # Flower ends with it.
-      pass
-    finally:
-      os._exit(0)
-
-  def reconcile(self) -> None:
-    self._children = [pid for pid in self._children if not os.waitpid(pid, os.WNOHANG)[0]]
 
 
 class _Supervised:
@@ -139,6 +112,8 @@ def main(config: Mapping[str, Any], options: Sequence[str]) -> None:
     ]
     supernode = _Supervised([*command, '--host=127.0.0.1', f'--port={port}'])
     add_exit_handler(supernode.stop)
-    executor = _Forks()
-    run_superexec.get_executor = lambda *_, **__: executor
-    run_superexec.run_superexec(f'127.0.0.1:{port}', insecure=True, superexec_auth_secret=secret)
+    forks.work_for(f'127.0.0.1:{port}', forks.Forks(TaskType.CLIENT_APP, _work), secret)
+
+
+def _work(spec: ExecutionSpec) -> None:
+  run_clientapp.run_clientapp(spec.runtime_api_address, spec.token, insecure=True, parent_pid=spec.parent_pid)

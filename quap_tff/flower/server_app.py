@@ -4,6 +4,7 @@ Its configuration is in the folder that `python -m quap_tff.flower app` makes:
 
     bundle        folder of the bundle
     enrolment     folder with the JSON file of each node, see `enrolment`
+    operator      folder with the operator's key, which signs what nodes are told, see `operators`
     output        folder of the run; if it has a checkpoint, the run goes on from there
     test          an .npz file with x_test and y_test, for the accuracy; '' for none
     signing-key   file with an Ed25519 private key (PEM) to sign the certificate with; '' for none
@@ -35,6 +36,7 @@ import numpy as np
 from quap_tff.bundle import player
 from quap_tff.bundle import simulation
 from quap_tff.flower import enrolment
+from quap_tff.flower import operators
 from quap_tff.flower import server_run
 from quap_tff.flower import sums
 from quap_tff.flower.secure_sum import server as secure_sum
@@ -135,9 +137,10 @@ def main(grid: Grid, context: Context) -> None:
 def _play_to_the_end(grid: Grid, config: Mapping[str, Any]) -> None:
   run = server_run.ServerRun(player.Bundle(str(config['bundle'])), str(config['output']))
   run.check_is_new()
+  key = operators.private_key(str(config['operator']))
   protocol = secure_sum.SECURE if run.holds_noise else sums.TRUSTED
   test = simulation.read_clients(str(config['test']))[1] if config['test'] else None
-  play(run, grid, config, protocol)
+  play(run, operators.SigningGrid(grid, key), config, protocol)
   summary = run.write_run(test, str(config['signing-key']) or None, protocol.name)
   trained = sum(len(came) > 0 for _, came in run.rounds)
   _LOG.info('Somebody came in %d of %d rounds. The run is in %s.', trained, len(run.cohorts), config['output'])
@@ -204,7 +207,7 @@ def play(run: server_run.ServerRun, grid: Grid, config: Mapping[str, Any], proto
       announced.seconds,
     )
     asked_at = time.monotonic()
-    summed = protocol.obtain(grid, asked, announced)
+    summed = protocol.obtain(grid, asked, announced, run.open)
     if len(summed.came) == len(cohort):
       patience.heed(time.monotonic() - asked_at)
     if len(summed.came) < announced.least and not run.holds_noise:

@@ -3,10 +3,10 @@
     checkpoint    state, ledger, and everything that was announced; it holds the key of the noise
     run/          what comes out, with the certificate: made after the last round
 
-The checkpoint is written before a round is announced where clients hold the noise, and before anything of a round
-leaves the server. So a server that is started again never releases a second sum under the noise of a first one, and
-never tells clients another history. A checkpoint that is in use, was removed or was put back is refused
-(`quap_tff.common.durable`).
+The checkpoint is written before anything of a round leaves the server; and where clients hold the noise, before a round
+is announced, and before its sum may open. So a server that is started again never releases a second sum under the noise
+of a first one, never tells clients another history, and counts each sum that may have opened. A
+checkpoint that is in use, was removed or was put back is refused (`quap_tff.common.durable`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 import io
 import os
+import secrets
 from typing import Any, Optional
 
 import numpy as np
@@ -21,6 +22,7 @@ import numpy as np
 from quap_tff.bundle import player
 from quap_tff.bundle import server as servers
 from quap_tff.bundle import simulation
+from quap_tff.bundle import structures
 from quap_tff.common import durable
 from quap_tff.common import files
 from quap_tff.flower import messages
@@ -29,13 +31,10 @@ from quap_tff.mechanisms.held import guard
 from quap_tff.plans.accounts import run_account
 
 CHECKPOINT, RESULT = 'checkpoint', 'run'
+_ID_BYTES = 16
 _NOBODY = np.zeros(0, np.int64)
 # What a certificate says of cohorts that nobody planned: a bundle states the origin of those that a simulation plays.
 _CONNECTED = 'In each round the enrolled clients came whose nodes were connected, and whose budgets paid for it.'
-_IN_DOUBT = (
-  'The server ended while the sum of round {} was under way. It may have opened, and no account has it. A plan with a '
-  'threshold counts such a round.'
-)
 
 
 class ServerRun:
@@ -48,7 +47,8 @@ class ServerRun:
       here as soon as it is announced.
     holds_noise: Whether clients hold the noise.
     needs_everybody: Whether a certificate needs all planned clients to be announced in each round.
-    in_doubt: The first round whose sum may have opened without an account; 0 if there is none.
+    run_id: An identifier that no other run has.
+    models: The digest of the message of each round that was announced, see `messages.Heading`.
   """
 
   def __init__(self, bundle: player.Bundle, folder: str):
@@ -60,7 +60,8 @@ class ServerRun:
     self.bundle, self._folder = bundle, folder
     self.server, self.cohorts = servers.Server(bundle), servers.checked_cohorts(bundle)
     self.rounds: list[tuple[np.ndarray, np.ndarray]] = []
-    self.in_doubt = 0
+    self._plain = bundle.zero().plain  # That of the sum which was asked for last, if it was not released.
+    self.run_id, self.models = secrets.token_hex(_ID_BYTES), list[bytes]()
     plan = bundle.plan
     self.holds_noise = plan is not None and plan.holds_noise
     certified = plan if plan is not None and plan.mechanism.facts.is_certified else None
@@ -123,12 +124,13 @@ class ServerRun:
       return None
     if self.holds_noise:
       least = len(cohort) if self._threshold is None else int(np.ceil(self._threshold * len(cohort)))
+    message = self.bundle.prepare(self.server.state)
     self.rounds[self.server.done :] = [(cohort, _NOBODY)]
+    self.models[self.server.done :] = [messages.message_digest(self.bundle, message)]
     if self.holds_noise:
       self._keep()
     links = self.links() if self.holds_noise else [messages.Link(self.round_num, cohort, _NOBODY)]
-    message = self.bundle.prepare(self.server.state)
-    return messages.Announced(self.bundle, message, links, least, seconds)
+    return messages.Announced(self.bundle, self.run_id, tuple(self.models), message, links, least, seconds)
 
   def links(self) -> list[messages.Link]:
     """The messages about all rounds to clients that hold noise."""
@@ -138,6 +140,19 @@ class ServerRun:
         links.append(messages.Link(number, cohort, before))
         before = came
     return links
+
+  def open(self, summed: sums.Summed) -> None:
+    """Writes down who is in the sum of this round, before nodes are asked to open it.
+
+    From then on it may open for whoever listens, however late the last node answers. So the round has these clients,
+    also if this server ends, or never obtains the sum.
+
+    Args:
+      summed: Who is in the sum, with zeros for all that is hidden.
+    """
+    self.rounds[self.server.done :] = [(self.rounds[self.server.done][0], summed.came)]
+    self._plain = summed.total.plain
+    self._keep()
 
   def release(self, summed: sums.Summed) -> None:
     """Ends a round with its sum.
@@ -157,6 +172,9 @@ class ServerRun:
         total = self.bundle.add(total, self.bundle.work(simulation.no_data(self.bundle, client), message))
     self.server.release(total, cohort, expected if self.holds_noise else None)
     self.rounds[done:] = [(announced, summed.came)]
+    self._plain = self.bundle.zero().plain
+    if len(self.models) == done:
+      self.models.append(messages.NO_MODEL)
     self._keep()
 
   def give_up(self) -> None:
@@ -186,7 +204,6 @@ class ServerRun:
       simulation.outcome(self.server, test),
       os.path.join(self._folder, RESULT),
       signing_key,
-      no_certificate=_IN_DOUBT.format(self.in_doubt) if self.in_doubt else '',
       secure_sum=secure_sum,
       cohorts='' if plan is None or plan.schedule else _CONNECTED,
     )
@@ -194,11 +211,16 @@ class ServerRun:
   def _keep(self) -> None:
     content = {
       'bundle': np.array(self.bundle.digest),
-      'in doubt': np.array(self.in_doubt),
+      'run': np.array(self.run_id),
+      'models': np.frombuffer(b''.join(self.models), np.uint8),
       **{f'round {t} {k}': ids for t, one in enumerate(self.rounds) for k, ids in enumerate(one)},
+      **{f'plain {index}': np.asarray(leaf) for index, leaf in enumerate(self._leaves())},
       **self.server.state_dict(),
     }
     self._checkpoint.write(files.npz(content))
+
+  def _leaves(self) -> list[Any]:
+    return list(structures.flatten(self.bundle.sums_types.plain, self._plain, 'sums'))
 
   def _restore(self, content: bytes) -> None:
     try:
@@ -207,7 +229,11 @@ class ServerRun:
       if str(arrays['bundle']) != self.bundle.digest:
         raise ValueError(f'it is of the bundle with the digest {arrays["bundle"]}')
       self.server.load_state_dict(arrays)
-      self.in_doubt = int(arrays['in doubt'])
+      self.run_id, models = str(arrays['run']), arrays['models'].tobytes()
+      size = len(messages.NO_MODEL)
+      self.models = [models[start : start + size] for start in range(0, len(models), size)]
+      plain = [arrays[f'plain {index}'] for index in range(len(self._leaves()))]
+      self._plain = structures.pack(self.bundle.sums_types.plain, iter(plain))
       count = sum(name.startswith('round ') for name in arrays) // 2
       self.rounds = [(arrays[f'round {t} 0'], arrays[f'round {t} 1']) for t in range(count)]
     except (ValueError, KeyError) as error:
@@ -217,6 +243,4 @@ class ServerRun:
       ) from None
     if len(self.rounds) > self.server.done:
       # It was announced, and its sum is lost: clients may have answered, and will not answer again.
-      if self._threshold is None and not self.in_doubt:
-        self.in_doubt = self.round_num
-      self.give_up()
+      self.release(sums.Summed(player.Sums(self._plain, self.bundle.zero().secure), self.rounds[self.server.done][1]))

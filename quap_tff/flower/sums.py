@@ -31,6 +31,10 @@ class Summed(NamedTuple):
   came: np.ndarray
 
 
+# Is told who is in a sum before anybody is asked to open it, with zeros for all that is hidden.
+Opening = Callable[[Summed], None]
+
+
 class Sum(NamedTuple):
   """A protocol.
 
@@ -40,12 +44,12 @@ class Sum(NamedTuple):
       `ValueError` if their sum could not be obtained.
     obtain: Asks the nodes for a round, and sums what they answer. It is given Flower's grid; the nodes, as above, whose
       clients together are the cohort; and what every node is told. Nobody came if fewer than `announced.least` answer
-      in time.
+      in time. A protocol that hides the sums of nodes calls the last argument before it asks them to open the sum.
   """
 
   name: str
   check: Callable[[player.Bundle, Mapping[int, np.ndarray]], object]
-  obtain: Callable[[Grid, Mapping[int, np.ndarray], messages.Announced], Summed]
+  obtain: Callable[[Grid, Mapping[int, np.ndarray], messages.Announced, Opening], Summed]
 
 
 def asked(
@@ -71,7 +75,7 @@ def unanswered(taken: float) -> str:
   return f'sent no whole answer in {taken:.1f} seconds.'
 
 
-def _trusted(grid: Grid, nodes: Mapping[int, np.ndarray], announced: messages.Announced) -> Summed:
+def _trusted(grid: Grid, nodes: Mapping[int, np.ndarray], announced: messages.Announced, opening: Opening) -> Summed:
   """The sum over the nodes that answer.
 
   A node that refuses, fails or does not answer within `announced.seconds` did not come, nor did its clients.

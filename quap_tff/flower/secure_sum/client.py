@@ -59,10 +59,16 @@ class SecureSum:
     self._plan = guard.PublicPlan.of(node.bundle.plan)
     self._openings = openings.Openings(node.folder, self._plan.number)
 
-  def __call__(self, message: Message, context: Context) -> Message:
-    """The reply, or a refusal, after which this node takes no further part in the round."""
+  def __call__(self, heading: messages.Heading, message: Message, context: Context) -> Message:
+    """The reply, or a refusal, after which this node takes no further part in the round.
+
+    Args:
+      heading: From `Node.admit`.
+      message: The operator's message.
+      context: This node's context in Flower.
+    """
     try:
-      return self._answered(message, context)
+      return self._answered(heading, message, context)
     except messages.RefusedRoundError as error:
       _LOG.error('Refused: %s', error)
       reason = str(error)
@@ -72,7 +78,7 @@ class SecureSum:
     context.state.config_records.pop(_STATE, None)
     return Message(messages.refusal_content(reason), reply_to=message)
 
-  def _answered(self, message: Message, context: Context) -> Message:
+  def _answered(self, heading: messages.Heading, message: Message, context: Context) -> Message:
     if RECORD_KEY_CONFIGS not in message.content.config_records:
       raise messages.RefusedRoundError(
         'The server asks for a sum that it would see, and this node takes part only in secure sums. Let the server '
@@ -88,9 +94,11 @@ class SecureSum:
       if _STATE not in context.state.config_records:
         raise messages.RefusedRoundError('No round was set up here, or it was refused. Begin it with its setup.')
       session = records.Session.from_record(context.state.config_records[_STATE])
+    _check_order(session, heading, stage)
     agreed = _terms(self._node, session)
     if stage == Stage.SHARE_KEYS:
-      session = session._replace(parties=self._sharing(session, agreed, message.content, node_id))
+      parties = self._sharing(heading.run, session, agreed, message.content, node_id)
+      session = session._replace(parties=parties)
     elif stage == Stage.COLLECT_MASKED_VECTORS:
       session = session._replace(parties=_present(session, agreed, told, node_id))
       self._check_history(session, agreed, message.content)
@@ -100,11 +108,11 @@ class SecureSum:
     with masks.in_place_of_flowers(agreed.session(session.digest, session.parties)):
       answered: list[messages.Answer] = []
       reply = secaggplus_mod(message, context, functools.partial(self._work, answered))
-    context.state.config_records[_STATE] = session.as_record()
+    context.state.config_records[_STATE] = session._replace(stage=stage).as_record()
     if stage == Stage.SETUP:
       sent = reply.content[RECORD_KEY_CONFIGS]
       keys = [sent[name] for name in (Key.PUBLIC_KEY_1, Key.PUBLIC_KEY_2)]
-      signature = enrolment.signed(self._node.folder, records.to_sign(session.digest, node_id, keys))
+      signature = enrolment.signed(self._node.folder, records.to_sign(heading.run, session.digest, node_id, keys))
       reply.content[records.AGREED] = ConfigRecord(
         {'masks': masks.NAME, 'digest': session.digest, 'signature': signature}
       )
@@ -141,15 +149,17 @@ class SecureSum:
     except ValueError as error:
       raise messages.RefusedRoundError(str(error)) from None
 
-  def _sharing(self, session: records.Session, agreed: terms.Terms, content: RecordDict, node_id: int) -> list[int]:
-    """The nodes that share keys; raises `RefusedRoundError` unless each has signed its own, and the history."""
+  def _sharing(
+    self, run: str, session: records.Session, agreed: terms.Terms, content: RecordDict, node_id: int
+  ) -> list[int]:
+    """The nodes that share keys; raises `RefusedRoundError` unless each has signed its own, the run and the history."""
     told = content.config_records[RECORD_KEY_CONFIGS]
     keys = {int(name): value for name, value in told.items() if name != Key.STAGE}
     _check_parties(agreed, keys, node_id)
     signatures = content.config_records.get(records.SIGNATURES, ConfigRecord())
     public = self._public_keys(session)
     for node, both in keys.items():
-      message = records.to_sign(session.digest, node, both)
+      message = records.to_sign(run, session.digest, node, both)
       if not enrolment.is_signed(public[node], signatures.get(str(node), b''), message):
         raise messages.RefusedRoundError(
           f'Node {node} has not signed these keys for the history with the digest {session.digest}: the server '
@@ -170,11 +180,11 @@ class SecureSum:
       raise messages.RefusedRoundError('The clients of the announced nodes are not the cohort of the history.')
     known = self._openings.by_round()
     for before, link in zip(history, history[1:]):
-      opened = known.get(before.round_num)
-      if opened is not None and len(link.came) and not np.array_equal(np.sort(link.came), opened):
+      own = known.get(before.round_num)
+      if own is not None and not np.array_equal(np.sort(link.came), own):
         raise messages.RefusedRoundError(
           f'The clients {link.came.tolist()} are said to have come in round {before.round_num}, and this node has '
-          f'opened the sum of {opened.tolist()}.'
+          f'opened the sum of {own.tolist()}.'
         )
 
   def _work(self, answered: list[messages.Answer], message: Message, context: Context) -> Message:
@@ -184,6 +194,21 @@ class SecureSum:
     answered.append(answer)
     result = FitRes(Status(Code.OK, ''), ndarrays_to_parameters(arrays), terms.WEIGHT, {})
     return Message(recorddict_compat.fitres_to_recorddict(result, keep_input=False), reply_to=message)
+
+
+def _check_order(session: records.Session, heading: messages.Heading, stage: Any) -> None:
+  """Raises `RefusedRoundError` unless this is the next stage of the round in which this node is."""
+  if session.round_num != heading.round_num:
+    raise messages.RefusedRoundError(
+      f'The server goes on with round {heading.round_num}, and round {session.round_num} was set up here. Begin it '
+      'with its setup.'
+    )
+  expected = _ORDER[_ORDER.index(session.stage) + 1 :][:1] if session.stage else _ORDER[:1]
+  if stage not in expected:
+    raise messages.RefusedRoundError(
+      f'The server asks for the stage {stage} after {session.stage or "nothing"}. The stages are {", ".join(_ORDER)}, '
+      'in this order and each once.'
+    )
 
 
 def _terms(node: nodes.Node, session: records.Session) -> terms.Terms:

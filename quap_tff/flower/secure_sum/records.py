@@ -1,7 +1,7 @@
 """The additions of the secure sum to the messages of Flower's SecAgg+, and a node's state between stages.
 
 setup    terms: masks, round, digest, nodes, sizes, clients     reply    agreed: masks, digest, signature
-share    signatures: that of each node, of its public keys and the digest
+share    signatures: that of each node, of its public keys, the run and the digest
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class Session(NamedTuple):
     digest: That of the history, see `guard.ClientGuard.digest`.
     nodes: int64[M_k] by node id: the clients of each announced node.
     parties: The nodes that take part, as far as this one has been told.
+    stage: The last stage that this node has answered; '' before the first one.
   """
 
   masks: str
@@ -38,6 +39,7 @@ class Session(NamedTuple):
   digest: str
   nodes: Mapping[int, np.ndarray]
   parties: Sequence[int] = ()
+  stage: str = ''
 
   def as_record(self) -> ConfigRecord:
     """The session as a record."""
@@ -50,6 +52,7 @@ class Session(NamedTuple):
         'sizes': [len(clients) for clients in self.nodes.values()],
         'clients': [client for clients in self.nodes.values() for client in clients.tolist()],
         'parties': list(self.parties),
+        'stage': self.stage,
       }
     )
 
@@ -62,22 +65,30 @@ class Session(NamedTuple):
     parts = dict(zip(record['nodes'], np.split(clients, np.cumsum(sizes)[:-1])))
     if len(parts) != len(sizes):
       raise ValueError('a node is there twice')
-    return cls(str(record['masks']), int(record['round']), str(record['digest']), parts, list(record['parties']))
+    return cls(
+      str(record['masks']),
+      int(record['round']),
+      str(record['digest']),
+      parts,
+      list(record['parties']),
+      str(record['stage']),
+    )
 
   @classmethod
   def from_setup(cls, content: RecordDict) -> Session:
-    """The session in the server's first message. Without terms, `masks` is ''."""
+    """The session in the server's first message, before any stage. Without terms, `masks` is ''."""
     if TERMS not in content.config_records:
       return cls('', 0, '', {})
     try:
-      return cls.from_record(content.config_records[TERMS])
+      return cls.from_record(content.config_records[TERMS])._replace(parties=(), stage='')
     except (LookupError, TypeError, ValueError) as error:
       raise messages.RefusedRoundError(f'The server sent invalid terms of a secure sum: {error}.') from None
 
 
-def to_sign(digest: str, node: int, keys: Sequence[bytes]) -> bytes:
-  """The text that a node signs: that these are its public keys in the round with this history."""
-  return '\n'.join(['quap_tff secure sum', masks.NAME, digest, str(node), *(key.hex() for key in keys)]).encode()
+def to_sign(run: str, digest: str, node: int, keys: Sequence[bytes]) -> bytes:
+  """The text that a node signs: that these are its public keys in the round of this run with this history."""
+  lines = ['quap_tff secure sum', masks.NAME, run, digest, str(node), *(key.hex() for key in keys)]
+  return '\n'.join(lines).encode()
 
 
 def digest_of(plan: guard.PublicPlan, history: Sequence[messages.Link]) -> str:

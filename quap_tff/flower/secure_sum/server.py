@@ -45,28 +45,51 @@ class _Masked(NamedTuple):
   vectors: list[np.ndarray]
 
 
+class _Collected(NamedTuple):
+  """What nodes have sent in the first three stages.
+
+  Attributes:
+    keys: Both public keys of each node.
+    parties: The nodes that have shared their secrets.
+    masked: The message of each node that is in the sum.
+    summed: Who is in the sum, with zeros for all that is masked.
+  """
+
+  keys: Mapping[int, list[bytes]]
+  parties: list[int]
+  masked: Mapping[int, _Masked]
+  summed: sums.Summed
+
+
 class _TooFewError(ValueError):
   """The sum opens for nobody."""
 
 
-def obtained(grid: Grid, nodes: Mapping[int, np.ndarray], announced: messages.Announced) -> sums.Summed:
+def obtained(
+  grid: Grid, nodes: Mapping[int, np.ndarray], announced: messages.Announced, opening: sums.Opening
+) -> sums.Summed:
   """The sum of all nodes, of which the server sees nothing else.
 
   A node that refuses, fails or does not answer within `announced.seconds`, in any stage before the last, did not come.
+  As soon as nodes are asked to open the sum, it may open, however late they answer. So those who are in it have come,
+  also if the server does not obtain it, and has zeros in its place.
 
   Raises:
     ValueError: If the sums of this plan do not fit, or there are fewer than two nodes.
   """
   bundle = announced.bundle
   round_ = _Round(grid, terms.Terms.of(bundle, nodes), announced)
+  summed = sums.Summed(bundle.zero(), np.zeros(0, np.int64))
   try:
-    total = round_.play()
+    collected = round_.collected()
+    if len(collected.summed.came) < announced.least:
+      raise _TooFewError(f'{len(collected.summed.came)} clients came, and the plan asks for {announced.least}')
+    summed = collected.summed
+    opening(summed)
+    return round_.opened(collected)
   except _TooFewError as error:
-    _LOG.warning('Round %d: %s. The sum opens for nobody.', announced.round_num, error)
-    total = None
-  if total is None or len(total.came) < announced.least:
-    return sums.Summed(bundle.zero(), np.zeros(0, np.int64))
-  return total
+    _LOG.warning('Round %d: %s. The server has no sum.', announced.round_num, error)
+  return summed
 
 
 class _Round:
@@ -81,12 +104,20 @@ class _Round:
     # In place of what is masked, where an answer is read.
     self._nothing = messages.answer_content(empty, self._bundle)['secure']
 
-  def play(self) -> sums.Summed:
-    """The four stages."""
+  def collected(self) -> _Collected:
+    """The first three stages, after which nothing is open."""
     keys = self._keys()
     sent = self._shares(keys)
     masked = self._masked(sent)
-    parties, active = sorted(sent), sorted(masked)
+    plain = functools.reduce(
+      self._bundle.merge, (masked[node].answer.sums for node in sorted(masked)), self._bundle.zero()
+    )
+    return _Collected(keys, sorted(sent), masked, sums.Summed(plain, self._terms.clients(masked)))
+
+  def opened(self, collected: _Collected) -> sums.Summed:
+    """The last stage."""
+    keys, parties, masked, summed = collected
+    active = sorted(masked)
     secrets = self._secrets(parties, active)
     vectors = functools.reduce(_plus, (masked[node].vectors for node in active))
     shapes = [array.shape for array in vectors]
@@ -102,17 +133,14 @@ class _Round:
     factor, *vectors = (array % masks.RANGE for array in vectors)
     if int(factor[0]) != len(active) * integers.TARGET % masks.RANGE:
       raise _TooFewError('What nodes have sent does not add up: masks are left in their sum')
-    plain = functools.reduce(self._bundle.merge, (masked[node].answer.sums for node in active), self._bundle.zero())
     secure_part = integers.decoded(self._bundle, vectors, len(active))
-    return sums.Summed(player.Sums(plain.plain, secure_part), self._terms.clients(active))
+    return summed._replace(total=player.Sums(summed.total.plain, secure_part))
 
   def _keys(self) -> dict[int, list[bytes]]:
     """Both public keys of each node that takes part, and its signature."""
     session = records.Session(masks.NAME, self._announced.round_num, self._digest, self._terms.nodes)
     content = {Key.STAGE: Stage.SETUP, **self._terms.flower_settings}
-    make = lambda node: RecordDict(
-      {RECORD_KEY_CONFIGS: ConfigRecord(dict(content)), records.TERMS: session.as_record()}
-    )
+    make = lambda node: self._content({RECORD_KEY_CONFIGS: dict(content), records.TERMS: session.as_record()})
 
     def read(node: int, reply: Message) -> list[bytes]:
       agreed = reply.content.config_records.get(records.AGREED, {})
@@ -134,7 +162,7 @@ class _Round:
     def make(node: int) -> RecordDict:
       content = {Key.STAGE: Stage.SHARE_KEYS, **{str(other): own[:2] for other, own in keys.items()}}
       signatures = {str(other): own[2] for other, own in keys.items()}
-      return RecordDict({RECORD_KEY_CONFIGS: ConfigRecord(content), records.SIGNATURES: ConfigRecord(signatures)})
+      return self._content({RECORD_KEY_CONFIGS: content, records.SIGNATURES: signatures})
 
     def read(node: int, reply: Message) -> dict[int, bytes]:
       told = reply.content.config_records[RECORD_KEY_CONFIGS]
@@ -181,7 +209,7 @@ class _Round:
     """One secret of each party: of its own mask if it is in the sum, and of its masks with others if it is not."""
     dead = sorted(set(parties) - set(active))
     content = {Key.STAGE: Stage.UNMASK, Key.ACTIVE_NODE_ID_LIST: active, Key.DEAD_NODE_ID_LIST: dead}
-    make = lambda node: RecordDict({RECORD_KEY_CONFIGS: ConfigRecord(dict(content))})
+    make = lambda node: self._content({RECORD_KEY_CONFIGS: dict(content)})
 
     def read(node: int, reply: Message) -> dict[int, bytes]:
       told = reply.content.config_records[RECORD_KEY_CONFIGS]
@@ -200,6 +228,12 @@ class _Round:
       except ValueError as error:
         raise _TooFewError(f'The shares of the secret of node {name} do not fit together: {error}') from None
     return secrets
+
+  def _content(self, told: Mapping[str, Mapping[str, Any]]) -> RecordDict:
+    """A message about this round with some records."""
+    content = RecordDict({name: ConfigRecord(dict(record)) for name, record in told.items()})
+    content[messages.HEADING] = messages.heading_record(self._announced)
+    return content
 
   def _stage(
     self, nodes: list[int], make: Callable[[int], RecordDict], read: Callable[[int, Message], Any], least: int = 0

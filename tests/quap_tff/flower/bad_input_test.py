@@ -21,6 +21,7 @@ from quap_tff.flower import client_app
 from quap_tff.flower import enrolment
 from quap_tff.flower import messages
 from quap_tff.flower import node as nodes
+from quap_tff.flower import operators
 from tests.quap_tff.flower.secure_sum import parties
 
 
@@ -55,7 +56,9 @@ class TestRound:
   @pytest.fixture(name='announced')
   def _announced(self, bundle):
     link = messages.Link(1, np.arange(10), np.zeros(0, np.int64))
-    return messages.Announced(bundle, np.zeros(2, np.float32), [link], 1, 1.0)
+    message = np.zeros(2, np.float32)
+    models = [messages.message_digest(bundle, message)]
+    return messages.Announced(bundle, parties.RUN, models, message, [link], 1, 1.0)
 
   @pytest.mark.parametrize(
     'name, value, said',
@@ -158,12 +161,18 @@ class TestEnrolment:
 class TestNode:
   @pytest.mark.parametrize('folder', ['', 'nowhere'])
   def test_without_a_key(self, bundle, enrolled, folder):
-    with pytest.raises(ValueError, match='no key for the noise of its clients.* enrol FOLDER --clients='):
-      nodes.Node(bundle, {}, folder, str(enrolled))
+    with pytest.raises(ValueError, match='no folder for its keys.* enrol FOLDER --clients='):
+      nodes.Node(bundle, {}, folder, '', str(enrolled))
+
+  def test_without_the_operator(self, bundle, tmp_path, enrolled):
+    with pytest.raises(ValueError, match='The key nowhere cannot be read'):
+      nodes.Node(bundle, {}, str(tmp_path / 'a'), 'nowhere', str(enrolled))
 
   def test_without_the_others(self, bundle, tmp_path, enrolled):
+    operators.new_operator(str(tmp_path / 'operator'))
+    operator = str(tmp_path / 'operator' / operators.PUBLIC_KEY)
     with pytest.raises(ValueError, match='whose keys this one must know. Name the folder.*enrolment=…'):
-      nodes.Node(bundle, {}, str(tmp_path / 'a'))
+      nodes.Node(bundle, {}, str(tmp_path / 'a'), operator)
 
   def test_without_a_bundle(self):
     with pytest.raises(ValueError, match='The node has no bundle'):
@@ -174,7 +183,10 @@ class TestClientsOfANode:
   @pytest.fixture(name='node_of')
   def _node_of(self, bundle, enrolled, tmp_path, monkeypatch):
     monkeypatch.setattr(nodes.player, 'Bundle', lambda path: bundle)
-    config = {'bundle': 'b', 'clients': '0-4', 'folder': str(tmp_path / 'a'), 'enrolment': str(enrolled)}
+    operators.new_operator(str(tmp_path / 'operator'))
+    operator = str(tmp_path / 'operator' / operators.PUBLIC_KEY)
+    config = {'bundle': 'b', 'clients': '0-4', 'folder': str(tmp_path / 'a'), 'operator': operator}
+    config['enrolment'] = str(enrolled)
     return lambda data: nodes.Node.of({**config, 'data': data})
 
   def test_a_client_that_cannot_be_read_keeps_nobody_out(self, node_of, tmp_path):
@@ -197,7 +209,9 @@ class TestClientsOfANode:
       raise kind('the record of Ms. Smith is damaged')
 
     noted = []
-    node = types.SimpleNamespace(holds_noise=False, answer=answer, note_failure=noted.append)
+    node = types.SimpleNamespace(
+      admit=lambda content: None, holds_noise=False, answer=answer, note_failure=noted.append
+    )
     monkeypatch.setattr(client_app, '_node', node)
     reply = client_app.train(Message(RecordDict(), 1, MessageType.TRAIN), None)
     assert reply.content['answered'] == {'refused': messages.UNSAID} and len(noted) == 1
@@ -214,8 +228,14 @@ class TestProgram:
     [
       (['enrol', '{a}', '--clients=1'], 'already exists: a key is for one run. Give a new folder.'),
       (['enrol', '{new}', '--clients=x'], 'clients must be ids and ranges of them'),
-      (['app', '{a}', '--bundle=b', '--enrolment=e', '--output=o'], 'already exists: give a new folder.'),
-      (['node', '{new}', '--superlink=h:1', '--root-certificates=c', '--bundle=b', '--data=d'], 'Make the folder by'),
+      (
+        ['app', '{a}', '--bundle=b', '--enrolment=e', '--operator=p', '--output=o'],
+        'already exists: give a new folder.',
+      ),
+      (
+        ['node', '{new}', '--superlink=h:1', '--root-certificates=c', '--operator=p', '--bundle=b', '--data=d'],
+        'Make the folder by',
+      ),
     ],
   )
   def test_says_what_is_wrong(self, enrolled, tmp_path, arguments, said, capsys):

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import json
 import pathlib
+import re
 import subprocess
 
 import numpy as np
@@ -16,6 +17,7 @@ from quap_tff.bundle import server as servers
 from quap_tff.bundle import simulation
 from quap_tff.bundle import structures
 from quap_tff.flower import enrolment
+from quap_tff.flower import notes
 from quap_tff.flower import server_run
 from quap_tff.mechanisms.held import guard
 from tests import processes
@@ -38,7 +40,7 @@ LIES = {
   'another version of Flower': 'Install one version of it on all machines',
   'two cohorts': 'the nodes of this round have compared',
   'overlapping lists': 'is in both lists',
-  'an old state': 'another history than before',
+  'an old state': 'was asked for after round',
   'a sum that the server sees': 'takes part only in secure sums',
 }
 KINDS = {
@@ -86,17 +88,17 @@ def _start(exported, tmp_path):
   """From a kind of run to its federation, of which all nodes are connected, and its bundle."""
   with contextlib.ExitStack() as stack:
 
-    def start(kind):
+    def start(kind, *options):
       bundle = quap_tff.Bundle(exported / kind)
       started = stack.enter_context(federation.Federation(tmp_path / 'federation'))
-      started.start_superlink()
+      started.start_superlink(*options)
       nodes = _nodes(kind, bundle.rounds.cohorts)
       for name, clients in nodes.items():
         started.enrol(name, ','.join(map(str, clients.tolist())))
       for name in nodes:
         started.start_node(name, exported / kind)
-      app = ('app', 'app', f'--bundle={exported / kind}', '--enrolment=nodes', '--output=out')
-      started.run('python', '-m', 'quap_tff.flower', *app)
+      app = ('app', 'app', f'--bundle={exported / kind}', '--enrolment=nodes')
+      started.run('python', '-m', 'quap_tff.flower', *app, '--operator=operator', '--output=out')
       for name in nodes:
         started.wait_for(name, 'SuperNode ID')
       return started, bundle, nodes
@@ -105,9 +107,13 @@ def _start(exported, tmp_path):
 
 
 def test_a_run_with_a_trusted_server_outlives_its_nodes_and_its_server(start, exported):
-  started, bundle, nodes = start('trusted')
+  started, bundle, nodes = start('trusted', *federation.ISOLATED)
+  file = started.folder / 'app' / 'pyproject.toml'
+  file.write_text(file.read_text().replace('test = ""', f'test = "{exported / "trusted.npz"}"'))
   started.pause('d')  # It stays connected, and never answers.
-  play = functools.partial(started.start_run, 'app', test=str(exported / 'trusted.npz'), quorum=0.6)
+  # What is not of the one who starts a run is left out.
+  play = functools.partial(started.start_run, 'app', quorum=0.6, output='elsewhere')
+  started.start_server('app')
   play(seconds=SECONDS)
   started.wait_for('app', r'Round 1 of 5: \d+ of')
   started.pause('b')
@@ -119,8 +125,10 @@ def test_a_run_with_a_trusted_server_outlives_its_nodes_and_its_server(start, ex
   started.wait_for('a', r'ROUND 4\]\s+.*Receiving')
   started.kill('superlink')
   started.kill('app')
+  started.kill('app_server')
   started.resume('c')
-  started.start_superlink()
+  started.start_superlink(*federation.ISOLATED)
+  started.start_server('app')
   started.wait_for('b', 'SuperNode ID')
   play(seconds=SECONDS_AGAIN)
   started.wait_for('app', r'Round 5 of 5: \d+ of')
@@ -166,8 +174,7 @@ def test_a_run_without_a_trusted_server_outlives_its_nodes_and_its_server(start,
 
 def test_real_nodes_refuse_a_server_that_lies(start):
   started, _, _ = start('held')
-  file = started.folder / 'app' / 'pyproject.toml'
-  file.write_text(file.read_text().replace('quap_tff.flower.server_app', 'tests.quap_tff.flower.dishonest'))
+  _play_instead(started, 'dishonest')
   started.start_run('app')
   started.wait_for('app', 'LIES are over')
   said = started.text('app')
@@ -175,6 +182,25 @@ def test_real_nodes_refuse_a_server_that_lies(start):
   for name, answer in LIES.items():
     (line,) = (line for line in said.splitlines() if f'LIE {name}: ' in line)
     assert answer in line, line
+
+
+def test_a_stranger_with_tools_of_flower_gets_nothing(start):
+  started, _, nodes = start('trusted')
+  _play_instead(started, 'stranger')
+  started.start_run('app')
+  started.wait_for('app', 'STRANGER has asked')
+  answers = re.findall('(UNSIGNED|SIGNED): (.*)', started.text('app'))
+  assert len(answers) == 2 * len(nodes)
+  for _, answer in answers:
+    assert answer.startswith("['answered'], {'refused': 'The operator whose key this node has did not sign"), answer
+  for name in nodes:
+    assert not (started.folder / name / notes.NOTES).exists()
+
+
+def _play_instead(started, module):
+  """The app is one of these tests."""
+  file = started.folder / 'app' / 'pyproject.toml'
+  file.write_text(file.read_text().replace('quap_tff.flower.server_app', f'tests.quap_tff.flower.{module}'))
 
 
 def _check_who_came(run, nodes, cohorts):

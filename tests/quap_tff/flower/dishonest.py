@@ -1,4 +1,4 @@
-"""A ServerApp that lies to the nodes of a held run, and says what they answer.
+"""A ServerApp that lies to the nodes of a held run, with the operator's key, and says what they answer.
 
 Its configuration is that of quap_tff.flower.server_app. It plays a round, and then lies. Each lie is a line of its log:
 `LIE name: answer`, with one node's answer.
@@ -20,6 +20,7 @@ import numpy as np
 from quap_tff.bundle import player
 from quap_tff.flower import enrolment
 from quap_tff.flower import messages
+from quap_tff.flower import operators
 from quap_tff.flower import server_run
 from quap_tff.flower.secure_sum import records
 from quap_tff.flower.secure_sum import server
@@ -51,6 +52,7 @@ class _Grid:
 @app.main()
 def main(grid, context):
   config = context.run_config
+  signing = operators.SigningGrid(grid, operators.private_key(config['operator']))
   run = server_run.ServerRun(player.Bundle(config['bundle']), config['output'])
   everybody = enrolment.Enrolled(config['enrolment']).everybody
   present = lambda: enrolment.Enrolled(config['enrolment']).present(grid.get_nodes(), everybody)
@@ -58,11 +60,18 @@ def main(grid, context):
   nodes = present()
   victim = min(nodes)
 
-  def play(stage='', change=None, history=None):
+  first = {}
+
+  def play(stage='', change=None, history=None, again=False):
     """A round, of which every message of a stage is changed; what the first node refuses."""
     announced = run.announce(everybody, 1, 60.0)
-    lying = _Grid(grid, stage, change)
-    found = server.obtained(lying, nodes, announced._replace(history=history or announced.history))
+    first.setdefault('announced', announced)
+    lying = _Grid(signing, stage, change)
+    history = history or announced.history
+    told = announced._replace(history=history, models=announced.models[: history[-1].round_num])
+    if again:
+      told = first['announced']
+    found = server.obtained(lying, nodes, told, lambda summed: None)
     if len(found.came):
       run.release(found)
     else:
@@ -74,7 +83,7 @@ def main(grid, context):
   for name, lie in lies.items():
     _LOG.info('LIE %s: %s', name, play(**lie()))
   content = messages.round_content(run.announce(everybody, 1, 60.0))
-  (reply,) = grid.send_and_receive([Message(content, victim, MessageType.TRAIN)], timeout=60)
+  (reply,) = signing.send_and_receive([Message(content, victim, MessageType.TRAIN)], timeout=60)
   _LOG.info('LIE a sum that the server sees: %s', reply.content['answered'].get('refused', 'ANSWERED'))
   _LOG.info('LIES are over')
 
@@ -107,7 +116,7 @@ def _lies(run, nodes, victim):
     content[records.TERMS]['masks'] = ''
 
   return {
-    'the same round again': lambda: {'history': run.links()[:1]},
+    'the same round again': lambda: {'again': True},
     'a weight of 10': lambda: {'stage': Stage.SETUP, 'change': weight},
     "masks of Flower's own": lambda: {'stage': Stage.SETUP, 'change': masks},
     'keys of its own': lambda: {'stage': Stage.SHARE_KEYS, 'change': keys},
@@ -123,4 +132,4 @@ def _announced(run, first):
   """The last announcement, with another cohort."""
   links = run.links()
   another = [*links[:-1], links[-1]._replace(cohort=links[-1].cohort[1:])]
-  return messages.Announced(run.bundle, run.bundle.prepare(run.server.state), another, 1, 60.0)
+  return messages.Announced(run.bundle, run.run_id, run.models, run.bundle.prepare(run.server.state), another, 1, 60.0)

@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import re
+import secrets
 import shutil
 import signal
 import socket
@@ -26,6 +27,12 @@ def free_port():
     return s.getsockname()[1]
 
 
+def listens(port):
+  """Whether a program listens on a port of this machine."""
+  with socket.socket() as s:
+    return s.connect_ex(('127.0.0.1', port)) == 0
+
+
 def write_certificate(folder):
   """server.pem, which signs itself, with server.key, for this machine: as in docs/deploy.md."""
   command = 'openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost'
@@ -41,6 +48,7 @@ def environment(folder):
     'PATH': f'{BIN}{os.pathsep}{os.environ["PATH"]}',
     'PYTHONPATH': str(ROOT),
     'PYTHONUNBUFFERED': '1',
+    'XDG_STATE_HOME': str(folder / 'state'),
     'FLWR_HOME': str(folder / 'home'),
     'FLWR_TELEMETRY_ENABLED': '0',
     'FLWR_DISABLE_UPDATE_CHECK': '1',
@@ -64,6 +72,8 @@ class Federation:
     (folder / 'home').mkdir()
     (folder / 'nodes').mkdir()
     write_certificate(folder)
+    self.run('python', '-m', 'quap_tff.flower', 'operator', 'operator')
+    (folder / 'secret').write_bytes(secrets.token_bytes(32))
     (folder / 'home' / 'config.toml').write_text(
       f'[superlink]\ndefault = "test"\n\n[superlink.test]\naddress = "127.0.0.1:{self.port}"\n'
       f'root-certificates = "{folder / "server.pem"}"\n'
@@ -114,8 +124,8 @@ class Federation:
     """It goes on."""
     os.kill(self._processes[name].pid, signal.SIGCONT)
 
-  def start_superlink(self):
-    """Also for the second time: it goes on with the same database."""
+  def start_superlink(self, *options):
+    """Also for the second time: it goes on with the same database. `ISOLATED` leaves ServerApps to others."""
     files = [f'--ssl-{kind}={self.folder / name}' for kind, name in _CERTIFICATES.items()]
     self.start(
       'superlink',
@@ -126,12 +136,14 @@ class Federation:
       f'--database={self.folder / "database"}',
       '--host=127.0.0.1',
       f'--port={self.port}',
+      *options,
     )
-    self.until(self._listens, 'the SuperLink')
+    self.until(lambda: listens(self.port), 'the SuperLink')
 
-  def _listens(self):
-    with socket.socket() as s:
-      return s.connect_ex(('127.0.0.1', self.port)) == 0
+  def start_server(self, app):
+    """Starts the operator's program, which plays the run of an app."""
+    options = [f'--superlink=127.0.0.1:{self.port}', '--root-certificates=server.pem', '--secret=secret']
+    self.start(f'{app}_server', 'python', '-m', 'quap_tff.flower', 'server', app, *options)
 
   def enrol(self, name, clients):
     """Makes a node's folder, and enrols it at the SuperLink and at the ServerApp."""
@@ -142,6 +154,7 @@ class Federation:
   def start_node(self, name, bundle):
     """Starts a node that has been enrolled, with the clients in BUNDLE.npz. It knows all that have been enrolled."""
     files = {'root-certificates': 'server.pem', 'bundle': bundle, 'data': f'{bundle}.npz', 'enrolment': 'nodes'}
+    files['operator'] = 'operator/operator_key.pub'
     options = [f'--superlink=127.0.0.1:{self.port}', *(f'--{option}={file}' for option, file in files.items())]
     self.start(name, 'python', '-m', 'quap_tff.flower', 'node', name, *options)
 
@@ -176,6 +189,8 @@ class Federation:
       raise AssertionError(f'Waited for {what}, in vain.\n{logs}') from error
 
 
+# The SuperLink starts no ServerApp.
+ISOLATED = ('--isolation=process', '--superexec-auth-secret-file=secret')
 _CERTIFICATES = {'certfile': 'server.pem', 'keyfile': 'server.key', 'ca-certfile': 'server.pem'}
 
 

@@ -71,7 +71,7 @@ def config_of(folder, **changed):
 def lone_sum(announced_to):
   """A protocol for clients without data, of whom the largest does not answer."""
 
-  def sum_of(grid, nodes, announced):
+  def sum_of(grid, nodes, announced, opening):
     announced_to.append(nodes)
     total, came = announced.bundle.zero(), announced.cohort[:-1]
     for client in came.tolist():
@@ -126,7 +126,7 @@ def test_a_server_that_starts_goes_on_with_a_quorum_when_its_time_is_over(bundle
 def answered_by(nodes_that_answer):
   """A protocol for clients without data, in which only these nodes answer."""
 
-  def sum_of(grid, nodes, announced):
+  def sum_of(grid, nodes, announced, opening):
     came = np.concatenate([np.zeros(0, np.int64), *(own for node, own in nodes.items() if node in nodes_that_answer)])
     total = announced.bundle.zero()
     for client in came.tolist():
@@ -213,8 +213,9 @@ def test_a_node_that_the_superlink_has_lost_is_named(bundle, caplog):
 
   link = server_app.sums.messages.Link(1, np.arange(3), np.zeros(0, np.int64))
   message = bundle.prepare(bundle.initialize())
-  announced = server_app.sums.messages.Announced(bundle, message, [link], 1, 600.0, {7: 'clinic'})
-  sums.TRUSTED.obtain(types.SimpleNamespace(send_and_receive=lost), {7: np.arange(3)}, announced)
+  announced = server_app.sums.messages.Announced(bundle, 'ab', [], message, [link], 1, 600.0, {7: 'clinic'})
+  grid = types.SimpleNamespace(send_and_receive=lost)
+  sums.TRUSTED.obtain(grid, {7: np.arange(3)}, announced, lambda summed: None)
   assert 'node clinic failed: Error: Node Unavailable' in caplog.text
 
 
@@ -222,8 +223,8 @@ def test_an_answer_that_is_cut_off_is_said_to_be_measured(bundle, caplog):
   grid = types.SimpleNamespace(send_and_receive=lambda sent, timeout: [])
   link = server_app.sums.messages.Link(1, np.arange(3), np.zeros(0, np.int64))
   message = bundle.prepare(bundle.initialize())
-  announced = server_app.sums.messages.Announced(bundle, message, [link], 1, 600.0, {7: 'clinic'})
-  summed = sums.TRUSTED.obtain(grid, {7: np.arange(3)}, announced)
+  announced = server_app.sums.messages.Announced(bundle, 'ab', [], message, [link], 1, 600.0, {7: 'clinic'})
+  summed = sums.TRUSTED.obtain(grid, {7: np.arange(3)}, announced, lambda summed: None)
   assert not len(summed.came) and 'node clinic sent no whole answer in 0.0 seconds' in caplog.text
 
 

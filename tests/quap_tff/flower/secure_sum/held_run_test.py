@@ -131,6 +131,11 @@ def _check(run, summary, federation, folder, cohorts):
       np.testing.assert_array_equal(array, expected[name], err_msg=name)
 
 
+def _charged(run):
+  """How many clients pay for each round."""
+  return [int((one.weights > 0).sum()) for one in run.server.ledger.history]
+
+
 class TestThreshold:
   @pytest.mark.parametrize('kind, cohorts', [('planned', 'public cohorts'), ('as they came', 'cohorts as they came')])
   def test_nodes_that_are_lost_take_no_guarantee_with_them(self, started, kind, cohorts):
@@ -149,11 +154,12 @@ class TestThreshold:
     federation, config, folder = started('planned')
     run = server_run.ServerRun(federation.bundle, folder)
     announced = run.announce(np.arange(20), 1, 1.0)
-    assert len(server.obtained(federation, federation.nodes, announced).came) == 20  # And it never releases it.
+    # And it never releases it.
+    assert len(server.obtained(federation, federation.nodes, announced, run.open).came) == 20
     del run
     run, summary = _play(federation, config, folder)
-    assert [len(came) for _, came in run.rounds] == [0, 20, 20, 20]
-    _check(run, summary, federation, folder, 'public cohorts')
+    assert [len(came) for _, came in run.rounds] == [20, 20, 20, 20]
+    assert certificates.verify(f'{folder}/run').problems == []
     # The sum that was opened is counted.
     np.testing.assert_array_equal(run.server.ledger.rounds, [ROUNDS] * 20)
 
@@ -163,7 +169,7 @@ class TestThreshold:
     bad = federation.nodes[node][1]
     examples[bad] = {**examples[bad], 'y': np.full_like(examples[bad]['y'], 12)}
     federation.start(node)
-    federation.apps[node]._node.check_clients()
+    federation.served[node].check_clients()
     run, summary = _play(federation, config, folder)
     assert [len(came) for _, came in run.rounds] == [20] * ROUNDS and not federation.refusals()
     examples[bad] = []
@@ -182,12 +188,23 @@ class TestForAllOrNobody:
     assert [len(came) for _, came in run.rounds] == [20, 0, 20, 20]
     _check(run, summary, federation, folder, 'public cohorts')
 
-  def test_a_server_that_is_lost_in_a_round_gets_no_certificate(self, started):
+  def test_a_server_that_is_lost_before_a_sum_could_open(self, started):
     federation, config, folder = started('for all or nobody')
     server_run.ServerRun(federation.bundle, folder).announce(np.arange(20), 1, 1.0)
     run, summary = _play(federation, config, folder)
-    assert 'while the sum of round 1 was under way' in summary['no_certificate']
     assert [len(came) for _, came in run.rounds] == [0, 20, 20, 20]
+    _check(run, summary, federation, folder, 'public cohorts')
+    assert _charged(run) == [0, 20, 20, 20]
+
+  def test_a_share_that_comes_late_is_counted(self, started):
+    federation, config, folder = started('for all or nobody')
+    _lose(federation, {2: [(1, Stage.UNMASK)]})
+    run, summary = _play(federation, config, folder)
+    assert 'no_certificate' not in summary and certificates.verify(f'{folder}/run').problems == []
+    # The server never had the sum of round 2. Whoever is given the last share has it.
+    assert [len(came) for _, came in run.rounds] == [20] * ROUNDS
+    assert _charged(run) == [20] * ROUNDS
+    assert all(np.isfinite(tensor).all() for tensor in run.server.published().trainable)
 
 
 def test_one_node_is_too_few_before_anything_is_announced(started):

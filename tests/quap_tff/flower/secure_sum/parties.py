@@ -1,5 +1,6 @@
 """Nodes of a held run in this process: the real mod of Flower behind the real checks, and a grid in memory."""
 
+import functools
 import shutil
 import types
 
@@ -14,14 +15,18 @@ import numpy as np
 from quap_tff import plans
 from quap_tff.bundle import player
 from quap_tff.bundle import structures
+from quap_tff.flower import client_app
 from quap_tff.flower import enrolment
 from quap_tff.flower import messages
 from quap_tff.flower import node as nodes
+from quap_tff.flower import operators
 from quap_tff.flower.secure_sum import client
+from quap_tff.flower.secure_sum import server
 from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms.noise import correlation
 from tests.quap_tff import examples
 
+RUN = 'cd' * 16
 SHAPE = (3, 2)
 _INT64 = lambda *shape: {'dtype': 'int64', 'shape': list(shape)}
 
@@ -77,10 +82,13 @@ class Parties:
     self.bundle, self.nodes = bundle, {}
     self.lost, self.forge, self.log, self.uploads = set(), lambda message, stage: None, [], {}
     self.names = {}  # Of the records in uploads, before the server works on them.
+    self.served = {}  # The nodes.
     self.apps, self.contexts, self._folder = {}, {}, folder
     self.x = {}  # Of a bundle without a graph, what clients send.
     self.examples = examples or {}
     (folder / 'enrolled').mkdir()
+    operators.new_operator(str(folder / 'operator'))
+    self.key = operators.private_key(str(folder / 'operator'))  # Of who signs the messages.
     for number, own in enumerate(clients):
       node_id = 1000 - 7 * number
       self.nodes[node_id] = np.array(own, np.int64)
@@ -97,22 +105,33 @@ class Parties:
       enrolment.new_node(str(folder), ','.join(map(str, self.nodes[node_id].tolist())))
       shutil.copy(folder / enrolment.CARD, enrolled / f'{node_id}.json')
     own = {one: self.examples[one] for one in self.nodes[node_id].tolist()}
-    self.apps[node_id] = client.SecureSum(nodes.Node(self.bundle, own, str(folder), str(enrolled)))
+    operator = str(self._folder / 'operator' / operators.PUBLIC_KEY)
+    self.served[node_id] = nodes.Node(self.bundle, own, str(folder), operator, str(enrolled))
+    self.apps[node_id] = functools.partial(_answer, self.served[node_id])
     self.contexts[node_id] = Context(1, node_id, {}, RecordDict(), {})
 
   def folder(self, node_id):
     """A node's own."""
     return str(self._folder / str(node_id))
 
-  def announced(self, rounds, came=None):
+  def announced(self, rounds, came=None, bundle=None):
     """A round, after others in which all came, or those of `came`."""
+    bundle = bundle or self.bundle
     cohort = np.sort(np.concatenate(list(self.nodes.values())))
     came = came or {}
     links, before = [], cohort[:0]
     for number in range(1, rounds + 1):
       links.append(messages.Link(number, cohort, before))
       before = came.get(number, cohort)
-    return messages.Announced(self.bundle, np.zeros(2, np.float32), links, 1, 1.0)
+    message = np.zeros(2, np.float32)
+    models = [messages.message_digest(bundle, message)] * rounds
+    return messages.Announced(bundle, RUN, models, message, links, 1, 1.0)
+
+  def obtained(self, rounds=1, nodes=None, **arguments):
+    """The sum of a round, as the server obtains it. `opening` has who is in it as soon as it may open."""
+    self.opening = []
+    announced = self.announced(rounds, **arguments)
+    return server.obtained(self, nodes if nodes is not None else self.nodes, announced, self.opening.append)
 
   def get_nodes(self):
     """As Flower gives them: who is connected."""
@@ -125,6 +144,7 @@ class Parties:
       node = message.metadata.dst_node_id
       stage = message.content.config_records.get(RECORD_KEY_CONFIGS, {}).get(Key.STAGE, '')
       self.forge(message, stage)
+      operators.sign(message.content, self.key)
       if (node, stage) in self.lost:
         continue
       replies.append(self.deliver(message, stage))
@@ -150,6 +170,11 @@ class Parties:
   def total(self, clients):
     """The exact sum of some clients' integers."""
     return sum(self.x[one] for one in clients)
+
+
+def _answer(node, message, context):
+  client_app.keep(node)
+  return client_app.train(message, context)
 
 
 class FlowersOwn(types.SimpleNamespace):

@@ -26,6 +26,7 @@ from quap_tff.bundle import player
 from quap_tff.flower import enrolment
 from quap_tff.flower import messages
 from quap_tff.flower import node as nodes
+from quap_tff.flower.secure_sum import client
 from quap_tff.flower.secure_sum import integers
 from quap_tff.flower.secure_sum import masks
 from quap_tff.flower.secure_sum import openings
@@ -56,14 +57,14 @@ def _check(federation, found, clients):
 class TestSum:
   def test_is_exact_for_three_rounds(self, federation):
     for number in (1, 2, 3):
-      found = server.obtained(federation, federation.nodes, federation.announced(number))
+      found = federation.obtained(number)
       _check(federation, found, range(10))
     assert sorted(federation.bundle.worked) == [(number, one) for number in (1, 2, 3) for one in range(10)]
     assert not federation.refusals()
 
   def test_is_exact_where_nodes_have_many_clients(self, tmp_path):
     federation = parties.Parties(tmp_path, [[0, 3, 4, 9], [1, 2], [5], [6, 7, 8]], parties.Bundle())
-    _check(federation, server.obtained(federation, federation.nodes, federation.announced(1)), range(10))
+    _check(federation, federation.obtained(1), range(10))
 
   @pytest.mark.parametrize('data', [{}, {'y': np.zeros(3)}, 'text'])
   def test_a_client_whose_data_cannot_be_used_adds_zero_alone(self, tmp_path, data):
@@ -71,7 +72,7 @@ class TestSum:
     node = next(node for node, clients in federation.nodes.items() if 3 in clients)
     federation.examples[3], federation.x[3] = data, np.zeros(parties.SHAPE, np.int64)
     federation.start(node)
-    _check(federation, server.obtained(federation, federation.nodes, federation.announced(1)), range(10))
+    _check(federation, federation.obtained(), range(10))
     noted = pathlib.Path(federation.folder(node)) / nodes.PRIVATE_LOG
     if data:
       (line,) = noted.read_text().splitlines()
@@ -81,7 +82,7 @@ class TestSum:
     assert not any(map(os.path.exists, others))
 
   def test_node_sends_no_integer_of_its_own(self, federation):
-    server.obtained(federation, federation.nodes, federation.announced(1))
+    federation.obtained(1)
     for node, (one,) in federation.nodes.items():
       reply = federation.uploads[Stage.COLLECT_MASKED_VECTORS, node].content
       names = federation.names[Stage.COLLECT_MASKED_VECTORS, node]
@@ -95,37 +96,47 @@ class TestLostNodes:
   def test_sum_is_that_of_the_others(self, federation, stage):
     lost = sorted(federation.nodes)[3:5]
     federation.lost = {(node, stage) for node in lost}
-    found = server.obtained(federation, federation.nodes, federation.announced(1))
+    found = federation.obtained(1)
     # In the last stage, they are in the sum, which the others open.
     gone = [] if stage == Stage.UNMASK else [int(federation.nodes[node][0]) for node in lost]
     _check(federation, found, set(range(10)) - set(gone))
     came = {1: found.came}
     federation.lost = set()
-    _check(federation, server.obtained(federation, federation.nodes, federation.announced(2, came)), range(10))
+    _check(federation, federation.obtained(2, came=came), range(10))
 
   def test_lost_one_after_another(self, tmp_path):
     federation = parties.Parties(tmp_path, [[one] for one in range(14)], parties.Bundle(num_clients=14))
     a, b, c = sorted(federation.nodes)[::5]
     federation.lost = {(a, Stage.SHARE_KEYS), (b, Stage.COLLECT_MASKED_VECTORS), (c, Stage.UNMASK)}
-    found = server.obtained(federation, federation.nodes, federation.announced(1))
+    found = federation.obtained(1)
     _check(federation, found, set(range(14)) - {int(federation.nodes[node][0]) for node in (a, b)})
 
   @pytest.mark.parametrize('stage', [Stage.SETUP, Stage.SHARE_KEYS, Stage.COLLECT_MASKED_VECTORS, Stage.UNMASK])
   def test_too_many_lost_open_for_nobody(self, federation, stage):
     federation.lost = {(node, stage) for node in sorted(federation.nodes)[:4]}
-    found = server.obtained(federation, federation.nodes, federation.announced(1))
-    assert not len(found.came) and not any(np.any(one) for one in found.total.secure)
-    assert not any(at == Stage.UNMASK for at, _, _ in federation.log) or stage == Stage.UNMASK
+    found = federation.obtained(1)
+    assert not any(np.any(one) for one in found.total.secure)
+    if stage == Stage.UNMASK:  # It may open as soon as one more answers, however late.
+      assert found.came.tolist() == federation.opening[0].came.tolist() == list(range(10))
+      return
+    assert not len(found.came) and not federation.opening
+    assert not any(at == Stage.UNMASK for at, _, _ in federation.log)
+
+  def test_round_whose_sum_may_have_opened_is_not_one_of_nobody(self, federation):
+    federation.lost = {(node, Stage.UNMASK) for node in sorted(federation.nodes)[:4]}
+    federation.obtained()
+    federation.lost = set()
+    federation.log.clear()
+    assert not len(federation.obtained(2, came={1: np.zeros(0, np.int64)}).came)
+    refusals = federation.refusals(Stage.COLLECT_MASKED_VECTORS)
+    assert set(refusals) == set(sorted(federation.nodes)[4:])
+    assert all('The clients [] are said to have come in round 1' in one for one in refusals.values())
 
   def test_without_a_threshold_for_all_or_nobody(self, tmp_path):
     federation = parties.Parties(tmp_path, _EACH, parties.Bundle(threshold=None))
-    _check(federation, server.obtained(federation, federation.nodes, federation.announced(1)), range(10))
+    _check(federation, federation.obtained(1), range(10))
     federation.lost = {(min(federation.nodes), Stage.COLLECT_MASKED_VECTORS)}
-    assert not len(server.obtained(federation, federation.nodes, federation.announced(2)).came)
-
-
-def _play(federation, rounds=1, **arguments):
-  return server.obtained(federation, federation.nodes, federation.announced(rounds, **arguments))
+    assert not len(federation.obtained(2).came)
 
 
 def _forge(federation, at, change, nodes=None):
@@ -151,11 +162,11 @@ class TestDishonestServer:
 
   @pytest.mark.parametrize('restarts', [False, True])
   def test_same_round_twice(self, federation, restarts, caplog):
-    _play(federation)
+    federation.obtained()
     for node in federation.nodes if restarts else ():
       federation.start(node)
     federation.log.clear(), federation.uploads.clear()
-    assert not len(_play(federation).came)
+    assert not len(federation.obtained().came)
     refusals = federation.refusals(Stage.COLLECT_MASKED_VECTORS)
     assert set(refusals) == set(federation.nodes)
     assert all('Round 1 was answered already' in one for one in refusals.values())
@@ -164,12 +175,31 @@ class TestDishonestServer:
     assert len(federation.bundle.worked) == 10
 
   def test_old_state(self, federation):
-    _play(federation), _play(federation, 2)
+    federation.obtained(), federation.obtained(2)
     federation.log.clear(), federation.uploads.clear()
-    assert not len(_play(federation).came)
-    refusals = federation.refusals(Stage.COLLECT_MASKED_VECTORS)
-    assert set(refusals) == set(federation.nodes) and all('another history' in one for one in refusals.values())
-    assert _sends_nothing(federation, Stage.COLLECT_MASKED_VECTORS, Key.MASKED_PARAMETERS)
+    assert not len(federation.obtained().came)
+    refusals = federation.refusals(Stage.SETUP)
+    assert set(refusals) == set(federation.nodes)
+    assert all('Round 1 was asked for after round 2' in one for one in refusals.values())
+
+  @pytest.mark.parametrize('stage', [Stage.COLLECT_MASKED_VECTORS, Stage.UNMASK])
+  def test_stage_straight_after_the_setup(self, federation, stage):
+    ids = sorted(federation.nodes)
+
+    def change(told, content):
+      if told[Key.STAGE] == Stage.SETUP:
+        content[records.TERMS].update({'parties': ids, 'stage': Stage.SHARE_KEYS})
+      else:
+        told.update({Key.STAGE: stage, Key.ACTIVE_NODE_ID_LIST: ids, Key.DEAD_NODE_ID_LIST: []})
+
+    federation.forge = lambda message, _: change(message.content[RECORD_KEY_CONFIGS], message.content)
+    assert not len(federation.obtained().came)
+    refusals = federation.refusals()
+    assert set(refusals) == set(ids) and all(f'the stage {stage} after setup' in one for one in refusals.values())
+    number = guard.PublicPlan.of(federation.bundle.plan).number
+    assert not any(openings.Openings(federation.folder(node), number).by_round() for node in ids)
+    federation.forge = lambda message, _: None
+    _check(federation, federation.obtained(2, came={1: np.zeros(0, np.int64)}), range(10))
 
   @pytest.mark.parametrize(
     'name, value',
@@ -185,7 +215,7 @@ class TestDishonestServer:
   )
   def test_other_parameters_such_as_a_weight_of_10(self, federation, name, value, caplog):
     _forge(federation, Stage.SETUP, lambda told, _: told.update({name: value}))
-    assert not len(_play(federation).came)
+    assert not len(federation.obtained().came)
     refusals = federation.refusals(Stage.SETUP)
     assert set(refusals) == set(federation.nodes)
     assert all(f'sets {name} to {value}, and by the plan it is' in one for one in refusals.values())
@@ -199,7 +229,7 @@ class TestDishonestServer:
     # The server gives on what each node has signed.
     read, server._Round._keys = server._Round._keys, _keys_of_any_history
     try:
-      assert not len(_play(federation).came)
+      assert not len(federation.obtained().came)
     finally:
       server._Round._keys = read
     refusals = federation.refusals(Stage.SHARE_KEYS)
@@ -215,7 +245,7 @@ class TestDishonestServer:
     victim = sorted(federation.nodes)[4]
     change = lambda _, content: content.update({'history': other['history']})
     _forge(federation, Stage.COLLECT_MASKED_VECTORS, change, {victim})
-    _play(federation)
+    federation.obtained()
     assert 'the nodes of this round have compared' in federation.refusals()[victim]
     assert set(federation.refusals()) == {victim}
     assert (1, int(federation.nodes[victim][0])) not in federation.bundle.worked
@@ -268,7 +298,7 @@ class TestDishonestServer:
 
     asked = ids[:1] if lie == 'the node itself is dead' else ids[:4]
     _forge(federation, Stage.UNMASK, change, asked)
-    _play(federation)
+    federation.obtained()
     refusals = federation.refusals(Stage.UNMASK)
     if not reason:  # No node can know that. Its share is one of fewer than t, of the other secret.
       assert not refusals
@@ -291,23 +321,25 @@ class TestDishonestServer:
         states['told'] = ConfigRecord(dict(message.content[RECORD_KEY_CONFIGS]))
 
     federation.forge = forge
-    _play(federation)
+    federation.obtained()
     # At once, as if two messages had come before the state of the first was kept.
     told = states.pop('told')
     for name, one in states.items():
       federation.contexts[node].state[name] = one
     told[Key.DEAD_NODE_ID_LIST] = told[Key.ACTIVE_NODE_ID_LIST][-1:]
     told[Key.ACTIVE_NODE_ID_LIST] = told[Key.ACTIVE_NODE_ID_LIST][:-1]
-    again = Message(messages.RecordDict({RECORD_KEY_CONFIGS: told}), node, MessageType.TRAIN)
+    heading = messages.heading_record(federation.announced(1))
+    again = Message(messages.RecordDict({RECORD_KEY_CONFIGS: told, messages.HEADING: heading}), node, MessageType.TRAIN)
+    federation.forge = lambda message, stage: None
     federation.log.clear()
-    reply = federation.deliver(again, Stage.UNMASK)
+    (reply,) = federation.send_and_receive([again])
     assert 'was opened already' in federation.refusals()[node]
     assert RECORD_KEY_CONFIGS not in reply.content
 
   def test_another_sum_than_was_opened(self, federation):
-    _play(federation)
+    federation.obtained()
     federation.log.clear()
-    _play(federation, 2, came={1: np.arange(9)})
+    federation.obtained(2, came={1: np.arange(9)})
     refusals = federation.refusals(Stage.COLLECT_MASKED_VECTORS)
     assert set(refusals) == set(federation.nodes)
     assert all('has opened the sum of' in one for one in refusals.values())
@@ -316,14 +348,14 @@ class TestDishonestServer:
   def test_notes_of_openings_that_are_removed_or_put_back(self, federation, puts_back):
     node, plan = min(federation.nodes), guard.PublicPlan.of(federation.bundle.plan)
     path = os.path.join(federation.folder(node), f'opened_{plan.number}')
-    _play(federation)
+    federation.obtained()
     shutil.copy(path, f'{path}.older')
-    _play(federation, 2, came={1: np.arange(10)})
+    federation.obtained(2, came={1: np.arange(10)})
     os.remove(path)
     if puts_back:
       shutil.move(f'{path}.older', path)
     federation.log.clear()
-    _play(federation, 3, came={1: np.arange(10), 2: np.arange(10)})
+    federation.obtained(3, came={1: np.arange(10), 2: np.arange(10)})
     said = 'is not the latest copy' if puts_back else 'was there and is gone'
     assert said in federation.refusals(Stage.COLLECT_MASKED_VECTORS)[node]
 
@@ -336,7 +368,7 @@ class TestDishonestServer:
       patch.setattr(os, 'fsync', lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
       notes.note(1, np.arange(10))
     assert not notes.by_round()
-    _play(federation)
+    federation.obtained()
     assert notes.by_round()[1].tolist() == list(range(10))
     with pytest.raises(messages.RefusedRoundError, match='was opened already'):
       notes.note(1, np.arange(9))
@@ -344,7 +376,7 @@ class TestDishonestServer:
   def test_a_sum_that_the_server_sees(self, federation):
     node = min(federation.nodes)
     message = Message(messages.round_content(federation.announced(1)), node, MessageType.TRAIN)
-    federation.deliver(message, '')
+    federation.send_and_receive([message])
     assert 'takes part only in secure sums' in federation.refusals()[node]
     assert not federation.bundle.worked
 
@@ -359,10 +391,12 @@ class TestDishonestServer:
       if signs:  # By a node that helps the server.
         digest = records.digest_of(guard.PublicPlan.of(federation.bundle.plan), federation.announced(1).history)
         folder = federation.folder(min(federation.nodes))
-        content[records.SIGNATURES][str(victim)] = enrolment.signed(folder, records.to_sign(digest, victim, both))
+        content[records.SIGNATURES][str(victim)] = enrolment.signed(
+          folder, records.to_sign(parties.RUN, digest, victim, both)
+        )
 
     _forge(federation, Stage.SHARE_KEYS, change, {asked})
-    _play(federation)
+    federation.obtained()
     assert f'Node {victim} has not signed these keys' in federation.refusals(Stage.SHARE_KEYS)[asked]
     assert (1, int(federation.nodes[asked][0])) not in federation.bundle.worked
 
@@ -370,7 +404,7 @@ class TestDishonestServer:
     a, b = sorted(federation.nodes)[:2]
     nodes = {**federation.nodes, a: federation.nodes[b]}
     with pytest.raises(messages.RefusedRoundError, match='at a node of their own'):
-      federation.apps[b]._public_keys(records.Session(masks.NAME, 1, 'ab', nodes))
+      client.SecureSum(federation.served[b])._public_keys(records.Session(masks.NAME, 1, 'ab', nodes))
 
   @pytest.mark.parametrize('how', ['strangers', 'few'])
   def test_other_parties_in_the_second_stage(self, federation, how):
@@ -384,7 +418,7 @@ class TestDishonestServer:
         told['5'] = told[keys[0]]
 
     _forge(federation, Stage.SHARE_KEYS, change)
-    _play(federation)
+    federation.obtained()
     reason = {'strangers': 'was not announced', 'few': 'fewer than the threshold'}[how]
     assert reason in federation.refusals(Stage.SHARE_KEYS)[max(federation.nodes)]
     assert not federation.bundle.worked
@@ -392,7 +426,7 @@ class TestDishonestServer:
   def test_clients_that_the_node_does_not_have(self, federation):
     a, b = sorted(federation.nodes)[:2]
     federation.nodes[a], federation.nodes[b] = federation.nodes[b], federation.nodes[a]
-    _play(federation)
+    federation.obtained()
     refusals = federation.refusals(Stage.SETUP)
     assert set(refusals) == {a, b} and all('Enrol each client at the node' in one for one in refusals.values())
 
@@ -407,9 +441,7 @@ def _keys_of_any_history(round_):
   """A server that does not mind what history a node answers for."""
   session = records.Session(masks.NAME, 1, round_._digest, round_._terms.nodes)
   content = {Key.STAGE: Stage.SETUP, **round_._terms.flower_settings}
-  make = lambda node: messages.RecordDict(
-    {RECORD_KEY_CONFIGS: ConfigRecord(dict(content)), records.TERMS: session.as_record()}
-  )
+  make = lambda node: round_._content({RECORD_KEY_CONFIGS: content, records.TERMS: session.as_record()})
   told = lambda reply: reply.content[RECORD_KEY_CONFIGS]
   signature = lambda reply: reply.content[records.AGREED]['signature']
   read = lambda node, reply: [told(reply)[Key.PUBLIC_KEY_1], told(reply)[Key.PUBLIC_KEY_2], signature(reply)]
@@ -420,7 +452,7 @@ class TestGenerator:
   def test_server_refuses_a_node_with_flowers_own(self, federation, caplog):
     node = min(federation.nodes)
     federation.apps[node] = parties.FlowersOwn()
-    found = _play(federation)
+    found = federation.obtained()
     _check(federation, found, set(range(10)) - set(federation.nodes[node].tolist()))
     assert f'node {node} makes masks by the generator of Flower, which has a seed of 32 bits' in caplog.text
     assert not any(at == Stage.SHARE_KEYS and who == node for at, who, _ in federation.log)
@@ -434,7 +466,7 @@ class TestGenerator:
         del content[records.TERMS]
 
     _forge(federation, Stage.SETUP, change)
-    assert not len(_play(federation).came)
+    assert not len(federation.obtained().came)
     said = own or 'the generator of Flower, which has a seed of 32 bits'
     assert all(f'The server makes masks by {said}' in one for one in federation.refusals().values())
     assert set(federation.refusals()) == set(federation.nodes)
@@ -492,14 +524,14 @@ class TestIntegers:
 
   def test_refuses_what_does_not_fit(self, federation):
     with pytest.raises(ValueError, match=r'takes sums below 2\^32, and with up to 10 clients.*smaller cohorts'):
-      server.obtained(federation, federation.nodes, _with(federation, parties.Bundle(modulus=2**32 + 1)))
+      federation.obtained(bundle=parties.Bundle(modulus=2**32 + 1))
     with pytest.raises(ValueError, match=r'takes sums below 2\^32'):
-      server.obtained(federation, federation.nodes, _with(federation, _OneNumber(modulus=2**40 + 1)))
+      federation.obtained(bundle=_OneNumber(modulus=2**40 + 1))
     crowded = {1: np.arange(9), 2: np.array([9])}
     with pytest.raises(ValueError, match='A node has 9 clients.*Spread the clients'):
-      server.obtained(federation, crowded, federation.announced(1))
+      federation.obtained(nodes=crowded)
     with pytest.raises(ValueError, match='at least two nodes'):
-      server.obtained(federation, {1: np.arange(10)}, federation.announced(1))
+      federation.obtained(nodes={1: np.arange(10)})
     assert not federation.log
 
 
@@ -507,10 +539,6 @@ class _OneNumber(parties.Bundle):
   """A model of one number beside the count of clients: what it is decides how it is sent, and not its size."""
 
   sums_types = player.Sums({}, {'fields': [[None, {'dtype': 'int64', 'shape': []}]] * 2})
-
-
-def _with(federation, bundle):
-  return federation.announced(1)._replace(bundle=bundle)
 
 
 class TestTerms:

@@ -1,0 +1,77 @@
+"""The program of a run's operator: works for a SuperLink as its ServerApp.
+
+By itself, a SuperLink starts each ServerApp as its own user, by the app that somebody has sent. Then whoever reaches
+its Control API reads the operator's key. This program runs as another user than the SuperLink
+(`--isolation=process`), by the ServerApp that is installed on this machine and no other. What that does stands in the
+operator's own folder of the app: whoever starts a run says only how long it waits, and for how many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+import pathlib
+import queue
+from typing import Any
+
+from flwr.common.config import get_fused_config_from_dir
+from flwr.server.run_serverapp import run as run_app
+from flwr.supercore.constant import TaskType
+from flwr.supercore.logger import mirror_output_to_queue
+from flwr.supercore.superexec.executor import ExecutionSpec
+from flwr.supercore.tls import validate_and_resolve_root_certificates
+from flwr.superlink.runtime import run_serverapp
+
+from quap_tff.flower import forks
+from quap_tff.flower import operators
+from quap_tff.flower import server_app
+
+# What `flwr run --run-config` may change.
+OF_ANYBODY = ('seconds', 'quorum')
+
+
+def main(folder: str, superlink: str, root_certificates: str, secret_file: str) -> None:
+  """Plays the run of a folder whenever it is started at the SuperLink, until this program is stopped.
+
+  Args:
+    folder: From `python -m quap_tff.flower app`.
+    superlink: Address of the SuperLink, HOST:PORT.
+    root_certificates: Certificate of who signed that of the SuperLink (PEM).
+    secret_file: The file that was given to `flower-superlink --superexec-auth-secret-file`.
+
+  Raises:
+    ValueError: If the folder is none, or has no key.
+    OSError: If a file cannot be read.
+  """
+  operators.private_key(str(config_of(folder)['operator']))
+  with open(secret_file, 'rb') as f:
+    secret = f.read()
+  run_serverapp.install_from_fab = lambda *_, **__: None
+  run_serverapp.get_project_config = lambda _: {'tool': {'flwr': {'app': {'components': {'serverapp': ''}}}}}
+  run_serverapp.get_fused_config_from_dir = lambda _, told: config_of(folder, told)
+  run_serverapp.run_ = lambda grid, context, **_: run_app(grid, context, '', loaded_server_app=server_app.app)
+  forks.work_for(superlink, forks.Forks(TaskType.SERVER_APP, _work), secret, root_certificates)
+
+
+def config_of(folder: str, told: Mapping[str, Any] = {}) -> Mapping[str, Any]:
+  """The configuration in a folder, with what whoever starts the run may change. The rest of `told` is left out."""
+  try:
+    return get_fused_config_from_dir(pathlib.Path(folder), {name: told[name] for name in OF_ANYBODY if name in told})
+  except (OSError, LookupError, ValueError) as error:
+    raise ValueError(
+      f'{folder} is not the folder of an app ({error}). Make it by python -m quap_tff.flower app {folder} …'
+    ) from None
+
+
+def _work(spec: ExecutionSpec) -> None:
+  """As Flower's program of a ServerApp."""
+  said: queue.Queue[Any] = queue.Queue()
+  mirror_output_to_queue(said)
+  run_serverapp.run_serverapp(
+    spec.runtime_api_address,
+    said,
+    spec.token,
+    spec.insecure,
+    validate_and_resolve_root_certificates(spec.root_certificates_path, spec.insecure),
+    parent_pid=spec.parent_pid,
+    runtime_dependency_install=False,
+  )
