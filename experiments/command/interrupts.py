@@ -18,6 +18,9 @@ import experiments
 
 # Where the callbacks of weak references are.
 _OF_WEAK_REFERENCES = (weakref.__file__, _weakrefset.__file__)
+# Its C++ calls Python functions, and goes on when one of them raises: without a result, or with the exception set.
+# Then a later call fails, or the heap is damaged and the process aborts.
+_PACKAGE_THAT_LOSES_EXCEPTIONS = 'tensorflow'
 # Until an interrupt is raised that came where an exception would be lost.
 _SECONDS_UNTIL_AGAIN = 0.1
 
@@ -107,14 +110,17 @@ def _again_if_lost(unraisable: Any) -> None:
 
 
 def _is_lost_in(frame: Any) -> bool:
-  """True in finalizers and in callbacks of the collector and of weak references, which must not be cut either.
+  """True in TensorFlow, and in finalizers and callbacks of the collector and of weak references, which must not be cut.
 
-  Python drops exceptions there. Where this doesn't know it, as at the end of a generator, `_again_if_lost` helps.
+  Python drops exceptions there. Where this doesn't know it, as at the end of a generator, `_again_if_lost` helps. A
+  main thread that waits for clients' threads is not in TensorFlow, so a long round ends at once.
   """
   callbacks = {getattr(callback, '__code__', None) for callback in gc.callbacks}
   while frame is not None:
     code = frame.f_code
     if code.co_name == '__del__' or code in callbacks or code.co_filename in _OF_WEAK_REFERENCES:
+      return True
+    if frame.f_globals.get('__name__', '').partition('.')[0] == _PACKAGE_THAT_LOSES_EXCEPTIONS:
       return True
     frame = frame.f_back
   return False

@@ -86,7 +86,9 @@ def stopped(killed, folder):
   )
   processes.until(lambda: len(harness.rows(path)) >= before + 2, process)
   process.terminate()
-  return harness.finish(process), before, harness.summary(path)
+  finished = harness.finish(process)
+  assert (path / 'summary.json').exists(), finished
+  return finished, before, harness.summary(path)
 
 
 @pytest.fixture(scope='module')

@@ -114,6 +114,15 @@ class TestInterrupts:
       threading.Event().wait(processes.DEADLINE_SECONDS)
     assert not kept.data and 'Exception ignored' not in capfd.readouterr().err
 
+  def test_nor_in_a_function_that_tensorflow_calls(self):
+    done = []
+    module = {'__name__': 'tensorflow.python.made_up', 'signal': signal, 'done': done}
+    exec('def convert():\n  signal.raise_signal(signal.SIGINT)\n  done.append(True)', module)
+    with pytest.raises(KeyboardInterrupt):
+      module['convert']()
+      threading.Event().wait(processes.DEADLINE_SECONDS)
+    assert done
+
   def test_nor_at_the_end_of_a_generator(self, capfd):
     def numbers():
       try:
