@@ -170,7 +170,7 @@ class Gate:
     Raises:
       ValueError: If the schedule is empty, or no noise suits it.
     """
-    cohorts = [np.asarray(cohort) for cohort in schedule]
+    cohorts = checks.schedule(schedule, num_clients)
     if num_clients is None:
       num_clients = 1 + max((int(cohort.max()) for cohort in cohorts if cohort.size), default=0)
     if (spent := more.pop('spent', None)) is not None:

@@ -1,6 +1,6 @@
 """Validation of configuration values: every error says what was wrong, what was expected, and what was found."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 import dataclasses
 import functools
 import math
@@ -122,17 +122,32 @@ def numbers_of_clients(name: str, values: Any, num_clients: int) -> np.ndarray:
   return array.astype(np.float64)
 
 
-def ids(name: str, values: np.ndarray, num_clients: int) -> None:
-  """Raises `ValueError` unless all of `values` are in [0, num_clients)."""
+def ids(name: str, values: np.ndarray, num_clients: Optional[int]) -> None:
+  """Raises `ValueError` unless all of `values` are in [0, num_clients), or at least 0 if the number is None."""
+  if num_clients is None:
+    if values.size:
+      integer(name, int(values.min()), at_least=0)
+    return
   bad = values[(values < 0) | (values >= num_clients)]
   if len(bad):
     raise ValueError(f'{name} must be ids in [0, {num_clients}), found {bad[0]}.')
 
 
-def cohort(value: Any, num_clients: int) -> np.ndarray:
-  """`value` as int64[M]; raises `ValueError` unless it is int[M] of distinct ids in [0, num_clients), or empty."""
-  array = np.asarray(value)
-  if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
+def cohort(value: Any, num_clients: Optional[int]) -> np.ndarray:
+  """`value` as int64[M]; raises `ValueError` unless it is int[M] of distinct ids in [0, num_clients), or empty.
+
+  If the number is None, any ids from 0 are taken. A set is refused: weights are given in the order of a cohort.
+  """
+  if value is None or isinstance(value, (str, bytes, Set, Mapping)):
+    raise ValueError(
+      f'cohort must be int[clients], such as [0, 3], found {value!r}. Give the ids as a list or an array.'
+    )
+  try:
+    array = np.asarray(value)
+  except ValueError:  # Rows of different lengths.
+    raise ValueError(f'cohort must be int[clients], found {value!r}.') from None
+  is_empty_list = array.size == 0 and array.dtype.kind == 'f'
+  if array.ndim != 1 or not (is_empty_list or np.issubdtype(array.dtype, np.integer)):
     raise ValueError(f'cohort must be int[clients], found {array.dtype}{list(array.shape)}.')
   ids('clients', array, num_clients)
   ordered = np.sort(array)
@@ -142,9 +157,11 @@ def cohort(value: Any, num_clients: int) -> np.ndarray:
   return array.astype(np.int64)
 
 
-def schedule(cohorts: Iterable[Any], num_clients: int) -> list[np.ndarray]:
+def schedule(cohorts: Iterable[Any], num_clients: Optional[int]) -> list[np.ndarray]:
   """The cohorts of planned rounds as int64[M_t]; raises `ValueError` as `cohort` does, and names the round."""
-  if not isinstance(cohorts, Iterable):
+  if num_clients is not None:
+    integer('num_clients', num_clients, at_least=1)
+  if not isinstance(cohorts, Iterable) or isinstance(cohorts, (str, bytes, Set, Mapping)):
     raise ValueError(f'A schedule must be a sequence with int[clients] for each planned round, found {cohorts!r}.')
   checked = []
   for round_num, one in enumerate(cohorts, 1):

@@ -225,6 +225,9 @@ class TestRefusals:
       ('found client 3 twice in one round', lambda gate: gate.ask([3, 1, 3])),
       ('found client 1 twice', lambda gate: gate.commit([1, 1])),
       (r'cohort must be int\[clients\], found float64', lambda gate: gate.ask([0.5])),
+      (r'cohort must be int\[clients\], found <U1\[0\]', lambda gate: gate.ask(np.array([], str))),
+      (r'found {1}. Give the ids as a list', lambda gate: gate.ask({1})),
+      (r'found None. Give the ids as a list', lambda gate: gate.ask(None)),
       ('Client 4 was not asked for before round 3.*ask', lambda gate: gate.commit([1, 4])),
       ('weight of client 1 must be 0, or at least .* found nan', lambda gate: gate.commit([0, 1], [1.0, np.nan])),
       ('weight of client 0 .* found 1.5', lambda gate: gate.commit([0, 1], 1.5)),
@@ -247,6 +250,23 @@ class TestRefusals:
     message = self._refused(words, call, gate)
     assert message.endswith('.')
     gate.commit([0, 1])  # The round is still open.
+
+  @pytest.mark.parametrize(
+    'words, schedule',
+    [
+      ("sequence with int.*, found 'abc'", 'abc'),
+      ('sequence with int.*, found None', None),
+      ('sequence with int.*, found {1, 2}', {1, 2}),
+      ('Round 1 of the schedule: .*found {1}', [{1}]),
+      (r'Round 2 of the schedule: .*found <U1\[1\]', [[0], ['a']]),
+      (r'Round 1 of the schedule: .*found float64\[1\]', [[np.nan]]),
+      ('Round 1 of the schedule: .*found None', [None]),
+      ('Round 1 of the schedule: .*at least 0, found -1', [[-1]]),
+    ],
+  )
+  def test_a_schedule_that_is_none(self, words, schedule):
+    with pytest.raises(ValueError, match=words):
+      quap_tff.Gate.calibrated(schedule, 3.0, 1e-5)
 
   def test_weights_above_those_that_are_allowed(self):
     gate = quap_tff.Gate(2, 2.0, 1.0, 1e-5)
