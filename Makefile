@@ -76,11 +76,11 @@ test-bundle: $(READY)
 	@$(KEEPING_BYTECODE) $(PYTHON) -m pytest tests/quap_tff/bundle -rs
 
 test-deploy: $(READY) $(DEPLOY_READY)
-	@$(KEEPING_BYTECODE) $(DEPLOY_VENV)/bin/python -m pytest tests/quap_tff/flower -rs
+	@$(KEEPING_BYTECODE) $(DEPLOY_VENV)/bin/python -m pytest tests/quap_tff/flower tests/docs/gate_test.py -rs
 
 $(DEPLOY_READY): pyproject.toml
 	@base=$(NEWEST); echo "Setting up $(DEPLOY_VENV) with $$($$base --version)."; $$base -m venv --clear $(DEPLOY_VENV)
-	@$(DEPLOY_VENV)/bin/python -m pip install --quiet --disable-pip-version-check ".[flower]" hypothesis pytest
+	@$(DEPLOY_VENV)/bin/python -m pip install --quiet --disable-pip-version-check ".[flower]" "flwr[simulation]" hypothesis pytest
 	@$(DEPLOY_VENV)/bin/python -m pip uninstall --quiet --yes quap_tff
 	@touch $@
 
