@@ -3,6 +3,7 @@
 import gc
 import os
 import pathlib
+import platform
 import re
 import shutil
 import sys
@@ -169,6 +170,15 @@ except ImportError as error:
     with pytest.raises(ImportError, match='the package tensorflow-federated') as caught:
       lazy.tff.learning
     assert caught.value.name == 'tensorflow_federated'
+
+  def test_on_a_newer_python_says_which_it_is_and_which_training_needs(self, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'tensorflow_federated', None)
+    monkeypatch.setattr(lazy, '_NEWEST_PYTHON', (3, 9))
+    with pytest.raises(ImportError, match='the package tensorflow-federated') as caught:
+      lazy.tff.learning
+    said = str(caught.value)
+    assert f'This is Python {platform.python_version()}, and training needs Python 3.10 or 3.11' in said
+    assert 'jaxlib' not in said
 
   def test_a_module_of_the_library_that_is_missing_is_not_a_missing_package(self):
     load = lazy.load  # Under this name tests/build_test.py does not look for the module.

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import gc
 import importlib
 import os
+import platform
 import sys
 from typing import Any, Callable, Optional, TYPE_CHECKING
 
@@ -29,6 +30,10 @@ _PACKAGES = {
   'tensorflow_privacy': 'tensorflow-privacy',
   'tree': 'dm-tree',
 }
+
+# What training alone needs, and the newest Python that has all of it (`training` in pyproject.toml).
+_OF_TRAINING = ('attr', 'grpc', 'tensorflow', 'tensorflow_federated', 'tensorflow_privacy', 'tree')
+_NEWEST_PYTHON = (3, 11)
 
 
 class MissingPackageError(Exception):
@@ -115,6 +120,16 @@ def load(name: str) -> Any:
     top = (error.name or '').partition('.')[0]
     if not top or top == __name__.partition('.')[0]:
       raise
+    if top in _OF_TRAINING and sys.version_info[:2] > _NEWEST_PYTHON:
+      raise _MissingModuleError(
+        f'quap_tff needs the package {_PACKAGES.get(top, top)}, which is not installed ({error}). This is Python '
+        f'{platform.python_version()}, and training needs Python 3.10 or 3.11, because TensorFlow Federated 0.87 runs '
+        'on no later one: make an environment with one of them, and install the pinned packages there (pip install '
+        '--no-deps -r requirements.txt). On this Python, gates, plans, accounts and verification work as they are, and '
+        'bundles with the extra "bundle".',
+        name=error.name,
+        path=error.path,
+      ) from None
     raise _MissingModuleError(
       f'quap_tff needs the package {_PACKAGES.get(top, top)}, which is not installed ({error}). pip cannot resolve '
       'the dependencies of TensorFlow Federated 0.87, because it requires jaxlib 0.4.14, which the package index no '
