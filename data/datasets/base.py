@@ -60,6 +60,9 @@ class Dataset(checks.Checked, abc.ABC):
   def load(self, request: Request) -> federation.Federation:
     """Reads the files and makes the federation."""
 
+  def check_file(self, data_dir: Optional[str]) -> None:
+    """Raises `DataFileError` if the user names a file, and it is not there. Nothing is read."""
+
   def portable(self) -> Dataset:
     """The dataset as a run's folder names it, without the places of files on this machine."""
     return self

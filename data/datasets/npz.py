@@ -88,6 +88,9 @@ class Npz(base.Dataset):
     except (OSError, ValueError, zipfile.BadZipFile):
       return []
 
+  def check_file(self, data_dir: Optional[str]) -> None:
+    reading.check_is_file(os.path.join(data_dir or '', self.path), f'expected {_HOLDS}: an .npz with x, y')
+
   def portable(self) -> Npz:
     return dataclasses.replace(self, path=os.path.basename(self.path))
 
@@ -184,11 +187,12 @@ def _examples(path: str, arrays: dict[str, Any], x_name: str, y_name: str) -> tu
       f'np.moveaxis({x_name}, 1, -1); if images really are {channels} high, save np.swapaxes({x_name}, 1, 2)',
     )
   lowest, highest = x.min(), x.max()
-  # NaN fails the comparisons, too.
+  if not (np.isfinite(lowest) and np.isfinite(highest)):
+    raise reading.wrong(path, f'the numbers in {x_name} to be finite', _first_not_finite(x, x_name, arrays))
   if not (lowest >= -_LARGEST and highest <= _LARGEST):
     raise reading.wrong(
       path,
-      f'the numbers in {x_name} to be finite and of at most {_LARGEST:,.0f} in size',
+      f'the numbers in {x_name} to be of at most {_LARGEST:,.0f} in size',
       f'values from {lowest:g} to {highest:g}. Scale them first, each feature to about 1',
     )
   if x.ndim > 2 and not is_uint8 and not (lowest >= 0 and highest <= 1):
@@ -196,6 +200,21 @@ def _examples(path: str, arrays: dict[str, Any], x_name: str, y_name: str) -> tu
       path, f'floats in {x_name} to be pixels in [0, 1]', f'values from {lowest:g} to {highest:g}. Scale them first'
     )
   return x[..., None] if x.ndim == 3 else x, _integers(path, y_name, y, len(x)), 255.0 if is_uint8 else 1.0
+
+
+def _first_not_finite(x: np.ndarray, x_name: str, arrays: Mapping[str, np.ndarray]) -> str:
+  """Where the first number is that is NaN or infinite, and what to do."""
+  numbers = x.reshape(len(x), -1)
+  wrong = ~np.isfinite(numbers)
+  row, column = np.argwhere(wrong)[0]
+  owners = arrays.get('client') if x_name == 'x' else None
+  owner = ''
+  if owners is not None and len(owners.reshape(-1)) == len(x):
+    owner = f', an example of client {owners.reshape(-1)[row].item()!r}'
+  return (
+    f'{numbers[row, column]} in row {row}, column {column}, counted from 0{owner}. {wrong.any(1).sum()} '
+    f'of {len(x)} rows have such a number. Put a number in its place, or leave these rows out of all arrays'
+  )
 
 
 def _looks_channels_first(first: int, second: int, last: int) -> bool:

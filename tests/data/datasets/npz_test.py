@@ -15,6 +15,12 @@ def contents(n=40, shape=(6, 5), **changes):
   return {key: value for key, value in {'x': x, 'y': np.arange(n) % 4, **changes}.items() if value is not None}
 
 
+def _with_nan(shape, row, column):
+  x = np.zeros(shape)
+  x[row, column] = np.nan
+  return x
+
+
 def load(folder, arrays, parameters='', **options):
   np.savez(folder / 'mine.npz', **arrays)
   return data.load(f'npz:path={folder}/mine.npz{parameters}', **options)
@@ -173,7 +179,18 @@ class TestFacts:
     (dict(x=np.zeros(40)), r'found float64\[40\]'),
     (dict(x=np.zeros((0, 6))), r'found float64\[0, 6\]'),
     (dict(x=np.full((40, 6, 5), 2.0)), r'floats in x to be pixels in \[0, 1\], found values from 2 to 2. Scale them'),
-    (dict(x=np.full((40, 6), np.nan)), 'to be finite and of at most 1,000,000 in size, found values from nan to nan'),
+    (
+      dict(x=np.full((40, 6), np.nan)),
+      'numbers in x to be finite, found nan in row 0, column 0, counted from 0. 40 of 40',
+    ),
+    (
+      dict(x=_with_nan((40, 6), 7, 3), client=np.arange(40) % 5),
+      'found nan in row 7, column 3, counted from 0, an example of client 2. 1 of 40 rows have such a number. Put a',
+    ),
+    (
+      dict(x=_with_nan((40, 6), 7, 3), client=np.array(['a', 'b'] * 20)),
+      "found nan in row 7, column 3, counted from 0, an example of client 'b'",
+    ),
     (dict(x=np.full((40, 6), -1e30)), r'found values from -1e\+30 to -1e\+30. Scale them first'),
     (dict(y=np.zeros(39, int)), r'y to be 40 integers, one for each example, found int64\[39\]'),
     (dict(y=np.zeros(40)), r'found float64\[40\]'),
