@@ -118,7 +118,11 @@ def checked(given: Sequence[str] = ()) -> run_lib.Run:
     ValueError: For a flag that is wrong, alone or together with others. The message names it.
   """
   run = run_lib.Run.from_flags(VALUES)
-  run.check()
+  try:
+    run.check()
+  except ValueError:
+    run.data.dataset.check_file(run.data.data_dir)  # A wrong path is said before constants that do not fit.
+    raise
   for name, reason in without_effect(run, given).items():
     raise ValueError(f'--{name}: {reason}')
   return run

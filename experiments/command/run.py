@@ -363,6 +363,8 @@ def unused_flags(method: methods.Method) -> frozenset[str]:
 
 def _check_data(run: Run) -> None:
   dataset, model, features = run.data.dataset, run.local.model, run.data.features
+  if run.data.num_clients is not None:
+    checks.integer('--num_clients', run.data.num_clients, at_least=1)
   name = run.flags['dataset'].partition(':')[0]
   if model != 'auto' and dataset.is_sequences != (model in models.OF_SEQUENCES):
     kinds = {True: 'sequences of tokens', False: 'arrays of numbers'}
