@@ -14,6 +14,7 @@ releases afterwards is in no account. They do not say whether anything else was 
 from collections.abc import Iterable, Mapping, Sequence
 import contextlib
 import csv
+import errno
 import hashlib
 import json
 import os
@@ -112,6 +113,13 @@ def keys_of(source: str) -> set[str]:
 def _read_file(path: str) -> spent_before.SpentBefore:
   if path.endswith('.csv'):
     return _read_clients_file(path)
+  if os.path.isdir(path) or path.endswith('.json'):
+    kind = 'a folder' if os.path.isdir(path) else 'no file of spending'
+    raise ValueError(
+      f'{path} is {kind}. Give the ledger.npz of a run, the clients.csv of a certificate, or the state of a gate.'
+    )
+  if not os.path.exists(path):
+    raise FileNotFoundError(errno.ENOENT, 'there is no such file of an earlier run', path)
   digest = _sha256(path)
   if zipfile.is_zipfile(path) and path.endswith('.npz'):
     return _of_ledger(path, run_ledger.RunLedger.load(path), digest)

@@ -215,6 +215,13 @@ class TestRefuses:
     with pytest.raises(ValueError, match='not a whole file of a gate'):
       accounting.read_spent(path / 'mechanism.json')
 
+  @pytest.mark.parametrize('name, said', [('', 'is a folder'), ('certificate.json', 'is no file of spending')])
+  def test_what_is_no_such_file(self, name, said, tmp_path):
+    with pytest.raises(ValueError, match=f'{said}. Give the ledger.npz of a run, the clients.csv of a certificate'):
+      accounting.read_spent(tmp_path / name)
+    with pytest.raises(FileNotFoundError, match='no such file of an earlier run'):
+      accounting.read_spent(tmp_path / 'nofile')
+
   def test_rounds_without_noise(self, tmp_path):
     ledger = accounting.RunLedger(2, DELTA, 'a run')
     ledger.append(accounting.RoundRecord(np.array([1]), np.ones(1), np.ones(1), 0.0, np.inf, 1.0))
