@@ -101,6 +101,12 @@ def _in_words(error: str) -> str:
   if number:
     kind = 'an integer' if 'int()' in number[3] else 'a number'
     return f'{number[1]} must be {kind}, found {number[2]!r}.'
+  truth = re.fullmatch(r"flag (--\w+)=(.*): \('Non-boolean argument to boolean flag', .*\)", error)
+  if truth:
+    return f'{truth[1]} must be true or false, found {truth[2]!r}.'
+  unread = re.fullmatch(r'ERROR:: Unable to open flagfile: \[Errno \d+\] (.*): (.*)', error)
+  if unread and unread[1] != 'No such file or directory':
+    return f'--flagfile={unread[2]} cannot be read ({unread[1]}). Give a file with one --name=value on each line.'
   absent = re.fullmatch(r'ERROR:: Unable to open flagfile: .*No such file or directory: (.*)', error)
   return f'--flagfile: there is no file {absent[1]}. Presets are in experiments/presets.' if absent else error
 

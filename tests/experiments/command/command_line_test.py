@@ -136,6 +136,11 @@ class TestErrors:
     [
       ('--count=a few', "--count must be an integer, found 'a few'."),
       ('--share=half', "--share must be a number, found 'half'."),
+      ('--whole=maybe', "--whole must be true or false, found 'maybe'."),
+      (
+        '--flagfile=/',
+        "--flagfile='/' cannot be read (Is a directory). Give a file with one --name=value on each line.",
+      ),
       ('--flagfile=absent.flags', "--flagfile: there is no file 'absent.flags'. Presets are in experiments/presets."),
     ],
   )
@@ -143,6 +148,7 @@ class TestErrors:
     values = command_line.new_flags()
     flags.DEFINE_integer('count', 1, 'A number.', flag_values=values)
     flags.DEFINE_float('share', 1.0, 'A number.', flag_values=values)
+    flags.DEFINE_bool('whole', None, 'Yes or no.', flag_values=values)
     with pytest.raises(ValueError) as caught:
       command_line.parse(values, ['program', argument])
     assert str(caught.value) == words
