@@ -311,6 +311,14 @@ def children(argument: Any, type_spec: tff.StructType, path: Path = ()) -> Seque
   return [(name, part, t) for (_, part), (name, t) in zip(members, elements)]
 
 
+def _are_single(found: Sequence[Any], expected: Sequence[tf.TensorSpec]) -> bool:
+  """True if tensors lack an axis of examples that all of the expected ones have."""
+  if len(found) != len(expected) or not all(isinstance(spec, tf.TensorSpec) for spec in found):
+    return False
+  ranks = zip((spec.shape.rank for spec in found), (spec.shape.rank for spec in expected))
+  return all(None not in (own, whole) and own + 1 == whole for own, whole in ranks)
+
+
 def _sequence(argument: Any, type_spec: tff.SequenceType, path: Path) -> tf.Tensor:
   if isinstance(argument, tf.data.Dataset):
     structure = element_structure(type_spec.element)
@@ -323,8 +331,12 @@ def _sequence(argument: Any, type_spec: tff.SequenceType, path: Path) -> tf.Tens
         for f, e in zip(specs, expected)
       )
     ):
+      remedy = ''
+      if _are_single(specs, expected):
+        remedy = ' Its elements are single examples, and batches are expected. Batch them: dataset.batch(32).'
       raise TypeError(
         f'Expected a sequence of type {type_spec} for {_place(path)}, found a dataset of {argument.element_spec}.'
+        + remedy
       )
     return tf.data.experimental.to_variant(argument)
   if isinstance(argument, (list, tuple)):

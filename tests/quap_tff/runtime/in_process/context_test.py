@@ -289,6 +289,21 @@ def test_dataset_of_another_type_is_refused():
     computation(tf.data.Dataset.range(3))
 
 
+@pytest.mark.parametrize(
+  'batched, shape, says', [(False, [None, 2], True), (True, [None, 2], False), (True, [2], False)]
+)
+def test_a_dataset_of_single_examples_says_to_batch_it(batched, shape, says):
+  element = collections.OrderedDict(x=tff.TensorType(np.float32, shape), y=tff.TensorType(np.int32, shape[:-1]))
+  computation = tff.tensorflow.computation(lambda ds: ds.reduce(0, lambda n, _: n + 1), tff.SequenceType(element))
+  dataset = tf.data.Dataset.from_tensor_slices({'x': np.zeros((4, 2), np.float32), 'y': np.zeros(4, np.int32)})
+  if batched == (shape == [None, 2]):
+    assert computation(dataset.batch(2) if batched else dataset) in (2, 4)
+    return
+  with pytest.raises(TypeError, match='Expected a sequence of type') as caught:
+    computation(dataset.batch(2) if batched else dataset)
+  assert ('Batch them: dataset.batch(32)' in str(caught.value)) == says
+
+
 def test_dataset_with_other_names_is_refused():
   # tf.data flattens dictionaries by sorted key, so these would be taken for one another.
   element = collections.OrderedDict(b=np.float32, a=np.float32)
