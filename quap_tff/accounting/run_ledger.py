@@ -202,10 +202,15 @@ class RunLedger:
   def append(self, record: mechanism.RoundRecord) -> None:
     """Adds a round, in time and memory in proportion to its cohort. `truncated` can leave it out again.
 
+    A record that is appended twice counts as two rounds: figures are then too large, and never too small.
+
     Raises:
+      TypeError: If it is no record.
       ValueError: If the record is not as `RoundRecord` says, or if the aggregator counts other rounds of a client than
         the ledger holds. Nothing is added then.
     """
+    if not isinstance(record, mechanism.RoundRecord):
+      raise TypeError(f'A ledger takes a RoundRecord, as plan.record(output, cohort) makes it, found {record!r}.')
     cohort = checks.cohort(record.cohort, self._num_clients)
     if record.counts is not None:
       self._check_counts(cohort, np.asarray(record.counts))

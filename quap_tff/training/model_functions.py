@@ -27,9 +27,14 @@ def of(model: Model) -> ModelFn:
   """The `model_fn` of a model in any of the three forms. Calling it again on the result changes nothing.
 
   Raises:
-    TypeError: If it is a Keras model. So does the `model_fn` if it makes one.
+    TypeError: If it is a Keras model, or no function. So does the `model_fn` if it makes one.
   """
   _refuse_keras(model)
+  if not callable(model) and not isinstance(model, tff.learning.models.FunctionalModel):
+    raise TypeError(
+      f'model_fn must be a function that makes a TFF model anew, or a FunctionalModel, found {model!r}. For a model of '
+      'quap_tff by name, see quap_tff.models.'
+    )
 
   def model_fn() -> tff.learning.models.VariableModel:
     made = model if isinstance(model, tff.learning.models.FunctionalModel) else model()

@@ -101,6 +101,10 @@ class RunAccount:
   leaving: Optional[Leaving] = None
 
   def __post_init__(self) -> None:
+    if not isinstance(self.mechanism, mechanisms.Mechanism):
+      raise TypeError(
+        f'A plan needs a configuration, such as quap_tff.QuapConfig(num_clients=100), found {self.mechanism!r}.'
+      )
     if not isinstance(self.draw, samplers.CohortSampler):
       raise TypeError(
         f'draw must be a Sampler, found {type(self.draw).__name__}. A schedule is for quap_tff.certified_plan.'

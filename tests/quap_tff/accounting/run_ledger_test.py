@@ -102,6 +102,11 @@ class TestRecord:
   def test_delta_is_at_most_one(self):
     assert _filled([_record((0,))] * 3, delta=0.4).delta.tolist() == [1.0] + [0.0] * (N - 1)
 
+  @pytest.mark.parametrize('record', [None, 5, {'cohort': [0]}, (0, 1)])
+  def test_what_is_no_record(self, record):
+    with pytest.raises(TypeError, match=r'takes a RoundRecord, as plan.record\(output, cohort\) makes it, found'):
+      _filled([]).append(record)
+
   @pytest.mark.parametrize(
     'record, words',
     [

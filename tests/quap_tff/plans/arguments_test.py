@@ -27,6 +27,11 @@ _SCHEDULE = examples.SCHEDULE
       lambda: quap_tff.certified_plan(examples.guarantee(), _SCHEDULE, averaging='planned'),
       r"averaging must be a value such as quap_tff.postprocessing.PlannedAverage\(\), found 'planned'",
     ),
+    (lambda: plans.Plan([1]), r'needs a configuration, such as quap_tff.QuapConfig\(num_clients=100\), found \[1\]'),
+    (
+      lambda: plans.Plan(examples.whole()).build_process('cnn'),
+      "model_fn must be a function that makes a TFF model anew, or a FunctionalModel, found 'cnn'",
+    ),
     (
       lambda: plans.Plan(examples.whole(), _SCHEDULE),
       'draw must be a Sampler, found list. A schedule is for quap_tff.certified_plan',
