@@ -212,8 +212,9 @@ class TestRefuses:
     (path / 'certificate.json').unlink()
     with pytest.raises(ValueError, match='certificate.json is not there'):
       accounting.read_spent(clients)
+    (path / 'other').write_bytes((path / 'mechanism.json').read_bytes())
     with pytest.raises(ValueError, match='not a whole file of a gate'):
-      accounting.read_spent(path / 'mechanism.json')
+      accounting.read_spent(path / 'other')
 
   @pytest.mark.parametrize('name, said', [('', 'is a folder'), ('certificate.json', 'is no file of spending')])
   def test_what_is_no_such_file(self, name, said, tmp_path):
