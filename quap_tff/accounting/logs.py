@@ -37,8 +37,8 @@ _CHUNK = 2**10
 _DIGITS = 18
 # Texts of the column `released`; '' if there is no such column.
 _RELEASED = {'yes': 1, 'no': 0, '': -1}
-# A name that is a number, which a spreadsheet may write in another way. A large one gets E and a sign: 1e5
-# may be hexadecimal.
+# A name that is a number, which a spreadsheet may write in another way. A large one gets E and a sign;
+# without a sign, as in 1e5, the name may be hexadecimal.
 _NUMBER = re.compile(r'([+-]?)([0-9]*)(?:\.([0-9]*))?(?:e([+-][0-9]{1,3}))?')
 # So many spellings of a client does an error show.
 _SHOWN = 8
