@@ -6,6 +6,7 @@ to stay, so pyproject.toml names one version of Flower.
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Callable
 
@@ -14,6 +15,8 @@ from flwr.supercore.superexec import run_superexec
 from flwr.supercore.superexec.executor import ExecutionSpec
 from flwr.supercore.superexec.executor import LaunchResult
 from flwr.supercore.superexec.executor import subprocess_executor
+
+_LOG = logging.getLogger('flwr')
 
 
 class Forks(subprocess_executor.SubprocessExecutor):
@@ -34,6 +37,8 @@ class Forks(subprocess_executor.SubprocessExecutor):
       self._work(spec)
     except SystemExit:  # Flower ends with it.
       pass
+    except BaseException:
+      _LOG.exception('A task of Flower failed.')
     finally:
       os._exit(0)
 

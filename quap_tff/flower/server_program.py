@@ -9,6 +9,7 @@ operator's own folder of the app: whoever starts a run says only how long it wai
 from __future__ import annotations
 
 from collections.abc import Mapping
+import importlib
 import pathlib
 import queue
 from typing import Any
@@ -19,12 +20,13 @@ from flwr.supercore.constant import TaskType
 from flwr.supercore.logger import mirror_output_to_queue
 from flwr.supercore.superexec.executor import ExecutionSpec
 from flwr.supercore.tls import validate_and_resolve_root_certificates
-from flwr.superlink.runtime import run_serverapp
 
 from quap_tff.flower import forks
 from quap_tff.flower import operators
 from quap_tff.flower import server_app
 
+# Its package has a function of this name.
+run_serverapp: Any = importlib.import_module('flwr.superlink.runtime.run_serverapp')
 # What `flwr run --run-config` may change.
 OF_ANYBODY = ('seconds', 'quorum')
 
