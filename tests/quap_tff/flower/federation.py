@@ -48,7 +48,6 @@ def environment(folder):
     'PATH': f'{BIN}{os.pathsep}{os.environ["PATH"]}',
     'PYTHONPATH': str(ROOT),
     'PYTHONUNBUFFERED': '1',
-    'XDG_STATE_HOME': str(folder / 'state'),
     'FLWR_HOME': str(folder / 'home'),
     'FLWR_TELEMETRY_ENABLED': '0',
     'FLWR_DISABLE_UPDATE_CHECK': '1',

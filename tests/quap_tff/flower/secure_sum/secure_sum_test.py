@@ -238,6 +238,20 @@ class TestDishonestServer:
     assert f'Refused: Node {victim} has not signed these keys for the history' in caplog.text
     assert not federation.bundle.worked
 
+  def test_keys_of_two_runs_do_not_mix(self, federation):
+    victim = sorted(federation.nodes)[4]
+
+    def forge(message, stage):
+      if message.metadata.dst_node_id == victim:
+        message.content[messages.HEADING]['run'] = 'ef' * 16
+
+    federation.forge = forge
+    assert not len(federation.obtained().came)
+    refusals = federation.refusals(Stage.SHARE_KEYS)
+    assert set(refusals) == set(federation.nodes)
+    assert all('has not signed these keys' in one for one in refusals.values())
+    assert not federation.bundle.worked
+
   def test_two_cohorts_and_a_lie_about_digests(self, federation):
     # It says to each that all were told the same. In the third stage, the history is another than was compared.
     link = federation.announced(1).history[0]
