@@ -55,10 +55,14 @@ def _unusable(round_num, weights):
 
 
 class Lossy(Gated):
-  """The connection to some clients is lost."""
+  """The connection to some clients is lost. It counts the replies of clients 3 and 4, none of which can be used."""
+
+  unusable = 0
 
   def aggregate_train(self, server_round, replies):
     there = [reply for reply in replies if not (reply.has_error() and DROPS_OUT in reply.error.reason)]
+    for reply in there:  # The id of a node says nothing about its data.
+      self.unusable += reply.has_error() or reply.content['metrics']['num-examples'] in (3001, 4001)
     return super().aggregate_train(server_round, there)
 
 
@@ -89,6 +93,7 @@ def serve(grid: Grid, context: Context) -> None:
         'stddev': float(np.std(result.arrays.to_numpy_ndarrays()[0])),
         'weights': sorted(average.weights),
         'replaced': strategy.replaced,
+        'unusable': strategy.unusable,
         'metrics': len(result.train_metrics_clientapp),
       }
     ),
