@@ -60,7 +60,7 @@ _PARALLEL = flags.DEFINE_integer(
 _DRY_RUN = flags.DEFINE_bool('dry_run', False, 'List the runs and their commands, and start none.', flag_values=_FLAGS)
 
 
-class Outcome(NamedTuple):
+class SweepOutcome(NamedTuple):
   """How a sweep ended.
 
   Attributes:
@@ -84,7 +84,7 @@ def main(argv: list[str], start: Optional[Callable[[sweep_runs.SweepRun], childr
   return outcome.status
 
 
-def play(argv: list[str], start: Optional[Callable[[sweep_runs.SweepRun], children.Child]] = None) -> Outcome:
+def play(argv: list[str], start: Optional[Callable[[sweep_runs.SweepRun], children.Child]] = None) -> SweepOutcome:
   """As `main`, but what it would print on standard output is in the outcome."""
   interrupts.install()
   try:
@@ -102,7 +102,7 @@ def play(argv: list[str], start: Optional[Callable[[sweep_runs.SweepRun], childr
       return _summarize(runs, failed, interrupted, time.monotonic() - begin)
   except KeyboardInterrupt:
     print('\nInterrupted before a run was started.', file=sys.stderr)
-    return Outcome(command_line.INTERRUPTED, [], None)
+    return SweepOutcome(command_line.INTERRUPTED, [], None)
 
 
 def _parse(argv: Sequence[str]) -> list[str]:
@@ -137,7 +137,7 @@ def _arguments(run: sweep_runs.SweepRun) -> list[str]:
   return [*run.arguments, f'--num_threads={max(1, len(os.sched_getaffinity(0)) // _PARALLEL.value)}']
 
 
-def _list(runs: Sequence[sweep_runs.SweepRun]) -> Outcome:
+def _list(runs: Sequence[sweep_runs.SweepRun]) -> SweepOutcome:
   standings = {run.name: scheduler.standing(run) for run in runs}
   said = []
   for run in runs:
@@ -146,12 +146,12 @@ def _list(runs: Sequence[sweep_runs.SweepRun]) -> Outcome:
     command = [sys.executable, '-m', 'experiments.train', *_arguments(run)]
     said.append(f'{run.name} ({state})\n  {shlex.join(command)}')
   done = [name for name, at in standings.items() if at.finished]
-  return Outcome(0, said, _result(runs, done, {}, False, 0.0))
+  return SweepOutcome(0, said, _result(runs, done, {}, False, 0.0))
 
 
 def _summarize(
   runs: Sequence[sweep_runs.SweepRun], failed: dict[str, str], interrupted: bool, seconds: float
-) -> Outcome:
+) -> SweepOutcome:
   done = [run.name for run in runs if scheduler.standing(run).finished]
   said = [f'{len(done)} of {len(runs)} runs are done.']
   for name, error in failed.items():
@@ -162,7 +162,7 @@ def _summarize(
     said.append(f'To go on: {shlex.join(command)}')
   status = command_line.FAILED if failed else 0
   result = _result(runs, done, failed, interrupted, seconds)
-  return Outcome(command_line.INTERRUPTED if interrupted else status, said, result)
+  return SweepOutcome(command_line.INTERRUPTED if interrupted else status, said, result)
 
 
 def _result(

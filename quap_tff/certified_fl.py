@@ -31,7 +31,7 @@ from quap_tff.mechanisms.noise.integer_noise import SMALLEST_STDDEV
 from quap_tff.mechanisms.noise.integers import RESERVE
 
 
-class State(NamedTuple):
+class RunState(NamedTuple):
   """The server's state after t rounds and s releases, for N clients and d model weights."""
 
   round: int  # t.
@@ -41,15 +41,15 @@ class State(NamedTuple):
   spent: np.ndarray  # float64[N], μ_i².
 
 
-def initial_state(core: Certified, theta: np.ndarray) -> State:
+def initial_state(core: Certified, theta: np.ndarray) -> RunState:
   """The state before round 1."""
   clients = core.num_clients
-  return State(0, theta, np.zeros([0, clients]), np.zeros([0, len(theta)], np.int64), np.zeros(clients))
+  return RunState(0, theta, np.zeros([0, clients]), np.zeros([0, len(theta)], np.int64), np.zeros(clients))
 
 
 def play_round(
-  core: Certified, state: State, asked: np.ndarray, updates: Mapping[int, np.ndarray], generator: Generator
-) -> State:
+  core: Certified, state: RunState, asked: np.ndarray, updates: Mapping[int, np.ndarray], generator: Generator
+) -> RunState:
   """The state after a round: with z, D, T and a fixed C from the mechanism, the weights that the rule asks for,
   float64[N], and the updates g_i of the cohort, float64[d] by client."""
   allowed = filtered(core, state, asked)
@@ -75,10 +75,10 @@ def play_round(
 
   release = core.clip.initial_norm / (steps * core.divisor) * (total + noise)
   added, noises = np.vstack([state.added, weights]), np.vstack([state.noise, noise])
-  return State(state.round + 1, state.theta - release, added, noises, spent)
+  return RunState(state.round + 1, state.theta - release, added, noises, spent)
 
 
-def filtered(core: Certified, state: State, asked: np.ndarray) -> np.ndarray:
+def filtered(core: Certified, state: RunState, asked: np.ndarray) -> np.ndarray:
   """w_i(t), float64[N]: the largest weight up to the one asked for whose charge fits into what is left."""
   # Clients were charged for what shows up to round T, and for nothing later.
   if state.round >= core.config.most_releases:
@@ -94,7 +94,7 @@ def filtered(core: Certified, state: State, asked: np.ndarray) -> np.ndarray:
   return np.where(is_worthwhile, weights, 0)
 
 
-def prices(core: Certified, state: State) -> tuple[float, np.ndarray]:
+def prices(core: Certified, state: RunState) -> tuple[float, np.ndarray]:
   """A and B_i float64[N]: a weight of w in this release raises ‖C·w_i‖² by A·w² + 2·B_i·w.
 
   The norm is over the rows of C up to the last planned round, because what a client adds shows in all of them.

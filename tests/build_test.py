@@ -22,8 +22,8 @@ WITHOUT_TFF = (
   'quap_tff/flower',
 )
 
-# Of the extra `flower`: no environment has it together with TFF.
-OF_FLOWER = 'flwr'
+# The extra `flower`, and the HTTP client that Flower brings along: no environment has them together with TFF.
+OF_FLOWER = ('flwr', 'httpx')
 
 # Import name -> distribution, where they differ.
 DISTRIBUTIONS = {
@@ -169,7 +169,7 @@ def test_no_circle_of_files_lazily_or_for_types(folder):
 @pytest.mark.slow
 def test_third_party_packages_are_required():
   required = re.findall(r'^([A-Za-z0-9._-]+)', (ROOT / 'requirements.txt').read_text(encoding='utf-8'), re.MULTILINE)
-  known = {re.sub('[-_.]+', '-', name).lower() for name in (*required, OF_FLOWER)}
+  known = {re.sub('[-_.]+', '-', name).lower() for name in (*required, *OF_FLOWER)}
   for path in python_files(*PROJECT, 'tests'):
     for module in modules_of(path):
       top = module.split('.')[0]

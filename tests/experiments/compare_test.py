@@ -15,7 +15,7 @@ from experiments.sweeps import sweep_runs
 from tests.experiments import pretended_run
 from tests.experiments.reporting import factory
 
-_INTERRUPTED = sweep.Outcome(130, [], None)
+_INTERRUPTED = sweep.SweepOutcome(130, [], None)
 
 
 def _main(*arguments):
@@ -56,7 +56,7 @@ def test_its_end_says_what_was_found_and_where(tmp_path, monkeypatch, capsys):
     theirs = {'algorithm': 'tff_dp_ftrl', 'covers': 'released model', 'epsilon_max': 3.0, 'accuracy': 0.8}
     for number, run in enumerate(3 * (ours, theirs)):
       factory.write_run(runs / str(number), epsilon=3.0, dataset='digits', seed=number // 2, **run)
-    return sweep.Outcome(0, [], {'runs': 1})
+    return sweep.SweepOutcome(0, [], {'runs': 1})
 
   monkeypatch.setattr(sweep, 'play', play)
   assert _main(f'--output_dir={tmp_path / "out"}') == 0
@@ -80,7 +80,7 @@ def test_a_failed_run_and_an_interrupt_are_the_exit_status(tmp_path, monkeypatch
 
   def play(argv):
     calls.append(argv)
-    return sweep.Outcome(statuses[len(calls) - 1], ['Failed: a run'], {'runs': 1})
+    return sweep.SweepOutcome(statuses[len(calls) - 1], ['Failed: a run'], {'runs': 1})
 
   monkeypatch.setattr(sweep, 'play', play)
   factory.write_run(tmp_path / 'out' / 'runs' / '0', algorithm='certified', certified_epsilon=3.0)
