@@ -37,15 +37,11 @@ def _formal():
   )
 
 
+_PROTECTION = protection.Protection(protection.RELEASED_MODEL, 'Every number.')
+
+
 def _report():
-  return str(plans.Report(_Protection, _formal(), np.full(2, EPSILON), np.full(2, DELTA)))
-
-
-class _Protection:
-  """As much of a protection as a report prints."""
-
-  text = statement = 'Every number.'
-  model_protected = True
+  return str(plans.Report(_PROTECTION, _formal(), np.full(2, EPSILON), np.full(2, DELTA)))
 
 
 def _summary():
