@@ -85,7 +85,7 @@ def main(argv: list[str], start: Optional[Callable[[sweep_runs.SweepRun], childr
 
 
 def play(argv: list[str], start: Optional[Callable[[sweep_runs.SweepRun], children.Child]] = None) -> SweepOutcome:
-  """As `main`, but what it would print on standard output is in the outcome."""
+  """Does the same as `main`, and returns what that prints on standard output."""
   interrupts.install()
   try:
     base = _parse(argv)

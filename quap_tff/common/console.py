@@ -12,8 +12,13 @@ INTERRUPTED, NOT_READ, FAILED = 130, 141, 2
 
 def shown(text: str) -> str:
   """The text, with escapes for control characters, marks of bidirectional text and others that have no shape."""
-  plain = lambda c: c.isprintable() and not characters.is_unseen(c)
-  return ''.join(c if plain(c) else c.encode('unicode_escape').decode() for c in text)
+  return ''.join(map(_shown_character, text))
+
+
+def _shown_character(character: str) -> str:
+  if character.isprintable() and not characters.is_unseen(character):
+    return character
+  return character.encode('unicode_escape').decode()
 
 
 def run(main: Callable[[Sequence[str]], int]) -> NoReturn:

@@ -66,7 +66,7 @@ class _Version(NamedTuple):
 
   @property
   def digest(self) -> str:
-    """Of all of it; `-` before the first version."""
+    """The digest of all of it; `-` before the first version."""
     if not self.number:
       return _NOTHING
     return hashlib.sha256(f'{self.state_id} {self.number} {self.before}\n'.encode() + self.content).hexdigest()

@@ -1,8 +1,8 @@
 """Who asks: the operator of a run has a key, and a node answers nothing that this key has not signed.
 
 The operator keeps the private half, with which the ServerApp signs every message to a node. Each node has the public
-half, from the operator and by another way than through the SuperLink. So whoever runs the SuperLink, or starts another
-app on it, is told nothing by nodes. He can withhold messages, and deliver them twice.
+half, which came from the operator and not through the SuperLink. So nodes tell nothing to a person who runs the
+SuperLink, or starts another app on it. Such a person can withhold messages, and deliver them twice.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ class SigningGrid:
     self._grid, self._key = grid, key
 
   def get_nodes(self) -> Iterable[Any]:
-    """As Flower's."""
+    """The nodes that are connected."""
     return self._grid.get_nodes()
 
   def send_and_receive(self, sent: Sequence[Message], *, timeout: Optional[float] = None) -> Iterable[Message]:
-    """As Flower's."""
+    """Signs the messages, sends them, and gives the replies that come within `timeout` seconds."""
     contents = {id(message.content): message.content for message in sent}
     for content in contents.values():
       sign(content, self._key)

@@ -65,7 +65,7 @@ def config_of(folder: str, told: Mapping[str, Any] = {}) -> Mapping[str, Any]:
 
 
 def _work(spec: ExecutionSpec) -> None:
-  """As Flower's program of a ServerApp."""
+  """Does a task in the way of Flower's own program of a ServerApp."""
   said: queue.Queue[Any] = queue.Queue()
   mirror_output_to_queue(said)
   run_serverapp.run_serverapp(
