@@ -260,7 +260,7 @@ class _Counted(NamedTuple):
 
   @classmethod
   def read(cls, path: str) -> Optional[_Counted]:
-    """What a counter says that may be in use; None if there is none."""
+    """The content of a counter that may be in use; None without a counter."""
     try:
       with open(path, 'rb') as f:
         return cls.of(_whole_lines(f.read()))

@@ -48,7 +48,7 @@ def new_operator(folder: str) -> None:
 
 
 def private_key(folder: str) -> ed25519.Ed25519PrivateKey:
-  """The key in an operator's folder. Raises `ValueError` if there is none."""
+  """The key in an operator's folder. Raises `ValueError` if the folder has no key."""
   return signatures.read_private_key(os.path.join(folder, KEY))
 
 

@@ -4,7 +4,7 @@ Its configuration is in the folder that `python -m quap_tff.flower app` makes:
 
     bundle        folder of the bundle
     enrolment     folder with the JSON file of each node, see `enrolment`
-    operator      folder with the operator's key, which signs what nodes are told, see `operators`
+    operator      folder with the operator's key, which signs each message to a node, see `operators`
     output        folder of the run; if it has a checkpoint, the run goes on from there
     test          an .npz file with x_test and y_test, for the accuracy; '' for none
     signing-key   file with an Ed25519 private key (PEM) to sign the certificate with; '' for none
@@ -51,7 +51,7 @@ app = ServerApp()
 
 
 class StoppedError(AppExitException):
-  """A run that stops before its end. The message is for whoever operates it, who can continue the run."""
+  """A run that stops before its end. The message is for its operator, who can continue it."""
 
   exit_code = ExitCode.SUCCESS  # Flower adds a page of its own to every other one.
 

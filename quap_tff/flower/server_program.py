@@ -1,9 +1,9 @@
 """The program of a run's operator: works for a SuperLink as its ServerApp.
 
-By itself, a SuperLink starts each ServerApp as its own user, by the app that somebody has sent. Then whoever reaches
-its Control API reads the operator's key. This program runs as another user than the SuperLink
-(`--isolation=process`), by the ServerApp that is installed on this machine and no other. What that does stands in the
-operator's own folder of the app: whoever starts a run says only how long it waits, and for how many.
+By itself, a SuperLink starts each ServerApp as its own user, by the app that somebody has sent. Anyone who reaches
+its Control API can then read the operator's key. This program runs as another user than the SuperLink
+(`--isolation=process`), by the ServerApp that is installed on this machine and no other. Its settings are in the
+operator's own folder of the app: a person who starts a run chooses only how long it waits, and for how many.
 """
 
 from __future__ import annotations
