@@ -13,9 +13,9 @@ import pytest
 from experiments import attack
 from experiments.reporting.sections import spending
 from experiments.running import final_summary
-from quap_tff import account
 from quap_tff import accounting
 from quap_tff import plans
+from quap_tff.account import __main__ as account
 from quap_tff.accounting import accountants
 from quap_tff.accounting import protection
 from tests.experiments.reporting import factory
@@ -26,7 +26,7 @@ EPSILON, DELTA = 2.00004, 1.0000004e-5
 
 def _account(*arguments):
   with contextlib.redirect_stdout(io.StringIO()) as said:
-    assert account.main(arguments) == 0
+    assert account.main(['solve', *arguments]) == 0
   return said.getvalue()
 
 

@@ -1,6 +1,7 @@
-"""The account command: plans and logs, its tables, its JSON line, and how it refuses."""
+"""The programs of `quap_tff.account`: their tables, their JSON lines, and how they refuse."""
 
 import csv
+import inspect
 import itertools
 import json
 import math
@@ -13,8 +14,8 @@ import numpy as np
 import pytest
 
 import quap_tff
-from quap_tff import account
 from quap_tff import cohorts
+from quap_tff.account import __main__ as account
 from quap_tff.accounting import accountants
 from quap_tff.accounting import history
 from quap_tff.accounting import logs
@@ -37,9 +38,13 @@ def _last_line(out):
   return json.loads(out.splitlines()[-1])
 
 
-class TestPlan:
+def _solve(capsys, *arguments):
+  return _run(capsys, 'solve', *arguments)
+
+
+class TestSolve:
   def test_epsilon_from_noise(self, capsys):
-    status, out, err = _run(capsys, '--noise_multiplier=10.8', '--rounds=200', '--delta=1e-5')
+    status, out, err = _solve(capsys, '--noise_multiplier=10.8', '--rounds=200', '--delta=1e-5')
     assert (status, err) == (0, '')
     result = _last_line(out)
     assert result['noise_multiplier'] == 10.8 and result['delta'] == 1e-5
@@ -50,35 +55,35 @@ class TestPlan:
     assert all(len(line) <= 160 for line in out.splitlines()[:-1])
 
   def test_noise_from_epsilon(self, capsys):
-    status, out, _ = _run(capsys, '--epsilon=6', '--rounds=200', '--delta=1e-5')
+    status, out, _ = _solve(capsys, '--epsilon=6', '--rounds=200', '--delta=1e-5')
     result = _last_line(out)
     assert status == 0 and result['noise_multiplier'] == pytest.approx(10.8, abs=0.005)
     assert 5.999 < result['epsilon']['gaussian_exact'] <= 6
 
   def test_noise_by_a_named_accountant(self, capsys):
-    _, out, _ = _run(capsys, '--epsilon=6', '--rounds=200', '--delta=1e-5', '--accountant=zcdp')
+    _, out, _ = _solve(capsys, '--epsilon=6', '--rounds=200', '--delta=1e-5', '--accountant=zcdp')
     result = _last_line(out)
     assert 5.999 < result['epsilon']['zcdp'] <= 6 and result['epsilon']['gaussian_exact'] < 5.7
     assert result['accountant'] == 'zcdp'
 
   def test_delta_from_both(self, capsys):
-    _, out, _ = _run(capsys, '--epsilon=6', '--rounds=200', '--noise_multiplier=10.8')
+    _, out, _ = _solve(capsys, '--epsilon=6', '--rounds=200', '--noise_multiplier=10.8')
     result = _last_line(out)
     assert result['delta'] == pytest.approx(1e-5, rel=0.01) and result['epsilon']['gaussian_exact'] <= 6
 
   def test_sampling(self, capsys):
-    _, out, _ = _run(capsys, '--noise_multiplier=10.8', '--rounds=200', '--delta=1e-5', '--sampling_rate=0.3')
+    _, out, _ = _solve(capsys, '--noise_multiplier=10.8', '--rounds=200', '--delta=1e-5', '--sampling_rate=0.3')
     result = _last_line(out)
     assert list(result['epsilon']) == ['rdp', 'pld'] and result['epsilon']['pld'] < result['epsilon']['rdp'] < 2
     assert 'Poisson sampling, q = 0.3' in out and 'cannot count amplification' in out
 
   def test_correlated_noise(self, capsys):
     # By hand: (1, 0.5, 0.25) and (0, 1, 0.5) add up to (1, 1.5, 0.75), of norm √3.8125.
-    _, out, _ = _run(
+    _, out, _ = _solve(
       capsys, '--noise_multiplier=5', '--delta=1e-5', '--rounds=2', '--correlation=ar1:decay=0.5', '--rounds_after=1'
     )
     found = _last_line(out)
-    _, out, _ = _run(capsys, f'--noise_multiplier={5 / 3.8125**0.5}', '--delta=1e-5')
+    _, out, _ = _solve(capsys, f'--noise_multiplier={5 / 3.8125**0.5}', '--delta=1e-5')
     assert found['epsilon'] == pytest.approx(_last_line(out)['epsilon'])
     assert found['noise_multiplier'] == pytest.approx(5) and found['correlation'] == 'ar1:decay=0.5'
 
@@ -96,24 +101,26 @@ class TestPlan:
     ],
   )
   def test_the_schedule_is_in_words(self, capsys, arguments, words):
-    _, out, _ = _run(capsys, '--noise_multiplier=5', '--delta=1e-5', '--correlation=ar1:decay=0.5', *arguments)
+    _, out, _ = _solve(capsys, '--noise_multiplier=5', '--delta=1e-5', '--correlation=ar1:decay=0.5', *arguments)
     assert words in out.splitlines()
 
   def test_noise_for_correlated_rounds(self, capsys):
     arguments = ['--delta=1e-5', '--rounds=18', '--every=3', '--correlation=blt:gain=0.6/0.3,decay=0.9/0.4']
-    _, out, _ = _run(capsys, '--epsilon=3', *arguments)
+    _, out, _ = _solve(capsys, '--epsilon=3', *arguments)
     multiplier = _last_line(out)['noise_multiplier']
-    _, out, _ = _run(capsys, f'--noise_multiplier={multiplier}', *arguments)
+    _, out, _ = _solve(capsys, f'--noise_multiplier={multiplier}', *arguments)
     assert 2.999 < _last_line(out)['epsilon']['gaussian_exact'] <= 3.000001
 
   def test_flags_of_one_call_are_forgotten_in_the_next(self, capsys):
-    _run(capsys, '--noise_multiplier=10.8', '--rounds=200', '--delta=1e-5', '--sampling_rate=0.3')
-    status, out, _ = _run(capsys, '--epsilon=1', '--delta=1e-5')
+    _solve(capsys, '--noise_multiplier=10.8', '--rounds=200', '--delta=1e-5', '--sampling_rate=0.3')
+    status, out, _ = _solve(capsys, '--epsilon=1', '--delta=1e-5')
     assert status == 0 and _last_line(out)['rounds'] == 1 and _last_line(out)['sampling_rate'] == 1
 
   def test_help(self, capsys):
+    status, out, _ = _solve(capsys, '--help')
+    assert status == 0 and 'gaussian_exact, zcdp, rdp' in ' '.join(out.split())
     status, out, _ = _run(capsys, '--help')
-    assert status == 0 and '--noise_multiplier=10.8' in out and 'gaussian_exact, zcdp, rdp' in ' '.join(out.split())
+    assert status == 0 and '--noise_multiplier=10.8' in out and 'LOG.csv' in out and '--accountant ' not in out
 
   @pytest.mark.parametrize(
     'arguments, words',
@@ -134,16 +141,16 @@ class TestPlan:
       ('--epsilon=1 --delta=.1 --accountant=zcpd', "Did you mean 'zcdp'"),
       ('--epsilon=1 --delta=.1 --accountant=basic --sampling_rate=.1', 'cannot count amplification'),
       ('--epsilon=1 --detla=.1', 'unrecognized arguments: --detla=.1'),
-      ('--epsilon=1 --delta=.1 one two', 'unrecognized arguments: two'),
+      ('--epsilon=1 --delta=.1 one', 'unrecognized arguments: one'),
       ('--epsilon=1 --delta=.1 --correlation=held:decay=.5', 'depends on everybody'),
-      ('--epsilon=1 --delta=.1 --output_dir=here', 'is for the account of a log'),
+      ('--epsilon=1 --delta=.1 --output_dir=here', 'it is for python -m quap_tff.account.'),
       ('--epsilon=1 --noise_multiplier=1e-5', 'out of reach'),
       ('--epsilon=0 --delta=1e-5 --sampling_rate=.5', 'epsilon=0.0 with sampling_rate=0.5 is out of range'),
       ('--epsilon=1e-6 --delta=1e-5 --rounds=1000000 --sampling_rate=.5', 'epsilon=1e-06 at delta=1e-05 over 1000000'),
     ],
   )
   def test_wrong_input_is_one_line(self, arguments, words, capsys):
-    status, out, err = _run(capsys, *arguments.split())
+    status, out, err = _solve(capsys, *arguments.split())
     assert (status, out) == (2, '')
     assert err.startswith('Error: ') and words in err and len(err.splitlines()) == 1
 
@@ -261,7 +268,7 @@ class TestLog:
     status, out, _ = _run(capsys, path, f'--noise_multiplier={noise}', f'--delta={delta}', '--sampling_rate=0.3')
     assert status == 0
     assert [line for line in out.splitlines() if 'pld' in line and 'none: no amplification is proven here' in line]
-    _, out, _ = _run(capsys, f'--noise_multiplier={noise}', f'--delta={delta}', '--rounds=20', '--sampling_rate=0.3')
+    _, out, _ = _solve(capsys, f'--noise_multiplier={noise}', f'--delta={delta}', '--rounds=20', '--sampling_rate=0.3')
     assert 'exact ε without sampling: pld proves no amplification here' in out
 
   def test_bounds_are_rounded_up(self, tmp_path, capsys):
@@ -355,8 +362,8 @@ class TestLog:
       (['--delta=2'], 'delta must be'),
       (['--epsilon=-1'], 'epsilon must be'),
       (['--sampling_rate=2'], 'sampling_rate must be'),
-      (['--accountant=rdp'], 'are for plans without a log'),
-      (['--every=2', '--correlation=ar1:decay=0.5'], 'are for plans without a log'),
+      (['--accountant=rdp'], 'it is for python -m quap_tff.account solve.'),
+      (['--every=2', '--correlation=ar1:decay=0.5'], 'it is for python -m quap_tff.account solve.'),
       (['--correlation=ar1'], 'give its numbers here'),
       (['--correlation=held:decay=0.5'], 'depends on everybody'),
     ],
@@ -370,7 +377,10 @@ class TestLog:
     assert (status, out) == (2, '') and 'names no client: nobody has spent anything' in err
 
   def test_a_log_needs_noise_and_delta_and_must_be_there(self, tmp_path, capsys):
-    assert 'give --noise_multiplier and --delta' in _run(capsys, _log(tmp_path, _rows()[0]), '--delta=0.1')[2]
+    err = _run(capsys, _log(tmp_path, _rows()[0]), '--epsilon=2')[2]
+    assert '--noise_multiplier and --delta must be given' in err and 'quap_tff.account noise LOG.csv' in err
+    err = _run(capsys, *_FLAGS)[2]
+    assert 'Name a log' in err and 'quap_tff.account solve' in err
     status, _, err = _run(capsys, tmp_path / 'none.csv', *_FLAGS)
     assert status == 2 and 'none.csv cannot be read: No such file' in err
 
@@ -395,18 +405,17 @@ class TestLog:
     run = lambda *arguments, **more: subprocess.run(
       [sys.executable, '-m', 'quap_tff.account', *arguments], cwd=ROOT, capture_output=True, encoding='utf-8', **more
     )
-    good = run('--noise_multiplier=10.8', '--rounds=200', '--delta=1e-5')
+    good = run('solve', '--noise_multiplier=10.8', '--rounds=200', '--delta=1e-5')
     assert good.returncode == 0 and 'Traceback' not in good.stderr
     assert _last_line(good.stdout)['epsilon']['gaussian_exact'] == pytest.approx(6, abs=0.005)
-    assert run('--delta=1e-5').returncode == 2
-    assert (
-      '\\u03b4' in run('--noise_multiplier=1', '--delta=0.1', env={**os.environ, 'PYTHONIOENCODING': 'ascii'}).stdout
-    )
+    assert run('solve', '--delta=1e-5').returncode == 2
+    ascii_only = {**os.environ, 'PYTHONIOENCODING': 'ascii'}
+    assert '\\u03b4' in run('solve', '--noise_multiplier=1', '--delta=0.1', env=ascii_only).stdout
     assert run(_log(tmp_path, _rows()[0]), *_FLAGS, '--epsilon=0.1').returncode == 1
 
 
 class TestNoiseForModel:
-  _FLAGS = ('--epsilon=2', '--delta=1e-6', '--num_clients=12', '--rounds=8')
+  _FLAGS = ('cohorts', '--epsilon=2', '--delta=1e-6', '--num_clients=12', '--rounds=8')
 
   @pytest.mark.slow
   def test_is_that_of_a_log_of_the_same_cohorts(self, tmp_path, capsys):
@@ -417,10 +426,10 @@ class TestNoiseForModel:
     model = cohorts.MODELS['beta'](a=1.0, b=2.0).over(cohorts.Population(12, 4, 7))
     lines = [f'{number},{client}' for number in range(1, 9) for client in model.cohort(number)]
     (tmp_path / 'log.csv').write_text('\n'.join(['round,client', *lines]) + '\n')
-    by_log = _run(capsys, tmp_path / 'log.csv', '--epsilon=2', '--delta=1e-6')[1]
+    by_log = _run(capsys, 'noise', tmp_path / 'log.csv', '--epsilon=2', '--delta=1e-6')[1]
     found, expected = _last_line(out), _last_line(by_log)
     assert {name: found.pop(name) for name in ('participation', 'seed', 'cohort_size')} == {
-      'participation': 'beta:a=1,b=2',
+      'participation': 'beta:a=1.0,b=2.0',
       'seed': 7,
       'cohort_size': 4,
     }
@@ -443,17 +452,18 @@ class TestNoiseForModel:
     'flags, words',
     [
       (
-        ['--participation=uniform', '--epsilon=2', '--delta=1e-6'],
-        'give --num_clients, --rounds, --epsilon and --delta',
+        ['cohorts', '--participation=uniform', '--epsilon=2', '--delta=1e-6'],
+        '--num_clients and --rounds must be given',
       ),
       ([*_FLAGS, '--participation=unifrom'], "Did you mean 'uniform'"),
       ([*_FLAGS, '--participation=beta:a=0'], 'beta'),
       ([*_FLAGS, '--participation=log:path=x.csv'], 'give the log itself'),
-      ([*_FLAGS, '--participation=uniform', 'x.csv'], 'and not both'),
+      ([*_FLAGS, '--participation=uniform', 'x.csv'], 'unrecognized arguments: x.csv'),
       ([*_FLAGS, '--participation=uniform', '--cohort_size=13'], 'at most the number of clients'),
       ([*_FLAGS, '--participation=uniform', '--sampling_rate=0.1'], '--sampling_rate plays no part'),
       ([*_FLAGS, '--participation=uniform', '--delta=2'], 'delta'),
-      (['--epsilon=2', '--delta=1e-6', '--num_clients=12'], '--num_clients is for the cohorts of a model'),
+      ([*_FLAGS, '--participation=uniform', '--rounds=200000'], 'rounds must be an integer at least 1 and at most'),
+      (['solve', '--epsilon=2', '--delta=1e-6', '--num_clients=12'], 'it is for python -m quap_tff.account cohorts.'),
     ],
   )
   def test_wrong_flags(self, flags, words, capsys):
@@ -473,7 +483,7 @@ class TestNoiseForLog:
   @pytest.mark.parametrize('correlation', ['independent', 'ar1:decay=0.9'])
   def test_the_noise_is_just_enough_for_the_log(self, correlation, tmp_path, capsys):
     log = self._log(tmp_path)
-    status, out, err = _run(capsys, log, '--epsilon=2', '--delta=1e-6', f'--correlation={correlation}')
+    status, out, err = _run(capsys, 'noise', log, '--epsilon=2', '--delta=1e-6', f'--correlation={correlation}')
     found = _last_line(out)
     assert (status, err) == (0, '') and found['correlation'] == correlation and found['clients'] == 8
     assert {one['trust'] for one in found['choices']} == {'server', 'secure_sum'}
@@ -485,13 +495,23 @@ class TestNoiseForLog:
   @pytest.mark.parametrize(
     'flags, words',
     [
-      (['--epsilon=2'], 'or --epsilon and --delta, for the noise that these cohorts need'),
-      (['--delta=1e-6'], 'With a log, give --noise_multiplier and --delta'),
+      (['--epsilon=2'], '--delta must be given'),
+      (['--delta=1e-6'], '--epsilon must be given'),
       (['--epsilon=0', '--delta=1e-6'], 'epsilon must be'),
-      (['--epsilon=2', '--delta=1e-6', '--rounds=30'], '--rounds is for the account of a log'),
-      (['--epsilon=2', '--delta=1e-6', '--output_dir=x'], '--output_dir is for the account of a log'),
+      (['--epsilon=2', '--delta=1e-6', '--rounds=30'], '--rounds plays no part'),
+      (['--epsilon=2', '--delta=1e-6', '--output_dir=x'], 'it is for python -m quap_tff.account.'),
     ],
   )
   def test_wrong_flags(self, flags, words, tmp_path, capsys):
-    status, out, err = _run(capsys, self._log(tmp_path), *flags)
+    status, out, err = _run(capsys, 'noise', self._log(tmp_path), *flags)
     assert (status, out) == (2, '') and words in err
+
+
+@pytest.mark.parametrize('program', [account._LOG, account._NOISE, account._COHORTS, account._SOLVE])
+def test_each_function_has_the_parameters_of_its_flags(program):
+  parameters = dict(inspect.signature(program.find).parameters)
+  if program.has_log:
+    assert parameters.pop('log').default is inspect.Parameter.empty
+  required = {name for name, parameter in parameters.items() if parameter.default is inspect.Parameter.empty}
+  assert required == set(program.needs)
+  assert set(parameters) - required == set(program.takes)
