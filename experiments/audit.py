@@ -254,10 +254,10 @@ def _run_of(path: str, given: Mapping[str, Any]) -> run_lib.Run:
   return run_lib.Run.from_flags({**run.flags, **given})
 
 
-def _say(text: str) -> None:
+def _say(text: str, is_whole_run: bool = True) -> None:
   if sys.stderr.isatty():
     print(f'\r\x1b[K{text}', end='', file=sys.stderr, flush=True)
-  elif 'round' not in text or text.rpartition(' ')[2].partition('/')[0] == text.rpartition('/')[2]:
+  elif is_whole_run:
     print(text, file=sys.stderr, flush=True)  # In a log, a line for each run is enough.
 
 

@@ -206,15 +206,13 @@ def _run(setting: ComparisonSetting, epsilons: Sequence[float], folder: str) -> 
   if left:
     _say(f'{left} runs of about {setting.seconds:g} s: {minutes} minute{"s" * (minutes > 1)} on {cores} cores.')
   for axes in grids:
-    status, said, _ = sweep.play(
-      ['sweep', f'--output_dir={runs}', f'--parallel={cores}', *(f'--vary={axis}' for axis in axes), '--', *base]
-    )
-    if status == command_line.INTERRUPTED:
+    outcome = sweep.play(runs, base, axes, cores)
+    if outcome.status == command_line.INTERRUPTED:
       _say('The same command continues it.')
-      return status
-    if status:
-      _say('\n'.join(said))
-    failed |= status != 0
+      return outcome.status
+    if outcome.status:
+      _say('\n'.join(outcome.said))
+      failed = True
   command = ['python', '-m', 'experiments.compare', f'--dataset={_DATASET.value}']
   command += [f'--data_dir={_DATA_DIR.value}'] if _DATA_DIR.value else []
   command += [f'--epsilons={",".join(_EPSILONS.value)}'] if _FLAGS['epsilons'].present else []

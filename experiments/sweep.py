@@ -59,6 +59,8 @@ _PARALLEL = flags.DEFINE_integer(
 )
 _DRY_RUN = flags.DEFINE_bool('dry_run', False, 'List the runs and their commands, and start none.', flag_values=_FLAGS)
 
+Start = Callable[[sweep_runs.SweepRun], children.Child]
+
 
 class SweepOutcome(NamedTuple):
   """How a sweep ended.
@@ -74,9 +76,12 @@ class SweepOutcome(NamedTuple):
   result: Optional[dict[str, Any]]
 
 
-def main(argv: list[str], start: Optional[Callable[[sweep_runs.SweepRun], children.Child]] = None) -> int:
+def main(argv: list[str], start: Optional[Start] = None) -> int:
   """Does what the flags in `argv[1:]` say; returns the exit status. `start` starts a run, by default in a process."""
-  outcome = play(argv, start)
+  interrupts.install()
+  base = _parse(argv)
+  folder, axes, parallel = _OUTPUT_DIR.value, _VARY.value, _PARALLEL.value
+  outcome = listed(folder, base, axes, parallel) if _DRY_RUN.value else play(folder, base, axes, parallel, start)
   for line in outcome.said:
     print(line)
   if outcome.result is not None:
@@ -84,25 +89,51 @@ def main(argv: list[str], start: Optional[Callable[[sweep_runs.SweepRun], childr
   return outcome.status
 
 
-def play(argv: list[str], start: Optional[Callable[[sweep_runs.SweepRun], children.Child]] = None) -> SweepOutcome:
-  """Does the same as `main`, and returns what that prints on standard output."""
-  interrupts.install()
+def play(
+  folder: str, base: Sequence[str], axes: Sequence[str], parallel: int = 1, start: Optional[Start] = None
+) -> SweepOutcome:
+  """Runs what is left of a sweep, and prints its progress on standard error.
+
+  Args:
+    folder: The folder of the sweep.
+    base: The flags of all runs. Empty: those of the folder's sweep.
+    axes: The grid, as --vary has it. Empty: all grids of the folder's sweep.
+    parallel: How many runs are active at a time.
+    start: Starts a run; None to start each in a process.
+
+  Raises:
+    ValueError: For wrong flags or a wrong folder. No run was started.
+  """
   try:
-    base = _parse(argv)
-    record, runs = _prepare(base)
-    if _DRY_RUN.value:
-      return _list(runs)
-    for line in sweep_runs.changed_controls(_OUTPUT_DIR.value, record):
+    record, runs = _prepare(folder, base, axes)
+    for line in sweep_runs.changed_controls(folder, record):
       _say(f'Changed for what is left: {line.strip()}.')
-    with sweep_runs.held(_OUTPUT_DIR.value, record):
+    with sweep_runs.held(folder, record):
       begin = time.monotonic()
       with contextlib.closing(children.Processes()) as processes:
-        in_process = lambda run: processes.start(run.group, _arguments(run), f'{run.path}.log')
-        failed, interrupted = scheduler.run_all(runs, _PARALLEL.value, start or in_process, _say)
-      return _summarize(runs, failed, interrupted, time.monotonic() - begin)
+
+        def start_process(run: sweep_runs.SweepRun) -> children.Child:
+          return processes.start(run.group, _arguments(run, parallel), f'{run.path}.log')
+
+        failed, interrupted = scheduler.run_all(runs, parallel, start or start_process, _say)
+      return _summarize(folder, parallel, runs, failed, interrupted, time.monotonic() - begin)
   except KeyboardInterrupt:
     print('\nInterrupted before a run was started.', file=sys.stderr)
     return SweepOutcome(command_line.INTERRUPTED, [], None)
+
+
+def listed(folder: str, base: Sequence[str], axes: Sequence[str], parallel: int = 1) -> SweepOutcome:
+  """The runs of a sweep with their commands and how far they have come. Arguments and errors are those of `play`."""
+  _, runs = _prepare(folder, base, axes)
+  standings = {run.name: scheduler.standing(run) for run in runs}
+  said = []
+  for run in runs:
+    at = standings[run.name]
+    state = 'done' if at.finished else f'round {at.rounds} of {run.last_round}' if at.rounds else 'new'
+    command = [sys.executable, '-m', 'experiments.train', *_arguments(run, parallel)]
+    said.append(f'{run.name} ({state})\n  {shlex.join(command)}')
+  done = [name for name, at in standings.items() if at.finished]
+  return SweepOutcome(0, said, _result(folder, runs, done, {}, False, 0.0))
 
 
 def _parse(argv: Sequence[str]) -> list[str]:
@@ -122,51 +153,51 @@ def _parse(argv: Sequence[str]) -> list[str]:
   return list(argv[end + 1 :])
 
 
-def _prepare(base: Sequence[str]) -> tuple[sweep_runs.Record, list[sweep_runs.SweepRun]]:
+def _prepare(
+  folder: str, base: Sequence[str], axes: Sequence[str]
+) -> tuple[sweep_runs.Record, list[sweep_runs.SweepRun]]:
   """The sweep, and the runs that this call is about."""
-  record = sweep_runs.extended(_OUTPUT_DIR.value, base, _VARY.value)
-  by_grid = sweep_runs.runs_of(_OUTPUT_DIR.value, record.base, record.grids)
-  if _VARY.value:
-    return record, by_grid[record.grids.index(_VARY.value)]
+  record = sweep_runs.extended(folder, base, axes)
+  by_grid = sweep_runs.runs_of(folder, record.base, record.grids)
+  if axes:
+    return record, by_grid[record.grids.index(list(axes))]
   return record, list({run.name: run for runs in by_grid for run in runs}.values())
 
 
-def _arguments(run: sweep_runs.SweepRun) -> list[str]:
-  if _PARALLEL.value == 1 or run.num_threads is not None:
+def _arguments(run: sweep_runs.SweepRun, parallel: int) -> list[str]:
+  if parallel == 1 or run.num_threads is not None:
     return run.arguments
-  return [*run.arguments, f'--num_threads={max(1, len(os.sched_getaffinity(0)) // _PARALLEL.value)}']
-
-
-def _list(runs: Sequence[sweep_runs.SweepRun]) -> SweepOutcome:
-  standings = {run.name: scheduler.standing(run) for run in runs}
-  said = []
-  for run in runs:
-    at = standings[run.name]
-    state = 'done' if at.finished else f'round {at.rounds} of {run.last_round}' if at.rounds else 'new'
-    command = [sys.executable, '-m', 'experiments.train', *_arguments(run)]
-    said.append(f'{run.name} ({state})\n  {shlex.join(command)}')
-  done = [name for name, at in standings.items() if at.finished]
-  return SweepOutcome(0, said, _result(runs, done, {}, False, 0.0))
+  return [*run.arguments, f'--num_threads={max(1, len(os.sched_getaffinity(0)) // parallel)}']
 
 
 def _summarize(
-  runs: Sequence[sweep_runs.SweepRun], failed: dict[str, str], interrupted: bool, seconds: float
+  folder: str,
+  parallel: int,
+  runs: Sequence[sweep_runs.SweepRun],
+  failed: dict[str, str],
+  interrupted: bool,
+  seconds: float,
 ) -> SweepOutcome:
   done = [run.name for run in runs if scheduler.standing(run).finished]
   said = [f'{len(done)} of {len(runs)} runs are done.']
   for name, error in failed.items():
-    said.append(f'Failed: {name}: {error}\n  {os.path.join(_OUTPUT_DIR.value, name)}.log')
+    said.append(f'Failed: {name}: {error}\n  {os.path.join(folder, name)}.log')
   if len(done) < len(runs):
-    command = ['python', '-m', 'experiments.sweep', f'--output_dir={_OUTPUT_DIR.value}']
-    command += [f'--parallel={_PARALLEL.value}'] if _PARALLEL.value > 1 else []
+    command = ['python', '-m', 'experiments.sweep', f'--output_dir={folder}']
+    command += [f'--parallel={parallel}'] if parallel > 1 else []
     said.append(f'To go on: {shlex.join(command)}')
   status = command_line.FAILED if failed else 0
-  result = _result(runs, done, failed, interrupted, seconds)
+  result = _result(folder, runs, done, failed, interrupted, seconds)
   return SweepOutcome(command_line.INTERRUPTED if interrupted else status, said, result)
 
 
 def _result(
-  runs: Sequence[sweep_runs.SweepRun], done: Sequence[str], failed: dict[str, str], interrupted: bool, seconds: float
+  folder: str,
+  runs: Sequence[sweep_runs.SweepRun],
+  done: Sequence[str],
+  failed: dict[str, str],
+  interrupted: bool,
+  seconds: float,
 ) -> dict[str, Any]:
   return {
     'runs': len(runs),
@@ -175,7 +206,7 @@ def _result(
     'left': [run.name for run in runs if run.name not in done and run.name not in failed],
     'interrupted': interrupted,
     'seconds': round(seconds, 3),
-    'output_dir': os.path.abspath(_OUTPUT_DIR.value),
+    'output_dir': os.path.abspath(folder),
   }
 
 

@@ -106,14 +106,14 @@ class AuditResult(NamedTuple):
 
 
 def run(
-  experiment: setup.Experiment, settings: Settings, say: Callable[[str], None] = lambda text: None
+  experiment: setup.Experiment, settings: Settings, say: Callable[[str, bool], None] = lambda text, ends_run: None
 ) -> AuditResult:
   """Audits an experiment by runs of its own. The experiment's runtime must be active.
 
   Args:
     experiment: The run under audit.
     settings: How it is audited.
-    say: Called with a line on the progress.
+    say: Called with a line on the progress, and whether a run begins or ends with it.
 
   Raises:
     ValueError: If the audit does not fit the run: too many canaries, or layers that do not exist.
@@ -128,7 +128,7 @@ def run(
     clients, settings.unseen, _tensors(plan, settings.part), _norm(plan, settings.part), _clipped(plan)
   )
   canaries.places(plan.model.sizes)
-  say(f'building a run with {len(clients)} canaries and {settings.unseen:,} unseen directions')
+  say(f'building a run with {len(clients)} canaries and {settings.unseen:,} unseen directions', True)
   process = experiment.build_process(lambda inner: canary_lib.CanaryAggregationFactory(inner, canaries))
   ledger, of_repeats = plan.new_ledger(), []
   for repeat in range(settings.repeats):
@@ -142,7 +142,7 @@ def run(
       canary_round = canary_lib.read_round(output)
       ledger.append(plan.recorded(canary_round.output.state, canary_round.output.measurements, cohort))
       rounds.append(canary_round)
-      say(f'run {repeat + 1}/{settings.repeats}, round {round_num}/{len(schedule)}')
+      say(f'run {repeat + 1}/{settings.repeats}, round {round_num}/{len(schedule)}', round_num == len(schedule))
     of_repeats.append(_scores(plan, ledger, rounds, canaries, settings.part))
   inserted, unseen = (np.concatenate([scores[i] for scores in of_repeats]) for i in range(2))
   claim = claim_of(plan, ledger, planned)

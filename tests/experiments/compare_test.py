@@ -49,8 +49,8 @@ def test_every_method_has_the_same_guarantee_and_the_same_rounds(name, tmp_path)
 def test_its_end_says_what_was_found_and_where(tmp_path, monkeypatch, capsys):
   calls = []
 
-  def play(argv):
-    calls.append(argv)
+  def play(folder, base, axes, parallel):
+    calls.append(folder)
     runs = tmp_path / 'out' / 'runs'
     ours = {'algorithm': 'certified', 'certified_epsilon': 3.0}
     theirs = {'algorithm': 'tff_dp_ftrl', 'covers': 'released model', 'epsilon_max': 3.0, 'accuracy': 0.8}
@@ -61,7 +61,7 @@ def test_its_end_says_what_was_found_and_where(tmp_path, monkeypatch, capsys):
   monkeypatch.setattr(sweep, 'play', play)
   assert _main(f'--output_dir={tmp_path / "out"}') == 0
   out, err = capsys.readouterr()
-  assert len(calls) == 2 and all(f'--output_dir={tmp_path}/out/runs' in argv for argv in calls)
+  assert len(calls) == 2 and set(calls) == {f'{tmp_path}/out/runs'}
   assert '56 runs of about' in err and '"runs"' not in err + out
   words = ' '.join(out.split())
   assert out.splitlines()[0] == (
@@ -78,8 +78,8 @@ def test_its_end_says_what_was_found_and_where(tmp_path, monkeypatch, capsys):
 def test_a_failed_run_and_an_interrupt_are_the_exit_status(tmp_path, monkeypatch, capsys, statuses, expected):
   calls = []
 
-  def play(argv):
-    calls.append(argv)
+  def play(folder, base, axes, parallel):
+    calls.append(folder)
     return sweep.SweepOutcome(statuses[len(calls) - 1], ['Failed: a run'], {'runs': 1})
 
   monkeypatch.setattr(sweep, 'play', play)
@@ -93,7 +93,7 @@ def test_a_failed_run_and_an_interrupt_are_the_exit_status(tmp_path, monkeypatch
 
 @pytest.mark.slow
 def test_its_estimate_leaves_out_finished_runs_of_this_comparison_alone(tmp_path, monkeypatch, capsys):
-  monkeypatch.setattr(sweep, 'play', lambda argv: _INTERRUPTED)
+  monkeypatch.setattr(sweep, 'play', lambda *arguments: _INTERRUPTED)
   folder, setting = str(tmp_path / 'out'), compare.SETTINGS['digits']
   base, grids = compare.base_flags(setting, folder, None), compare.grids_of(setting, [3, 1])
   (of_3, *_, of_1), _ = sweep_runs.runs_of(os.path.join(folder, 'runs'), base, grids)
@@ -123,7 +123,7 @@ def test_the_network_comes_first_and_only_once(tmp_path, monkeypatch):
   assert made[0][2:] == ['experiments.pretrain', '--public_data=glyphs', f'--output={tmp_path / "out" / "network"}']
   (tmp_path / 'out' / 'network').mkdir(parents=True)
   (tmp_path / 'out' / 'network' / 'card.json').write_text(json.dumps({}))
-  monkeypatch.setattr(sweep, 'play', lambda argv: _INTERRUPTED)
+  monkeypatch.setattr(sweep, 'play', lambda *arguments: _INTERRUPTED)
   assert _main(*arguments) == 130 and len(made) == 1
 
 
@@ -137,14 +137,12 @@ def test_data_of_ones_own_have_the_digits_constants_and_a_linear_model(
   x, y = values.normal(size=(270, 5)).astype(np.float32), np.arange(270) % 3
   np.savez(tmp_path / 'tab.npz', x=x, y=y, x_test=x[:9], y_test=y[:9], **owners)
   calls = []
-  monkeypatch.setattr(sweep, 'play', lambda argv: calls.append(argv) or _INTERRUPTED)
+  monkeypatch.setattr(sweep, 'play', lambda *arguments: calls.append(arguments) or _INTERRUPTED)
   monkeypatch.chdir(tmp_path)
   assert _main('--dataset=npz:path=tab.npz') == 130
-  (argv,) = calls
-  assert f'--output_dir={os.path.join("runs", "compare", "tab", "runs")}' in argv
-  flags_ = argv[argv.index('--') + 1 :]
+  ((folder, flags_, axes, _),) = calls
+  assert folder == os.path.join('runs', 'compare', 'tab', 'runs')
   assert 'All constants are those of 8×8 digits' in capsys.readouterr().err
-  axes = [word.partition('=')[2] for word in argv if word.startswith('--vary=')]
   (runs,) = sweep_runs.runs_of(str(tmp_path / 'runs'), flags_, [axes])
   assert len(runs) == 48
   expected = {'epsilon': 3, 'model': 'logistic_regression', 'features': 'none', 'cohort_size': size}

@@ -14,6 +14,7 @@ from experiments.reporting import naming
 from experiments.reporting import pages
 from experiments.reporting import runs as runs_lib
 from experiments.reporting import study
+from quap_tff.accounting import protection as protections
 from quap_tff.common.numbers import rounding
 
 NO_FINITE = 'no finite ε for the released model'
@@ -32,7 +33,7 @@ def whole_model_epsilon(run: runs_lib.RunFolder) -> Optional[float]:
   if run.certificate is not None:
     part, key = ('guarantee', 'epsilon') if _is_stopped(run) else ('achieved', 'epsilon_max')
     return runs_lib.number(_object(run.certificate, part).get(key))
-  is_protected = _formal(run).get('covers') == 'released model' and run.summary.get('model_protected') is True
+  is_protected = _formal(run).get('covers') == protections.RELEASED_MODEL and run.summary.get('model_protected') is True
   return _smallest(run).get('epsilon_max') if is_protected else None
 
 
@@ -50,7 +51,7 @@ def trust(run: runs_lib.RunFolder) -> str:
 def formal_text(group: study.StudyGroup) -> str:
   """The coverage of a setting's formal figure, and the figure: the largest over seeds. † marks ideal noise."""
   whole = [epsilon for run in group.runs if (epsilon := whole_model_epsilon(run)) is not None]
-  unlogged = [run for run in group.runs if _formal(run).get('covers') == 'weights without the logs']
+  unlogged = [run for run in group.runs if _formal(run).get('covers') == protections.WEIGHTS_ONLY]
   of_weights = [smallest['epsilon_max'] for run in unlogged if (smallest := _smallest(run))]
   if len(whole) == len(group.runs):
     covers, epsilons = 'released model', whole
