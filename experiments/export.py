@@ -53,8 +53,8 @@ def main(argv: list[str]) -> int:
   experiment = setup.from_run(run)
   evidence.check_before(experiment)
   with runtime.activate(experiment.runtime):
-    process = experiment.build_process()
-    exporting.export(experiment.plan, process, output, rounds=rounds_of(experiment), about=_about(experiment))
+    built = experiment.build_process()
+    exporting.export(built, output, rounds=rounds_of(experiment), about=_about(experiment))
   print(f'{output} holds the run. quap_tff.Bundle({output!r}) plays it.', file=sys.stderr)
   if clients is not None:
     content = files.npz(examples_of(experiment.federation))

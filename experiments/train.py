@@ -101,7 +101,7 @@ def _train(run: 'Run', callbacks: Sequence[Callable[[int, Any, Any], None]]) -> 
     evidence.check_before(experiment)
     stack.enter_context(runtime.activate(experiment.runtime))
     progress.say(publication.progress, f'Building {experiment.model} and the round …')
-    process = experiment.build_process()
+    built = experiment.build_process()
     gc.freeze()
     gc.enable()
     directory = None
@@ -121,8 +121,8 @@ def _train(run: 'Run', callbacks: Sequence[Callable[[int, Any, Any], None]]) -> 
       _claim_spent(run, directory)
     experiment = experiment.kept_in(directory)
     print(*_opening(experiment, directory), sep='\n', file=sys.stderr)
-    result = loop.train(experiment, process, directory, callbacks)
-    outcome = results.Outcome(experiment, result, directory)
+    result = loop.train(experiment, built.process, directory, callbacks)
+    outcome = results.Outcome(experiment, result, directory, built.leaving)
     summary = outcome.keep()
     _print_summary(outcome, summary)
   return command_line.INTERRUPTED if result.interrupted else 0

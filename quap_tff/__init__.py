@@ -1,7 +1,7 @@
 """QuAP-FL: participation-aware differential privacy for TensorFlow Federated.
 
     plan = quap_tff.Plan(quap_tff.QuapConfig(num_clients=100))
-    process = plan.build_process(model_fn)            # a tff.learning.templates.LearningProcess
+    process = plan.build_process(model_fn).process    # a tff.learning.templates.LearningProcess
     ledger = plan.new_ledger()
     ledger.append(plan.record(output, cohort))        # after each round
     print(plan.report(ledger))

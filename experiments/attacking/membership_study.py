@@ -156,7 +156,7 @@ def run(settings: MembershipSettings, say: Callable[[str], None] = lambda text: 
   rows, curves = [], {}
   with runtime.activate(reference.runtime):
     for variant, experiment in attacked_experiments(settings, real_epsilon):
-      process = experiment.build_process()
+      process = experiment.build_process().process
       account = shadow_models.account_of(experiment, process, pool)
       for world in worlds:
         outputs = shadow_models.outputs_of(experiment, process, pool, world)

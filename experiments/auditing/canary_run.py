@@ -129,7 +129,7 @@ def run(
   )
   canaries.places(plan.model.sizes)
   say(f'building a run with {len(clients)} canaries and {settings.unseen:,} unseen directions', True)
-  process = experiment.build_process(lambda inner: canary_lib.CanaryAggregationFactory(inner, canaries))
+  process = experiment.build_audited_process(lambda inner: canary_lib.CanaryAggregationFactory(inner, canaries))
   ledger, of_repeats = plan.new_ledger(), []
   for repeat in range(settings.repeats):
     state = canary_lib.with_directions(process.initialize(), [settings.seed, repeat])

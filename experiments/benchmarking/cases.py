@@ -93,11 +93,12 @@ def cohort(rule: str, clients: int, examples: int, batch_size: int, rounds: int)
         correlation=quap_tff.correlation.Independent(),
         weights=quap_tff.weight_rules.ParticipationWeights(),
       )
-      process = quap_tff.certified_plan(config, [list(range(clients))] * rounds).build_process(
+      built = quap_tff.certified_plan(config, [list(range(clients))] * rounds).build_process(
         models.build_model_fn(_MODEL, _INPUT_SHAPE, _CLASSES),
         tff.learning.optimizers.build_sgdm(_LEARNING_RATE),
         client_work=quap_tff.ClientWorkConfig(batch_size=batch_size),
       )
+      process = built.process
     else:
       process = quap_process(clients, batch_size, clip=_CLIP_RULES[rule]())
     data = runtime.client_values(lambda i: _client(i, *_random_examples(i, examples)), range(clients))

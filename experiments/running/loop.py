@@ -121,7 +121,7 @@ def train(
 
   Args:
     experiment: What to run; its runtime must be active (`runtime.activate`).
-    process: From `experiment.build_process`.
+    process: That of `experiment.build_process`.
     directory: Where to keep it; None keeps nothing.
     callbacks: Called after each round of this process, when the round is kept, see `Callback`.
 

@@ -27,6 +27,7 @@ from quap_tff.certificates.folders import folder as certificate_folders
 from quap_tff.certificates.folders import train_runs
 from quap_tff.common import files
 from quap_tff.common import lazy
+from quap_tff.plans.accounts import run_account
 from quap_tff.training import models
 
 plots = lazy.module('experiments.running.plots')  # Matplotlib, which only the end of a run needs.
@@ -44,11 +45,13 @@ class Outcome:
     experiment: The run.
     result: How far it has come.
     directory: Its folder; None keeps nothing.
+    leaving: What leaves clients in a round of a run with a certificate.
   """
 
   experiment: setup.Experiment
   result: loop.TrainingProgress
   directory: Optional[run_directory.RunDirectory]
+  leaving: run_account.Leaving
 
   @functools.cached_property
   def report(self) -> plans.Report:
@@ -146,7 +149,9 @@ class Outcome:
       stretches=train_runs.stated_stretches(run_json, result.round_num),
     )
     with directory.writing():
-      certificate_folders.write_files(directory.path, experiment.plan, result.ledger, stated, certificate_folders.TRAIN)
+      certificate_folders.write_files(
+        directory.path, experiment.plan, self.leaving, result.ledger, stated, certificate_folders.TRAIN
+      )
     if result.interrupted:
       verifying.remove(directory.path)
     else:

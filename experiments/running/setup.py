@@ -56,9 +56,10 @@ class Experiment:
       model.
     model: The model's name.
     model_fn: Makes the model.
-    build_process: Makes the learning process. An argument, if given, is the `around` of `plans.Plan.build_process`.
-    build_evaluation: Makes the function from (weights, x, y) to `loss`, `accuracy` and `num_examples`. Call it and
-      `build_process` with the runtime active: TensorFlow accepts the runtime's settings only before its first use.
+    build_process: Makes the learning process.
+    build_audited_process: Makes one whose aggregator an audit has wrapped, see `plans.Plan.build_audited_process`.
+    build_evaluation: Makes the function from (weights, x, y) to `loss`, `accuracy` and `num_examples`. Call these three
+      with the runtime active: TensorFlow accepts the runtime's settings only before its first use.
     averaging: Makes the published weights from the weights of all rounds.
     runtime: Where TFF computations run.
   """
@@ -69,7 +70,8 @@ class Experiment:
   plan: plans.Plan
   model: str
   model_fn: Callable[[], tff.learning.models.VariableModel]
-  build_process: Callable[..., tff.learning.templates.LearningProcess]
+  build_process: Callable[[], plans.BuiltProcess]
+  build_audited_process: Callable[[Callable[[Any], Any]], tff.learning.templates.LearningProcess]
   build_evaluation: Callable[[], evaluation.EvaluateFn]
   averaging: postprocessing.Averaging
   runtime: runtime.RuntimeConfig
@@ -146,6 +148,7 @@ def from_run(run: run_lib.Run, progress: Optional[Callable[[int, int], None]] = 
   plan = run.plan(federation.num_clients, layers_lib.model_shape(model_fn), federation.test_is_of_clients)
   if run.method.auxiliary_share:
     plan = dataclasses.replace(plan, extension=plan.extension.with_examples(federation.auxiliary))
+  parts = model_fn, client_optimizer, server_optimizer, client_work
   return Experiment(
     run=run,
     federation=federation,
@@ -153,9 +156,8 @@ def from_run(run: run_lib.Run, progress: Optional[Callable[[int, int], None]] = 
     plan=plan,
     model=model,
     model_fn=model_fn,
-    build_process=lambda around=None: plan.build_process(
-      model_fn, client_optimizer, server_optimizer, client_work, around
-    ),
+    build_process=lambda: plan.build_process(*parts),
+    build_audited_process=lambda around: plan.build_audited_process(around, *parts),
     build_evaluation=lambda: evaluation.build_evaluation(model_fn),
     averaging=run.averaging(plan),
     runtime=runtime_config,

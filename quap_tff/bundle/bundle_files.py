@@ -33,7 +33,7 @@ from quap_tff.mechanisms.parts import postprocessing
 from quap_tff.plans.accounts import run_account
 
 # A change of the files, or of what a graph takes and gives, is a new version.
-VERSION = 1
+VERSION = 2
 
 MANIFEST, GRAPHS, PLAN, RUN = 'manifest.json', 'graphs.json', 'plan.json', 'run.json'
 # Only classes of this package are made from a file.
@@ -69,6 +69,7 @@ class BundleContent(NamedTuple):
     graphs: Serialized graphs by name.
     bindings: Their bindings by name.
     plan: The plan, or None.
+    leaving: What leaves clients in a round of a certified plan; otherwise empty.
     rounds: What a simulation plays.
     about: The statements of the issuer of a certificate.
     versions: Those of Python, TensorFlow and TFF by which it was exported.
@@ -78,6 +79,7 @@ class BundleContent(NamedTuple):
   graphs: Mapping[str, bytes]
   bindings: Mapping[str, Any]
   plan: Optional[run_account.RunAccount]
+  leaving: run_account.Leaving
   rounds: PlannedRounds
   about: abouts.About
   versions: Mapping[str, str]
@@ -87,6 +89,7 @@ class BundleContent(NamedTuple):
 def texts(
   bindings: Mapping[str, Any],
   plan: Optional[run_account.RunAccount],
+  leaving: run_account.Leaving,
   rounds: PlannedRounds,
   about: Optional[abouts.About],
 ) -> dict[str, str]:
@@ -94,7 +97,6 @@ def texts(
   contents = {GRAPHS: json.dumps(bindings), PLAN: json.dumps(_plan_facts(plan)), RUN: json.dumps(_encoded(rounds))}
   if plan is not None and plan.mechanism.facts.is_certified:
     about = _UNSTATED if about is None else about
-    leaving = plan.leaving or ()
     contents[folders.MECHANISM] = folders.mechanism_text(plan, leaving, about, folders.LIBRARY, abouts.this_code())
   return contents
 
@@ -106,19 +108,18 @@ def _plan_facts(plan: Optional[run_account.RunAccount]) -> Optional[dict[str, An
   mechanism = plan.mechanism.inner if isinstance(plan.mechanism, sparsities.Sparse) else plan.mechanism
   arguments.update(mechanism=mechanism, schedule=plan.schedule or None)
   try:
-    value = {'arguments': _encoded(arguments), 'leaving': _encoded(plan.leaving)}
-    value['fingerprint'] = plan.fingerprint
+    value = {'arguments': _encoded(arguments), 'fingerprint': plan.fingerprint}
     _plan(value)
   except ValueError as error:
     raise ValueError(
-      f'The plan cannot be written: {error}. A bundle is for plans of the classes of quap_tff. With plan=None, the '
-      'process is exported without an account.'
+      f'The plan cannot be written: {error}. A bundle is for plans of the classes of quap_tff. A '
+      'learning process alone is exported without an account.'
     ) from None
   return value
 
 
 def _plan(value: Mapping[str, Any]) -> run_account.RunAccount:
-  plan = run_account.RunAccount(**_decoded(value['arguments']), leaving=_decoded(value['leaving']))
+  plan = run_account.RunAccount(**_decoded(value['arguments']))
   if plan.fingerprint != value['fingerprint']:
     raise ValueError('its parts give another plan than the one that was exported')
   return plan
@@ -161,13 +162,15 @@ def read(path: str) -> BundleContent:
   with folder_files.damage(f'The bundle in {path}', words):
     plan_json, rounds = json.loads(content[PLAN]), _decoded(json.loads(content[RUN]))
     about = _UNSTATED
+    leaving: run_account.Leaving = ()
     if folders.MECHANISM in content:
-      issuer = json.loads(content[folders.MECHANISM])['issuer']
+      mechanism = json.loads(content[folders.MECHANISM])
+      issuer, leaving = mechanism['issuer'], tuple(tuple(one) for one in mechanism['leaves_clients'])
       about = abouts.About(**{**issuer, 'stretches': tuple(issuer['stretches'])})
     graphs = {name[:-3]: one for name, one in content.items() if name.endswith('.pb')}
     plan = None if plan_json is None else _plan(plan_json)
     return BundleContent(
-      graphs, json.loads(content[GRAPHS]), plan, rounds, about, versions, folder_files.digest(path, MANIFEST)
+      graphs, json.loads(content[GRAPHS]), plan, leaving, rounds, about, versions, folder_files.digest(path, MANIFEST)
     )
 
 

@@ -58,6 +58,7 @@ class Bundle:
 
   Attributes:
     plan: The `quap_tff.Plan`, which keeps the account; None if the process was exported without one.
+    leaving: What leaves clients in a round of a certified plan; otherwise empty.
     rounds: Who takes part in which round, and what is published: a `bundle_files.PlannedRounds`.
     about: The statements that a certificate repeats.
     versions: Those of Python, TensorFlow and TFF by which it was exported.
@@ -71,7 +72,8 @@ class Bundle:
       ValueError: If a file is missing or was changed, the bundle is of another version, or this TensorFlow is too old.
     """
     content = bundle_files.read(os.fspath(folder))
-    self.plan, self.rounds, self.about = content.plan, content.rounds, content.about
+    self.plan, self.leaving = content.plan, content.leaving
+    self.rounds, self.about = content.rounds, content.about
     self.versions, self.digest = content.versions, content.digest
     self._graphs = {name: graphs.Graph(one, content.bindings[name]) for name, one in content.graphs.items()}
 
@@ -186,7 +188,7 @@ class Bundle:
     if self.plan is None:
       raise ValueError(
         'This bundle was exported without a plan, so nothing is known of what a round costs. Export it with one: '
-        'quap_tff.export(plan, plan.build_process(…), folder).'
+        'quap_tff.export(plan.build_process(…), folder).'
       )
     return self.plan.recorded(state.aggregator, metrics['aggregator'], cohort)
 

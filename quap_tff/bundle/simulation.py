@@ -214,7 +214,7 @@ def keep(
         cohorts=cohorts or bundle.about.cohorts,
       )
       try:
-        certificates.write_run(folder, plan, ledger, trainable, about, signing_key)
+        certificates.write_run(folder, plan, bundle.leaving, ledger, trainable, about, signing_key)
         return summary
       except ValueError as error:
         summary['no_certificate'] = str(error)

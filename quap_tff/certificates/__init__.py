@@ -1,6 +1,6 @@
 """Certificates of certified runs, in folders that anybody can check.
 
-    quap_tff.certificates.write_run(folder, plan, ledger, model, about)   a new folder, with its certificate
+    quap_tff.certificates.write_run(folder, plan, …)                      a new folder, with its certificate
     quap_tff.certificates.issue(folder)                                   the certificate of the files in a folder
     quap_tff.certificates.gate_logs.write_log(folder, gate, log, about)   the same for a gate's log
     quap_tff.certificates.verify(folder)                                  makes it again, and compares

@@ -54,6 +54,7 @@ class Verdict(NamedTuple):
 def write_run(
   path: str,
   plan: run_account.RunAccount,
+  leaving: run_account.Leaving,
   ledger: accounting.RunLedger,
   model: Union[str, os.PathLike, Sequence[Any]],
   about: abouts.About,
@@ -63,7 +64,8 @@ def write_run(
 
   Args:
     path: The folder, which must not exist.
-    plan: The plan of the run, whose process has been built.
+    plan: The plan of the run, with the shape of its model: that of `quap_tff.Plan.build_process`, or of a bundle.
+    leaving: What leaves clients in a round, from the same.
     ledger: The run's ledger. A run may have ended before the last round of the plan's schedule.
     model: A Keras file (.keras) of the released model, or its weights: the trained tensors, as arrays.
     about: The facts that no file shows.
@@ -78,7 +80,7 @@ def write_run(
   if os.path.lexists(path):
     raise ValueError(f'{path} already exists: give a new folder.')
   with files.new_folder(path) as unfinished:
-    folders.write_files(unfinished, plan, ledger, about)
+    folders.write_files(unfinished, plan, leaving, ledger, about)
     if isinstance(model, (str, os.PathLike)):
       shutil.copyfile(model, os.path.join(unfinished, folders.KERAS_MODEL))
     else:

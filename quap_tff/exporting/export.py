@@ -17,6 +17,7 @@ from quap_tff.common import array_types
 from quap_tff.common import files
 from quap_tff.mechanisms.noise import integers
 from quap_tff.mechanisms.parts import postprocessing
+from quap_tff.plans.accounts import run_account
 from quap_tff.runtime.in_process import section_graphs
 from quap_tff.training import evaluation
 from quap_tff.training import model_functions
@@ -37,8 +38,7 @@ _OTHER_SUMS = {'federated_secure_sum_bitwidth': 'secure_sum_bitwidth', 'federate
 
 
 def export(
-  plan: Optional[plans.Plan],
-  process: Any,
+  process: Union[plans.BuiltProcess, tff.learning.templates.LearningProcess],
   folder: Union[str, os.PathLike],
   *,
   rounds: Optional[bundle_files.PlannedRounds] = None,
@@ -48,22 +48,25 @@ def export(
   """Writes a bundle, which `quap_tff.Bundle` plays with TensorFlow alone. It appears complete or not at all.
 
   Args:
-    plan: The plan of the run; None for a process without an account.
-    process: The `tff.learning.templates.LearningProcess`; with a plan, the one from `plan.build_process`.
+    process: From `plan.build_process`. A `tff.learning.templates.LearningProcess` alone is exported without an account.
     folder: The folder, which must not exist.
     rounds: What a simulation plays; by default the planned rounds.
     about: What the issuer of a certificate states.
-    model_fn: Makes the model for the evaluation; by default that of the plan's process.
+    model_fn: Makes the model for the evaluation; by default that of `plan.build_process`.
 
   Raises:
-    ValueError: If the folder exists, the process is not the plan's, or it cannot be exported: with the reason.
+    ValueError: If the folder exists, or the process cannot be exported: with the reason.
   """
   folder = os.fspath(folder)
   if os.path.lexists(folder):
     raise ValueError(f'{folder} already exists: give a new folder.')
-  if plan is not None:
-    _check(plan, process)
-    model_fn = plan.model_fn if model_fn is None else model_fn
+  plan: Optional[plans.Plan] = None
+  leaving: run_account.Leaving = ()
+  if isinstance(process, plans.BuiltProcess):
+    plan, leaving = process.plan, process.leaving
+    _check(plan)
+    model_fn = process.model_fn if model_fn is None else model_fn
+    process = process.process
     if rounds is None:
       rounds = bundle_files.PlannedRounds(plan.expected, averaging=plan.averaging or postprocessing.LastIterate())
   rounds = bundle_files.PlannedRounds() if rounds is None else rounds
@@ -72,7 +75,7 @@ def export(
   if evaluate is not None:
     graphs['evaluate'] = evaluate
   content = {f'{name}.pb': one.graph_def for name, one in graphs.items()}
-  texts = bundle_files.texts({name: one.bindings for name, one in graphs.items()}, plan, rounds, about)
+  texts = bundle_files.texts({name: one.bindings for name, one in graphs.items()}, plan, leaving, rounds, about)
   content.update((name, text.encode()) for name, text in texts.items())
   versions = {
     'python': platform.python_version(),
@@ -85,13 +88,8 @@ def export(
     files.write(os.path.join(unfinished, bundle_files.MANIFEST), bundle_files.manifest(versions, content))
 
 
-def _check(plan: plans.Plan, process: Any) -> None:
-  """Raises `ValueError` if the process is not that of the plan, or it is known why there is no bundle of it."""
-  if plan.process is not process:
-    raise ValueError(
-      'This process is not the one that the plan built last, so its account may be of other rounds. Give the result of '
-      'plan.build_process, or plan=None for a process without an account.'
-    )
+def _check(plan: plans.Plan) -> None:
+  """Raises `ValueError` if it is known why there is no bundle of a plan's process."""
   facts = plan.mechanism.facts
   if facts.waits:
     raise ValueError(

@@ -8,7 +8,7 @@ __getattr__, __dir__ = lazy.exports(
     'accounts.report': ['Report', 'checked_cohort'],
     'accounts.run_account': ['RunAccount'],
     'certified_plans': ['certified_plan'],
-    'plan': ['Plan'],
+    'plan': ['BuiltProcess', 'Plan'],
     'scheduled': ['stock_plan'],
   },
 )

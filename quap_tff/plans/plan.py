@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Callable, final, Optional
+from typing import Any, Callable, final, Optional, TYPE_CHECKING
 
 from quap_tff.common import lazy
 from quap_tff.common.lazy import tff
@@ -18,29 +18,29 @@ learning_process = lazy.module('quap_tff.federated.learning_process')
 leaving_clients = lazy.module('quap_tff.federated.leaving_clients')
 model_functions = lazy.module('quap_tff.training.model_functions')
 
+if TYPE_CHECKING:
+  from quap_tff.training.model_functions import Model
+  from quap_tff.training.model_functions import ModelFn
+
 
 @final
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Plan(run_account.RunAccount):
   """A mechanism, ready to run and to be accounted for.
 
-      process = plan.build_process(model_fn)          # or plan.aggregator, for a process of your own
+      process = plan.build_process(model_fn).process  # or plan.aggregator, for a process of your own
       ledger = plan.new_ledger()
       ledger.append(plan.record(output, cohort))      # after each round
       print(plan.report(ledger))
 
-  The arguments are those of a `RunAccount`, the part of a plan that verification also needs. Nothing is changed from
-  outside. Only `build_process` adds what is not known before it: the model, and what leaves clients.
+  The arguments are those of a `RunAccount`, the part of a plan that verification also needs. A plan never changes. What
+  is known only with a process, such as what leaves clients, is in the `BuiltProcess`.
 
   Attributes:
     extension: A method of `quap_tff.training.heterogeneity` around the mechanism; by default none.
-    process: The process that `build_process` made last without anything `around` it; None before.
-    model_fn: Makes the model of that process.
   """
 
   extension: Optional[extensions.Extension] = None
-  process: Any = dataclasses.field(default=None, init=False)
-  model_fn: Optional[Callable[[], Any]] = dataclasses.field(default=None, init=False)
 
   @property
   def aggregator(self) -> Any:
@@ -49,14 +49,9 @@ class Plan(run_account.RunAccount):
     return own[0] if own is not None else self._lifted()
 
   def build_process(
-    self,
-    model_fn: Callable[[], Any],
-    client_optimizer: Any = None,
-    server_optimizer: Any = None,
-    client_work: Any = None,
-    around: Optional[Callable[[Any], Any]] = None,
-  ) -> Any:
-    """The `tff.learning.templates.LearningProcess`; takes seconds, as it traces TensorFlow.
+    self, model_fn: Model, client_optimizer: Any = None, server_optimizer: Any = None, client_work: Any = None
+  ) -> BuiltProcess:
+    """The process of a run, and what is known with it. This takes seconds, as it traces TensorFlow.
 
     Args:
       model_fn: Makes the model anew on each call. A `tff.learning.models.FunctionalModel`, or a function that returns
@@ -64,20 +59,62 @@ class Plan(run_account.RunAccount):
       client_optimizer: Local optimizer; default: SGD with learning rate 0.05.
       server_optimizer: Applied to the aggregate; default: SGD with learning rate 1, which is federated averaging.
       client_work: A `quap_tff.ClientWorkConfig`; default: one local epoch in batches of 32.
-      around: A function from the method's aggregator to one around it, as audits need (`quap_tff.auditing.canaries`).
-        No account covers the results of such a process.
 
     Raises:
+      TypeError: If `model_fn` makes no TFF model, but a Keras model, for example. The message says how to wrap it.
       ValueError: If the server is not trusted, and would get anything but secure sums and public values.
     """
-    if around is not None and self.extension is not None:
+    made = model_functions.of(model_fn)
+    plan = self._with_shape_of(made)
+    process = plan._composed(made, client_optimizer, server_optimizer, client_work)
+    leaving: run_account.Leaving = ()
+    if plan.mechanism.facts.is_certified:
+      leaving = leaving_clients.named_tensors(process.next)
+      leavings.check(leaving, plan)
+    return BuiltProcess(plan, process, made, leaving)
+
+  def build_audited_process(
+    self,
+    around: Callable[[Any], Any],
+    model_fn: Model,
+    client_optimizer: Any = None,
+    server_optimizer: Any = None,
+    client_work: Any = None,
+  ) -> Any:
+    """A `tff.learning.templates.LearningProcess` whose aggregator an audit has wrapped. No account covers its results.
+
+    Args:
+      around: A function from the method's aggregator to one around it, as in `quap_tff.auditing.canaries`.
+      model_fn: As for `build_process`, and so are the others.
+      client_optimizer: Local optimizer.
+      server_optimizer: Applied to the aggregate.
+      client_work: A `quap_tff.ClientWorkConfig`.
+
+    Raises:
+      ValueError: If the method has an extension, which keeps state outside the aggregator.
+    """
+    if self.extension is not None:
       raise ValueError(
         'This method keeps state outside its aggregator, and an audit replaces updates only. Audit the base that the '
         'method is built around.'
       )
-    model_fn = model_functions.of(model_fn)
+    made = model_functions.of(model_fn)
+    return self._with_shape_of(made)._composed(made, client_optimizer, server_optimizer, client_work, around)
+
+  def _with_shape_of(self, model_fn: ModelFn) -> Plan:
+    """The plan with the shape of a model. A plan that has it already is the same, with all that it has computed."""
     model = layers_lib.model_shape(model_fn)
-    self._set(model=model)
+    return self if model == self.model else dataclasses.replace(self, model=model)
+
+  def _composed(
+    self,
+    model_fn: ModelFn,
+    client_optimizer: Any,
+    server_optimizer: Any,
+    client_work: Any,
+    around: Optional[Callable[[Any], Any]] = None,
+  ) -> Any:
+    """The learning process of a plan whose model is known."""
     sgd = tff.learning.optimizers.build_sgdm
     client_optimizer = client_optimizer if client_optimizer is not None else sgd(0.05)
     server_optimizer = server_optimizer if server_optimizer is not None else sgd(1.0)
@@ -85,9 +122,9 @@ class Plan(run_account.RunAccount):
     # Looked up only if updates are divided by the learning rate: not every optimizer has one.
     rate = lambda round_num: client_update.learning_rate_at(client_optimizer, client_work, round_num)
     self.core.check_before_training()
-    own = self.mechanism.server_parts(model_fn, model, server_optimizer)
+    own = self.mechanism.server_parts(model_fn, self.model, server_optimizer)
     aggregator, server_optimizer = own if own is not None else (self._lifted(rate), server_optimizer)
-    process = learning_process.compose(
+    return learning_process.compose(
       model_fn,
       aggregator if around is None else around(aggregator),
       client_optimizer,
@@ -99,15 +136,25 @@ class Plan(run_account.RunAccount):
       client_metrics=self.client_metrics,
       with_answers=self.holds_noise,
     )
-    if around is not None:
-      return process
-    if self.mechanism.facts.is_certified:
-      leaving = leaving_clients.named_tensors(process.next)
-      leavings.check(leaving, self)
-      self._set(leaving=leaving)
-    self._set(process=process, model_fn=model_fn)
-    return process
 
   def _lifted(self, rate: Optional[Callable[[Any], Any]] = None) -> Any:
     layers = self.model.layers if self.model is not None else None
     return aggregation.AggregationFactory(self.mechanism, layers, rate)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BuiltProcess:
+  """A plan with the process that it built, and with what is known only then.
+
+  Attributes:
+    plan: The plan with the shape of the model that is trained.
+    process: The `tff.learning.templates.LearningProcess`.
+    model_fn: Makes the model of the process.
+    leaving: What leaves clients in a round, (intrinsic, name, type) of each tensor, read off the process of a certified
+      plan. Of another plan it is empty.
+  """
+
+  plan: Plan
+  process: Any
+  model_fn: ModelFn
+  leaving: run_account.Leaving

@@ -13,7 +13,7 @@ is the part that needs no TFF computation: it plays the same rounds as plain fun
 import collections
 import dataclasses
 import json
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 import numpy as np
 import pytest
@@ -64,7 +64,7 @@ class Run:
     model: The model's weights after the last round.
     replay: Plays a round, by its number from 1, once more from a state; returns what it gives.
     record: The cost of the round that gave an output, if this cohort was in it.
-    process: The process that TFF runs; None where rounds are plain functions.
+    built: The process that TFF runs, with its plan; None where rounds are plain functions.
   """
 
   plan: plans.Plan
@@ -74,7 +74,7 @@ class Run:
   model: list[np.ndarray]
   replay: Callable[[int, Any], Any]
   record: Callable[[Any, Any], accounting.RoundRecord]
-  process: Any = None
+  built: Optional[plans.BuiltProcess] = None
 
   def state_before(self, round_num: int) -> Any:
     """The state before a round, from 1, as it comes from a checkpoint."""
@@ -98,9 +98,10 @@ def setting() -> methods.Setting:
 
 def run_in_tff(plan: plans.Plan) -> Run:
   """Trains for the rounds of `SCHEDULE`, by the plan's process."""
-  process = plan.build_process(
+  built = plan.build_process(
     linear_model.functional(*_WIDTHS), client_optimizer=tff.learning.optimizers.build_sgdm(_LEARNING_RATE)
   )
+  plan, process = built.plan, built.process
   guarded = guarded_clients.GuardedClients(plan, b'of the simulation') if plan.holds_noise else None
   names = tff.structure.name_list(process.next.type_signature.parameter[1].member)
   data = []
@@ -114,7 +115,7 @@ def run_in_tff(plan: plans.Plan) -> Run:
   run = _played(
     plan, process.initialize(), lambda round_num, state: process.next(state, data[round_num - 1]), plan.record
   )
-  run.process, run.model = process, linear_model.weights(process, run.states[-1])
+  run.built, run.model = built, linear_model.weights(process, run.states[-1])
   return run
 
 
@@ -256,20 +257,20 @@ class _AccountContract:
     plan = run.plan
     if not plan.mechanism.facts.is_certified:
       pytest.skip('It gets no certificate.')
-    if run.process is None:  # What leaves clients is read off the process. This is what it would be.
+    if run.built is None:  # What leaves clients is read off the process. This is what it would be.
       plan = dataclasses.replace(plan, model=MODEL)
-      plan = dataclasses.replace(plan, leaving=made.leaving(plan))
+    leaving = run.built.leaving if run.built is not None else made.leaving(plan)
     folder = str(tmp_path / 'certified')
-    written = certificates.write_run(folder, plan, run.ledger, run.model, _ABOUT)
+    written = certificates.write_run(folder, plan, leaving, run.ledger, run.model, _ABOUT)
     verdict = certificates.verify(folder)
     assert not verdict.problems and verdict.statement == written['statement']
     content = folders.read(folder)
-    assert content.plan.config == plan.config and list(content.leaving) == list(plan.leaving)
+    assert content.plan.config == plan.config and list(content.leaving) == list(leaving)
     live, loaded = (
       of.report(ledger, SCHEDULE).formal.epsilon for of, ledger in ((plan, run.ledger), (content.plan, content.ledger))
     )
     assert loaded.tobytes() == live.tobytes() and live.max() <= plan.config.epsilon
-    assert written['leaves_clients'] == [dict(zip(('by', 'value', 'type'), one)) for one in plan.leaving]
+    assert written['leaves_clients'] == [dict(zip(('by', 'value', 'type'), one)) for one in leaving]
 
 
 class FunctionsContract(_AccountContract):
@@ -369,12 +370,12 @@ class TrainedContract(_InTff, _AccountContract):
     plan = run.plan
     tensors = [
       (uri, name, tensor.compact_representation())
-      for uri, value in leaving_clients.leaving_clients(run.process.next)
+      for uri, value in leaving_clients.leaving_clients(run.built.process.next)
       for name, tensor in leaving_clients.tensors(value)
     ]
     assert tensors
     if plan.mechanism.facts.is_certified:
-      assert list(plan.leaving) == tensors
+      assert list(run.built.leaving) == tensors
     elif is_lifted(plan) and plan.extension is None:
       pure = pure_process(plan).rounds
       own = dict(client_id=tf.constant(0, tf.int64), staleness=tf.constant(0))

@@ -54,17 +54,9 @@ class Shared:
     # The facts that must stay the same when a run is resumed.
     key = json.dumps(run.identity(), default=str), experiment.federation.digest()
 
-    def build_process(around=None):
-      if around is not None:
-        return experiment.build_process(around)
-      process, plan = self._get(('process', *key), lambda: (experiment.build_process(), experiment.plan))
-      if plan.mechanism.facts.is_certified:
-        object.__setattr__(experiment.plan, 'leaving', plan.leaving)  # It was read off this process.
-      return process
-
     return dataclasses.replace(
       experiment,
-      build_process=build_process,
+      build_process=lambda: self._get(('process', *key), experiment.build_process),
       build_evaluation=lambda: self._get(('evaluation', *key), experiment.build_evaluation),
     )
 

@@ -215,7 +215,7 @@ class TestSubject:
     drawn = shadow_models.draw_worlds('client', pool, 8, seed=0)
     asked = []
     with runtime.activate(experiment.runtime):
-      process = experiment.build_process()
+      process = experiment.build_process().process
 
       class Watched:
         initialize, get_model_weights = process.initialize, process.get_model_weights

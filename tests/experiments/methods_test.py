@@ -1,6 +1,7 @@
 """Methods that are settings of the mechanism: what each turns on and off, and that the plan is what a run spends."""
 
 import types
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -54,7 +55,7 @@ class TestInterpretations:
       raise KeyboardInterrupt
 
     # Nothing is built or trained.
-    monkeypatch.setattr(plans.Plan, 'build_process', lambda *args, **kwargs: None)
+    monkeypatch.setattr(plans.Plan, 'build_process', lambda *args, **kwargs: mock.Mock())
     monkeypatch.setattr(loop, 'train', stop)
     assert harness.main(*harness.TINY, f'--algorithm={name}') == command_line.INTERRUPTED
     assert f'{name} is an interpretation' in capsys.readouterr().err

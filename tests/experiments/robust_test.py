@@ -62,7 +62,7 @@ class TestAttacks:
     moves = []
     for experiment in (_experiment('--algorithm=fedavg'), _experiment('--algorithm=fedavg', f'--malicious={spec}')):
       with runtime.activate(experiment.runtime):
-        process = experiment.build_process()
+        process = experiment.build_process().process
         state = process.initialize()
         before = process.get_model_weights(state).trainable
         after = process.get_model_weights(process.next(state, [loop.client_data(experiment, 3)]).state).trainable
@@ -77,7 +77,7 @@ class TestAttacks:
     for arguments in ([], ['--malicious=sign_flip:share=0.25']):
       experiment = _experiment('--algorithm=fedavg', *arguments)
       with runtime.activate(experiment.runtime):
-        process = experiment.build_process()
+        process = experiment.build_process().process
         state = process.initialize()
         weights.append(
           [

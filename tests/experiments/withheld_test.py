@@ -51,15 +51,11 @@ def _with_kept_processes(made):
     experiment = _FROM_RUN(*args)
     once = lambda name, make: made[name] if name in made else made.setdefault(name, make())
 
-    def build_process(*around):
-      process, leaving = once(
-        'process', lambda: (experiment.build_process(*around), getattr(experiment.plan, 'leaving', None))
-      )
-      object.__setattr__(experiment.plan, 'leaving', leaving)
-      return process
-
-    evaluation = lambda: once('evaluation', experiment.build_evaluation)
-    return dataclasses.replace(experiment, build_process=build_process, build_evaluation=evaluation)
+    return dataclasses.replace(
+      experiment,
+      build_process=lambda: once('process', experiment.build_process),
+      build_evaluation=lambda: once('evaluation', experiment.build_evaluation),
+    )
 
   return from_run
 

@@ -81,9 +81,8 @@ class TestProcess:
   def test_each_round_is_that_of_the_documents(self, name, context):
     config = _config(**_CONFIGS[name])
     plan, noises = plans.Plan(config), []
-    process = plan.build_process(
-      linear_model.functional(*_WIDTHS), client_optimizer=tff.learning.optimizers.build_sgdm(_LEARNING_RATE)
-    )
+    model, optimizer = linear_model.functional(*_WIDTHS), tff.learning.optimizers.build_sgdm(_LEARNING_RATE)
+    process = plan.build_process(model, client_optimizer=optimizer).process
     state = process.initialize()
     expected = quap_fl.initial_state(config, linear_model.weights(process, state))
     for cohort in _COHORTS:

@@ -76,7 +76,7 @@ class Content(NamedTuple):
     plan: The plan of the run. Its noise is chosen, and its model's shape is known.
     ledger: The cost of each round.
     about: The statements of the issuer.
-    leaving: What leaves clients in a round, see `quap_tff.Plan`.
+    leaving: What leaves clients in a round, see `quap_tff.plans.BuiltProcess`.
     made_by: The program that made it, one of `PROGRAMS`.
     code: The version of the program that wrote the folder, and the digest of its source.
   """
@@ -97,19 +97,27 @@ class Content(NamedTuple):
 
 
 def write_files(
-  path: str, plan: run_account.RunAccount, ledger: accounting.RunLedger, about: abouts.About, made_by: str = LIBRARY
+  path: str,
+  plan: run_account.RunAccount,
+  leaving: run_account.Leaving,
+  ledger: accounting.RunLedger,
+  about: abouts.About,
+  made_by: str = LIBRARY,
 ) -> None:
   """Writes mechanism.json, schedule.npz, ledger.npz and clients.csv, each whole or not at all.
 
   Raises:
-    ValueError: If the plan's process has not been built, or the plan is a rehearsal, which gets no certificate.
+    ValueError: If the plan does not know its model, or is a rehearsal, which gets no certificate.
   """
-  if plan.leaving is None:
-    raise ValueError("What leaves clients is read off the plan's process: build it first, by plan.build_process.")
+  if plan.model is None:
+    raise ValueError(
+      'A certificate names the tensors of the model, which this plan does not know: give the plan of what '
+      'plan.build_process returned.'
+    )
   if reasons := ahead.refusals(plan):
     raise ValueError(f'This run cannot be certified. {" ".join(reasons)}')
   within = functools.partial(os.path.join, path)
-  files.write(within(MECHANISM), mechanism_text(plan, plan.leaving, about, made_by, abouts.this_code()))
+  files.write(within(MECHANISM), mechanism_text(plan, leaving, about, made_by, abouts.this_code()))
   if plan.schedule:
     files.write(within(SCHEDULE), files.npz(_schedule_arrays(plan)))
   files.write(within(LEDGER), files.npz(ledger.state_dict()))

@@ -79,7 +79,6 @@ class RunAccount:
     extension: A method of `quap_tff.training.heterogeneity` around the mechanism; by default none.
     sparsity: Which part of the weights a round updates.
     sparsity_seed: The public seed of that choice.
-    leaving: What leaves clients in a round of a certified run, read off the computation; None before it is known.
 
   Raises:
     TypeError: If `draw` is of another type.
@@ -98,7 +97,6 @@ class RunAccount:
   extension: Optional[AccountedExtension] = None
   sparsity: sparsities.Sparsity = sparsities.NotSparse()
   sparsity_seed: int = 0
-  leaving: Optional[Leaving] = None
 
   def __post_init__(self) -> None:
     if not isinstance(self.mechanism, mechanisms.Mechanism):
@@ -107,7 +105,7 @@ class RunAccount:
       )
     if not isinstance(self.draw, samplers.CohortSampler):
       raise TypeError(
-        f'draw must be a Sampler, found {type(self.draw).__name__}. A schedule is for quap_tff.certified_plan.'
+        f'draw must be a CohortSampler, found {type(self.draw).__name__}. A schedule is for quap_tff.certified_plan.'
       )
     # Of a copy with other options, the mechanism is sparse already.
     mechanism = self.mechanism.inner if isinstance(self.mechanism, sparsities.Sparse) else self.mechanism
@@ -136,16 +134,14 @@ class RunAccount:
       )
     shows_clients = not (facts.trust == 'client' or facts.is_certified)
     seed = checks.integer('sparsity seed', self.sparsity_seed, at_least=0, at_most=2**63 - 1)
-    self._set(
-      mechanism=sparsities.Sparse(mechanism, sparsity, seed) if sparsity.is_sparse else self.mechanism,
-      schedule=list(self.schedule or ()),
-      colluders=tuple(self.colluders),
-      client_metrics=shows_clients if self.client_metrics is None else self.client_metrics,
-      sparsity_seed=seed,
-    )
-
-  def _set(self, **values: Any) -> None:
-    """Nobody else sets anything."""
+    # What was given, in one form.
+    values = {
+      'mechanism': sparsities.Sparse(mechanism, sparsity, seed) if sparsity.is_sparse else self.mechanism,
+      'schedule': list(self.schedule or ()),
+      'colluders': tuple(self.colluders),
+      'client_metrics': shows_clients if self.client_metrics is None else self.client_metrics,
+      'sparsity_seed': seed,
+    }
     for name, value in values.items():
       object.__setattr__(self, name, value)
 

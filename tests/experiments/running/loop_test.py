@@ -39,7 +39,7 @@ def active():
   """One experiment and its process for all tests here, the runtime active: to trace it takes longest."""
   experiment = harness.experiment(*FLAGS)
   with runtime.activate(experiment.runtime):
-    yield experiment, experiment.build_process(), experiment.run.identity()
+    yield experiment, experiment.build_process().process, experiment.run.identity()
 
 
 @contextlib.contextmanager

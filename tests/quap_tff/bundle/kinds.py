@@ -144,9 +144,10 @@ def export(name, folder):
   kind = KINDS[name]
   plan = kind.plan() if kind.plan is not None else None
   model_fn = kind.model_fn
-  process = plan.build_process(model_fn) if plan is not None else kind.process(model_fn)
+  built = plan.build_process(model_fn) if plan is not None else kind.process(model_fn)
+  process = built.process if plan is not None else built
   path = os.path.join(folder, 'bundle')
-  quap_tff.export(plan, process, path, model_fn=model_fn)
+  quap_tff.export(built, path, model_fn=model_fn)
   kept = {f'{part}{i}': value for i in range(CLIENTS) for part, value in kind.examples(i).items()}
   kept.update({'draws': np.array(1)} if kind.draws else {}, **({'no_ids': np.array(1)} if plan is None else {}))
   guarded = guarded_clients.GuardedClients(plan, b'of the test') if plan is not None and plan.holds_noise else None

@@ -31,12 +31,12 @@ _ABOUT = abouts.About('made-up numbers', 'They were written down.', 'Not tuned.'
 def _certified(schedule=tuple(examples.SCHEDULE), averaging=postprocessing.LastIterate(), **changes):
   config = examples.guarantee(clip=clip_rules.Fixed(0.5), **changes)
   plan = quap_tff.certified_plan(config, schedule, certificate='noise_seed' not in changes, averaging=averaging)
-  plan.build_process(_MODEL_FN)
-  return plan
+  return plan.build_process(_MODEL_FN)
 
 
-def _written(plan, path, **options):
-  quap_tff.export(plan, plan.process, path, about=_ABOUT if plan.mechanism.facts.is_certified else None, **options)
+def _written(built, path, **options):
+  about = _ABOUT if built.plan.mechanism.facts.is_certified else None
+  quap_tff.export(built, path, about=about, **options)
   return path
 
 
@@ -112,10 +112,9 @@ def test_no_certificate_for_noise_with_a_known_seed(context, clients, tmp_path, 
 
 @pytest.mark.thorough
 def test_a_run_without_certificate_keeps_model_and_ledger(context, clients, tmp_path):
-  plan = quap_tff.Plan(examples.whole(noise=NoiseConfig(calibration='analytic')))
-  plan.build_process(_MODEL_FN)
+  built = quap_tff.Plan(examples.whole(noise=NoiseConfig(calibration='analytic'))).build_process(_MODEL_FN)
   rounds = bundle_files.PlannedRounds(examples.SCHEDULE, averaging=postprocessing.Tail(1), shrinkage=0.5)
-  path = _written(plan, tmp_path / 'bundle', rounds=rounds)
+  path = _written(built, tmp_path / 'bundle', rounds=rounds)
   assert _run(path, clients, tmp_path / 'run') == 0
   ledger = RunLedger.load(tmp_path / 'run' / 'ledger.npz')
   assert ledger.rounds.tolist() == [2, 1, 3, 2]

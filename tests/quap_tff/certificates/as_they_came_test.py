@@ -21,9 +21,7 @@ ABOUT = dataclasses.replace(made.ABOUT, tests=1, cohorts='Phones came when they 
 
 def _plan(schedule=None, **config):
   config = examples.guarantee(num_clients=made.NUM_CLIENTS, **config)
-  found = plans.certified_plan(config, schedule, expected=None if schedule else EXPECTED, model=made.MODEL)
-  found = dataclasses.replace(found, leaving=made.leaving(found))
-  return found
+  return plans.certified_plan(config, schedule, expected=None if schedule else EXPECTED, model=made.MODEL)
 
 
 def _ledger(plan, came=CAME):
@@ -39,7 +37,7 @@ def _originals(tmp_path_factory):
   path = tmp_path_factory.mktemp('came')
   for name, more in (('server', {}), ('held', made.HELD)):
     plan = _plan(**more)
-    certificates.write_run(str(path / name), plan, _ledger(plan), made.WEIGHTS, ABOUT)
+    certificates.write_run(str(path / name), plan, made.leaving(plan), _ledger(plan), made.WEIGHTS, ABOUT)
   return path
 
 
@@ -129,13 +127,12 @@ class TestRefusals:
   def test_a_planned_run_with_other_clients_is_certified_without_its_schedule(self, tmp_path):
     planned = _plan(EXPECTED)
     unplanned = plans.certified_plan(planned.config, model=made.MODEL)
-    unplanned = dataclasses.replace(unplanned, leaving=planned.leaving)
     ledger = _ledger(unplanned)
     with pytest.raises(
       ValueError, match=r'Round 1 of ledger.npz has other .* So have 2 other rounds.* certified_plan\(plan'
     ):
-      certificates.write_run(str(tmp_path / 'planned'), planned, ledger, made.WEIGHTS, ABOUT)
-    certificates.write_run(str(tmp_path / 'came'), unplanned, ledger, made.WEIGHTS, ABOUT)
+      certificates.write_run(str(tmp_path / 'planned'), planned, made.leaving(planned), ledger, made.WEIGHTS, ABOUT)
+    certificates.write_run(str(tmp_path / 'came'), unplanned, made.leaving(unplanned), ledger, made.WEIGHTS, ABOUT)
     assert not certificates.verify(str(tmp_path / 'came')).problems
 
   def test_more_rounds_than_the_account_is_for(self, tmp_path):
@@ -143,4 +140,4 @@ class TestRefusals:
     ledger = _ledger(plan, [*CAME, [1]])
     ledger.append(plan.core.cost(np.array([2]), np.array([0.5]), 1.0, ledger.num_rounds + 1))
     with pytest.raises(ValueError, match='ledger.npz has 5 rounds, and 4 are planned'):
-      certificates.write_run(str(tmp_path / 'came'), plan, ledger, made.WEIGHTS, ABOUT)
+      certificates.write_run(str(tmp_path / 'came'), plan, made.leaving(plan), ledger, made.WEIGHTS, ABOUT)

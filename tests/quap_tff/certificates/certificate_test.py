@@ -51,7 +51,7 @@ def _content(path, plan=None, ledger=None, **about):
   plan = _plan() if plan is None else plan
   ledger = _ledger(plan) if ledger is None else ledger
   stated = dataclasses.replace(made.ABOUT, **{'tests': 2, **about})
-  return folders.read(str(path))._replace(plan=plan, ledger=ledger, about=stated, leaving=plan.leaving)
+  return folders.read(str(path))._replace(plan=plan, ledger=ledger, about=stated, leaving=made.leaving(plan))
 
 
 @pytest.fixture(name='make')
@@ -197,7 +197,7 @@ class TestFigures:
     ledger, clip = plan.new_ledger(), float(np.float32(plan.config.clip.initial_norm))
     for number, (ids, one) in enumerate(zip(came, plan.core.simulated(came)), 1):
       ledger.append(plan.core.cost(ids, one.weights.astype(np.float64), clip, number))
-    certificates_of_runs.write_run(str(tmp_path / 'part'), plan, ledger, made.WEIGHTS, made.ABOUT)
+    certificates_of_runs.write_run(str(tmp_path / 'part'), plan, made.leaving(plan), ledger, made.WEIGHTS, made.ABOUT)
     status, lines = made.answer(tmp_path / 'part', capsys)
     assert (status, lines[0]) == (0, 'VALID'), lines
     assert 'Not all planned clients came' in lines[1] and 'a reading is not a guarantee' in lines[1].lower()

@@ -6,7 +6,6 @@ made.answer(path, capsys)        what python -m quap_tff.verify says of it
 """
 
 import contextlib
-import dataclasses
 import io
 import json
 import pathlib
@@ -44,10 +43,9 @@ HELD = {'correlation': correlation.HeldNoise(0.5)}
 
 
 def plan(options=(), schedule=SCHEDULE, num_clients=NUM_CLIENTS, epsilon=3.0, delta=1e-5, **config):
-  """A plan with the `leaving` of its process, which was never built."""
+  """A plan whose model's shape is known. Its process was never built."""
   config = examples.guarantee(num_clients=num_clients, epsilon=epsilon, delta=delta, **config)
-  found = plans.certified_plan(config, schedule, **{'model': MODEL, **dict(options)})
-  return dataclasses.replace(found, leaving=leaving(found))
+  return plans.certified_plan(config, schedule, **{'model': MODEL, **dict(options)})
 
 
 def leaving(of):
@@ -73,7 +71,7 @@ def ledger(of, rounds=None):
 def folder(path, of=None, rounds=None, about=ABOUT, model=WEIGHTS, signing_key=None):
   """Writes the folder of a run."""
   of = plan() if of is None else of
-  certificates.write_run(str(path), of, ledger(of, rounds), model, about, signing_key)
+  certificates.write_run(str(path), of, leaving(of), ledger(of, rounds), model, about, signing_key)
   return pathlib.Path(path)
 
 

@@ -26,7 +26,7 @@ def _content(path, num_clients, ids=None):
   for cohort in cohorts:
     weights = rng.uniform(0.1, 1, _SIZE)
     ledger.append(accounting.RoundRecord(cohort, np.full(_SIZE, 0.1), weights, 5.0, np.inf, 1.0))
-  return folders.read(str(path))._replace(plan=plan, ledger=ledger, leaving=plan.leaving)
+  return folders.read(str(path))._replace(plan=plan, ledger=ledger, leaving=made.leaving(plan))
 
 
 @pytest.mark.thorough

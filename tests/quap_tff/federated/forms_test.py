@@ -81,7 +81,7 @@ def played(request, context):
   plan = _plan(request.param)
   # To draw noise takes most of the time: one plan of each kind does.
   with contextlib.nullcontext() if request.param in _NOISED else without_noise.used():
-    process, clients = plan.build_process(linear_model.Linear), _clients(plan, 2)
+    process, clients = plan.build_process(linear_model.Linear).process, _clients(plan, 2)
   state = process.next(process.initialize(), _clients(plan, 1)).state
   return process, clients, state, process.next(state, clients)
 

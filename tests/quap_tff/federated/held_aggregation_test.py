@@ -22,8 +22,8 @@ def _plan(**options):
 
 @pytest.fixture(scope='module')
 def built(context):
-  plan = _plan()
-  return plan, plan.build_process(linear_model.Linear)
+  found = _plan().build_process(linear_model.Linear)
+  return found.plan, found.process
 
 
 def _run(plan, process, secret=b'of the simulation', came=_SCHEDULE):

@@ -380,7 +380,7 @@ class TestLineSearch:
     config = line_search.LineSearchConfig(
       num_clients=4, epsilon=100.0, delta=0.5, planned_rounds=1, steps=(1.0, 4.0, 20.0), noise_seed=1
     )
-    process = plans.Plan(config).build_process(linear_model.Linear, _sgd(0.1))
+    process = plans.Plan(config).build_process(linear_model.Linear, _sgd(0.1)).process
     assert tff.structure.name_list(process.next.type_signature.result.metrics.member) == _METRICS
     state = process.initialize()
     output = process.next(state, [_client(0, 1.0), _client(2, 3.0)])

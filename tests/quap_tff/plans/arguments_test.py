@@ -34,7 +34,7 @@ _SCHEDULE = examples.SCHEDULE
     ),
     (
       lambda: plans.Plan(examples.whole(), _SCHEDULE),
-      'draw must be a Sampler, found list. A schedule is for quap_tff.certified_plan',
+      'draw must be a CohortSampler, found list. A schedule is for quap_tff.certified_plan',
     ),
   ],
 )

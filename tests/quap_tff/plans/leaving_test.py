@@ -117,9 +117,17 @@ def _held(extension=None, options=(), noise='held', **config):
 
 
 def _leaving(plan):
-  assert plan.leaving is None
-  plan.build_process(linear_model.Linear)
-  return plan.leaving
+  return plan.build_process(linear_model.Linear).leaving
+
+
+def test_a_plan_is_not_changed_by_its_process():
+  plan = _plan()
+  before = dict(vars(plan))
+  built = plan.build_process(linear_model.Linear)
+  assert vars(plan) == before and plan.model is None
+  assert built.plan.model is not None and built.plan.fingerprint == plan.fingerprint
+  with pytest.raises(dataclasses.FrozenInstanceError):
+    built.leaving = ()
 
 
 def test_every_extension_is_among_them():
@@ -242,11 +250,11 @@ class TestRefusals:
 
   def test_a_folder_that_lists_a_value_more(self):
     plan = _held(heterogeneity.FedNova(mean_epochs=2.0))
-    plan.build_process(linear_model.Linear)
-    leavings.check(plan.leaving, plan)
+    built = plan.build_process(linear_model.Linear)
+    leavings.check(built.leaving, built.plan)
     for more in (('weight', 'float32[5]'), ('round', 'int64[5]'), ('client_id', 'int32[5]')):
       with pytest.raises(ValueError, match=f'{more[0]} '):
-        leavings.check([*plan.leaving, ('federated_sum', *more)], plan)
+        leavings.check([*built.leaving, ('federated_sum', *more)], built.plan)
 
   def test_training_metrics(self):
     words = (
@@ -262,9 +270,3 @@ class TestRefusals:
     names = [name for _, name, _ in _leaving(plan)]
     assert names == ['loss', 'loss', 'num_examples', 'num_batches', 'client_id', '']
     assert plan.exact_logs  # No certificate is issued for it.
-
-  @pytest.mark.thorough
-  def test_a_process_around_another_aggregator_is_not_certified(self):
-    plan = _plan()
-    plan.build_process(linear_model.Linear, around=lambda aggregator: aggregator)
-    assert plan.leaving is None

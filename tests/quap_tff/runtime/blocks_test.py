@@ -48,7 +48,7 @@ def _process(model, algorithm):
   else:
     config = quap_tff.CertifiedConfig(num_clients=_CLIENTS, epsilon=3.0, delta=1e-5, noise_seed=1)
     plan = quap_tff.certified_plan(config, [list(range(_CLIENTS))] * _ROUNDS, certificate=False)
-    process = plan.build_process(model_fn, optimizer, client_work=work)
+    process = plan.build_process(model_fn, optimizer, client_work=work).process
   with _context(1, 1):
     return process, process.initialize()
 

@@ -57,7 +57,8 @@ class _Run:
 
   def __init__(self, plan, in_order=list):
     self._plan, self._in_order = plan, in_order
-    self._process = plan.build_process(linear_model.functional(4, 3), client_work=quap_tff.ClientWorkConfig(seed=1))
+    work = quap_tff.ClientWorkConfig(seed=1)
+    self._process = plan.build_process(linear_model.functional(4, 3), client_work=work).process
     is_held = getattr(plan, 'holds_noise', False)
     self._guarded = guarded_clients.GuardedClients(plan, b'a secret') if is_held else None
     self.ledger = plan.new_ledger()

@@ -72,7 +72,7 @@ _CHOICES = {
 
 def _check_round_trip(plan, path):
   ledger = made.ledger(plan)
-  certificate = certificates.write_run(str(path), plan, ledger, made.WEIGHTS, made.ABOUT)
+  certificate = certificates.write_run(str(path), plan, made.leaving(plan), ledger, made.WEIGHTS, made.ABOUT)
   kept = folders.read(str(path))
   assert kept.plan.config == plan.config and kept.plan.fingerprint == plan.fingerprint
   assert kept.plan.model == made.MODEL and kept.about == made.ABOUT and kept.made_by == folders.LIBRARY
@@ -81,7 +81,7 @@ def _check_round_trip(plan, path):
     assert (rounds[0] is None) == (rounds[1] is None)
     assert all(map(np.array_equal, *rounds)) and len(rounds[0]) == len(rounds[1]) if rounds[1] is not None else True
   assert (kept.plan.sparsity, kept.plan.sparsity_seed) == (plan.sparsity, plan.sparsity_seed)
-  assert kept.plan.colluders == plan.colluders and tuple(kept.leaving) == plan.leaving
+  assert kept.plan.colluders == plan.colluders and tuple(kept.leaving) == made.leaving(plan)
   for name, array in ledger.state_dict().items():
     np.testing.assert_array_equal(kept.ledger.state_dict()[name], array)
   verdict = certificates.verify(str(path))
@@ -120,7 +120,7 @@ def test_a_rule_of_a_users_own(tmp_path, monkeypatch):
     made.plan(weights=_Half(0.25))
   plan = made.plan(dict(certificate=False), weights=_Half(0.25))
   with pytest.raises(ValueError, match='_Half has no name. Register it: these are online'):
-    certificates.write_run(str(tmp_path / 'run'), plan, made.ledger(plan), made.WEIGHTS, made.ABOUT)
+    certificates.write_run(str(tmp_path / 'run'), plan, made.leaving(plan), made.ledger(plan), made.WEIGHTS, made.ABOUT)
   monkeypatch.setitem(weight_rules.RULES, 'half', _Half)
   _check_round_trip(plan, tmp_path / 'run')
   monkeypatch.delitem(weight_rules.RULES, 'half')
@@ -172,10 +172,14 @@ def test_exact_functions_of_clients_data_are_refused(options, words, tmp_path):
   assert not list(tmp_path.iterdir())
 
 
-def test_a_plan_whose_process_was_never_built_is_refused(tmp_path):
-  plan = plans.certified_plan(made.plan().config, made.SCHEDULE, model=made.MODEL)
-  with pytest.raises(ValueError, match='build it first, by plan.build_process'):
-    made.folder(tmp_path / 'run', plan)
+def test_a_plan_that_does_not_know_its_model_is_refused(tmp_path):
+  plan = made.plan()
+  unknown = plans.certified_plan(plan.config, made.SCHEDULE)
+  with pytest.raises(ValueError, match='give the plan of what plan.build_process returned'):
+    certificates.write_run(
+      str(tmp_path / 'run'), unknown, made.leaving(plan), made.ledger(plan), made.WEIGHTS, made.ABOUT
+    )
+  assert not list(tmp_path.iterdir())
 
 
 def test_a_ledger_or_a_model_of_another_run_is_refused(tmp_path):
@@ -185,7 +189,7 @@ def test_a_ledger_or_a_model_of_another_run_is_refused(tmp_path):
     (made.ledger(plan), made.WEIGHTS[:1], r'holds tensors of the shapes \[\(3, 2\)\], and mechanism.json says \[\(2,'),
   ):
     with pytest.raises(ValueError, match=words):
-      certificates.write_run(str(tmp_path / 'run'), plan, ledger, weights, made.ABOUT)
+      certificates.write_run(str(tmp_path / 'run'), plan, made.leaving(plan), ledger, weights, made.ABOUT)
   with pytest.raises(ValueError, match='already exists: give a new folder'):
     made.folder(tmp_path)
   assert not list(tmp_path.iterdir())
