@@ -7,7 +7,7 @@ r"""Audits a method: puts canaries into runs of it, and compares the ε that the
 The flags of experiments.train say what is audited. With the folder of a finished certified run, its own flags do. The
 audit makes runs of its own. They have the cohorts, weights, noise and divisor of the run, but some clients' data are
 replaced by canaries. Their models are thrown away. With a folder, the result is written there as audit.json, which is
-bound to the certificate, and the certificate's page shows it. If the certificate is signed, --signing_key must be
+bound to the certificate, and python -m quap_tff.verify reads both. If the certificate is signed, --signing_key must be
 given, and audit.sig is a signature of audit.json.
 
 An audit gives a lower bound on ε and a certificate an upper one. A lower bound above a claimed ε refutes the claim. A
@@ -45,7 +45,6 @@ game = lazy.module('experiments.auditing.game')
 certificates = lazy.module('quap_tff.certificates.folders.folder')
 verifying = lazy.module('quap_tff.certificates.verifying')
 signatures = lazy.module('quap_tff.certificates.folders.signatures')
-evidence = lazy.module('experiments.running.evidence')
 lower_bounds = lazy.module('quap_tff.auditing.bounds.lower_bounds')
 record = lazy.module('quap_tff.certificates.audits')
 runtime = lazy.module('quap_tff.runtime')
@@ -162,8 +161,7 @@ def main(argv: list[str]) -> int:
   if path is not None:
     record.write_audit(path, measured, certificate)
     signatures.sign(path, certificates.AUDIT, key)
-    verifying.write_page(path, certificate, record.read(path, certificate))
-    print(f'{os.path.join(path, record.AUDIT)} was written, and {certificates.PAGE} shows it.', file=sys.stderr)
+    print(f'Written: {os.path.join(path, record.AUDIT)}', file=sys.stderr)
   print(json.dumps({name: value for name, value in measured.items() if name != 'canary_clients'}), flush=True)
   return command_line.FAILED if measured['refuted'] and measured['claim'] in ('certified', 'formal') else 0
 
@@ -212,22 +210,23 @@ def _measure(run: run_lib.Run) -> dict[str, Any]:
 
 
 def _certificate(path: str) -> dict[str, Any]:
-  """The certificate of a finished run's folder, which must be valid. An earlier audit and its page may be damaged."""
+  """The certificate of a finished run's folder, which must be valid. An earlier audit and a page may be damaged."""
+  folder = os.path.join(path, certificates.SUBFOLDER)
   try:
-    certificate = verifying.read_certificate(path)
-    if not verifying.problems_of(certificates.read(path), certificate, evidence.check):
+    certificate = verifying.read_certificate(folder)
+    if not verifying.problems_of(certificates.read(folder), certificate):
       return certificate
   except folder_files.CannotTellError as error:
     raise ValueError(f'{path} has no certificate to audit: {error}') from None
   except folder_files.FolderError:
     pass
-  raise ValueError(f'{path} has no valid certificate: python -m experiments.verify {shlex.quote(path)} says why.')
+  raise ValueError(f'{path} has no valid certificate: python -m quap_tff.verify {shlex.quote(path)} says why.')
 
 
 def _private_key(path: str) -> Optional[Any]:
   """The key that signs the audit of a folder; None if its certificate is not signed."""
-  key_file = _SIGNING_KEY.value
-  if not os.path.lexists(os.path.join(path, certificates.SIGNATURE)):
+  key_file, folder = _SIGNING_KEY.value, os.path.join(path, certificates.SUBFOLDER)
+  if not os.path.lexists(os.path.join(folder, certificates.SIGNATURE)):
     if key_file is not None:
       raise ValueError(
         f'--signing_key: the certificate in {path} is not signed, so its audit is not signed either. Leave the flag '
@@ -237,11 +236,11 @@ def _private_key(path: str) -> Optional[Any]:
   if key_file is None:
     raise ValueError(
       f'The certificate in {path} is signed, so its audit must be: give --signing_key, the key of the certificate. '
-      f'Without a signature, experiments.verify --public_key would find that the folder is invalid. To audit without '
+      f'Without a signature, quap_tff.verify --public_key would find that the folder is invalid. To audit without '
       f'the key, audit a copy of the folder from which {certificates.SIGNATURE} was removed.'
     )
   key = signatures.read_private_key(key_file)
-  problems = signatures.signature_problems(path, certificates.CERTIFICATE, key.public_key(), key_file)
+  problems = signatures.signature_problems(folder, certificates.CERTIFICATE, key.public_key(), key_file)
   if problems:
     raise ValueError(f'--signing_key: {" ".join(problems)} Give the key that signed the certificate.')
   return key

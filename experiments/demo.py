@@ -15,10 +15,10 @@ import shutil
 from absl import flags
 
 from experiments import train
-from experiments import verify
 from experiments.command import command_line
 from experiments.folders import folder as run_folder
 from experiments.running import final_summary
+from quap_tff import certificates
 from quap_tff.certificates import sentences
 from quap_tff.certificates.folders import folder as folders
 from quap_tff.common import files
@@ -58,14 +58,15 @@ def main(argv: list[str]) -> int:
 
 
 def _verified(path: str) -> str:
-  verdict = verify.verify(path)
+  verdict = certificates.verify(path)
   if verdict.problems:
     raise ValueError(f'The certificate in {path} is invalid: {" ".join(verdict.problems)}')
-  certificate = files.read_json(os.path.join(path, folders.CERTIFICATE))
+  folder = os.path.join(path, folders.SUBFOLDER)
+  certificate = files.read_json(os.path.join(folder, folders.CERTIFICATE))
   return (
     'Worth: someone who guesses from the model whether the data of one client were used is right '
     f'{sentences.chance(certificate)}, where a coin is right 50% of the time. The server must be trusted. The '
-    f'certificate was made again from its files, and is VALID: {os.path.join(path, folders.PAGE)}'
+    f'certificate was made again from its files, and is VALID: {os.path.join(folder, folders.PAGE)}'
   )
 
 

@@ -29,7 +29,7 @@ from quap_tff.common import files
 from quap_tff.common import lazy
 
 # These load TensorFlow, so they wait until the flags are found right.
-evidence = lazy.module('experiments.running.evidence')
+certifying = lazy.module('experiments.running.certifying')
 exporting = lazy.module('quap_tff.exporting.export')
 runtime = lazy.module('quap_tff.runtime')
 setup = lazy.module('experiments.running.setup')
@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
   if run.publication.output_dir is not None:
     raise ValueError('--output_dir: nothing is trained here. Leave it out; --output names the folder of the bundle.')
   experiment = setup.from_run(run)
-  evidence.check_before(experiment)
+  certifying.check_before(experiment)
   with runtime.activate(experiment.runtime):
     built = experiment.build_process()
     exporting.export(built, output, rounds=rounds_of(experiment), about=_about(experiment))
@@ -81,7 +81,7 @@ def _about(experiment: Any) -> Optional[abouts.About]:
   """The issuer's statements, if the run may get a certificate. Tests, accuracy and date are a simulation's."""
   if not experiment.run.method.gives_certificate:
     return None
-  return evidence.about(
+  return certifying.about(
     experiment.run, experiment.plan, experiment.resolved, tests=0, test_accuracy=None, date=datetime.date.today()
   )
 

@@ -4,8 +4,8 @@ r"""Predicts the labels of new images with the model of a run.
     python -m experiments.predict runs/mnist --input=seven.png --invert
     python -m experiments.predict runs/mnist --input=digits.npy --output=predictions.npz
 
-The argument is the --output_dir of experiments.train, or a folder that experiments.verify --publish wrote. Nothing else
-is needed. The images are scaled exactly as in training, and turned into features if the run used --features.
+The argument is the --output_dir of experiments.train. Nothing else is needed. The images are scaled exactly as in
+training, and turned into features if the run used --features.
 
 --input is one of:
 
@@ -25,6 +25,7 @@ probabilities, float32[n, classes]. Exit status: 0, or 1 for a wrong flag or a f
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 import contextlib
 import csv
 import dataclasses
@@ -42,11 +43,13 @@ from data.features import maps
 from data.features import store
 from experiments.command import command_line
 from experiments.folders import folder as run_folder
+from quap_tff.certificates.folders import folder as certificate_folders
 from quap_tff.certificates.folders import folder_files
 from quap_tff.common import files
 from quap_tff.common import lazy
 from quap_tff.common import registry
 from quap_tff.common.lazy import tf
+from quap_tff.training import models
 
 pil = lazy.module('PIL.Image')
 
@@ -145,7 +148,7 @@ def load(path: str, extractor: Optional[str] = None) -> Predictor:
       labels = predictor(images).argmax(axis=1)
 
   Args:
-    path: The run's folder, or a published copy of it.
+    path: The run's folder.
     extractor: For runs with pretrained features, the folder of the extractor if it has moved.
 
   Raises:
@@ -156,12 +159,7 @@ def load(path: str, extractor: Optional[str] = None) -> Predictor:
       f'{path} is not the folder of a run: it holds no {run_folder.RUN}. Give the --output_dir of a run of '
       'experiments.train.'
     )
-  model_path = os.path.join(path, run_folder.MODEL)
-  if not os.path.isfile(model_path):
-    raise ValueError(
-      f'{path} holds no {run_folder.MODEL} yet: a run writes its model when it ends. If it was interrupted, the '
-      'command that started it continues it.'
-    )
+  model_path = _model_path(path)
   run = folder_files.read_json(path, run_folder.RUN)
   try:
     identity, resolved = run['identity'], run['resolved']
@@ -186,12 +184,38 @@ def load(path: str, extractor: Optional[str] = None) -> Predictor:
   if features.public_data() != public_data:
     raise ValueError(_other_features(features, identity['features'], public_data))
   try:
-    model = tf.keras.models.load_model(model_path, compile=False)
+    if model_path.endswith('.keras'):
+      model = tf.keras.models.load_model(model_path, compile=False)
+    else:
+      model = _rebuilt(model_path, identity, resolved)
   except Exception as error:  # Keras raises nearly anything for a damaged file.
     raise ValueError(
       f'{model_path} cannot be read ({type(error).__name__}: {error}). Train again, or restore the file.'
     ) from None
   return Predictor(shape, dataset.white, features, model, _warnings(path))
+
+
+def _model_path(path: str) -> str:
+  """The file of the model in a run's folder: of a certified run, its tensors in the folder of the certificate."""
+  of_certificate = os.path.join(path, run_folder.CERTIFICATE, certificate_folders.MODEL)
+  for place in (of_certificate, os.path.join(path, run_folder.MODEL)):
+    if os.path.isfile(place):
+      return place
+  raise ValueError(
+    f'{path} holds no model yet: a run writes its model when it ends. If it was interrupted, the command that started '
+    'it continues it.'
+  )
+
+
+def _rebuilt(path: str, identity: Mapping[str, Any], resolved: Mapping[str, Any]) -> tf.keras.Model:
+  """The model with the trained tensors in a file. Its other tensors, if any, follow from the flags."""
+  built = models.build_keras_model(
+    resolved['model'], resolved['input_shape'], resolved['num_classes'], identity['compute_dtype'], identity['seed']
+  )
+  with np.load(path, allow_pickle=False) as kept:
+    for index, variable in enumerate(built.trainable_variables):
+      variable.assign(kept[f'arr_{index}'])
+  return models.with_stock_layers(built)
 
 
 def predict(path: str, images: np.ndarray, *, invert: bool = False, extractor: Optional[str] = None) -> np.ndarray:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
   from experiments.running.setup import Experiment
 
 # These load TensorFlow, so they wait until the flags are found right.
-evidence = lazy.module('experiments.running.evidence')
+certifying = lazy.module('experiments.running.certifying')
 signatures = lazy.module('quap_tff.certificates.folders.signatures')
 results = lazy.module('experiments.running.results')
 run_directory = lazy.module('experiments.folders.directory')
@@ -98,7 +98,7 @@ def _train(run: 'Run', callbacks: Sequence[Callable[[int, Any, Any], None]]) -> 
   with contextlib.ExitStack() as stack:
     progress.say(publication.progress, f'Reading {run.flags["dataset"]} …')
     experiment = setup.from_run(run, _show_reading if sys.stderr.isatty() else None)
-    evidence.check_before(experiment)
+    certifying.check_before(experiment)
     stack.enter_context(runtime.activate(experiment.runtime))
     progress.say(publication.progress, f'Building {experiment.model} and the round …')
     built = experiment.build_process()

@@ -154,12 +154,12 @@ class TestMechanism:
     rows = harness.rows(run / 'run')
     noise = [float(row['noise_multiplier']) for row in rows]
     np.testing.assert_allclose(np.divide(noise[1:], noise[:-1]), 0.8, rtol=1e-5)
-    ledger = accounting.RunLedger.load(run / 'run' / 'ledger.npz')
+    ledger = accounting.RunLedger.load(run / 'run' / 'certificate' / 'ledger.npz')
     weights = ledger.state_dict()['weights'].reshape(4, 8)
     np.testing.assert_allclose(ledger.state_dict()['noise_multipliers'], noise, rtol=1e-6)
     mu = np.sqrt(((weights / np.array(noise)[:, np.newaxis]) ** 2).sum(axis=0))
     np.testing.assert_allclose(accounting.total_mu(ledger).whole, mu, rtol=1e-6)
-    certificate = json.loads((run / 'run' / 'certificate.json').read_text(encoding='utf-8'))
+    certificate = json.loads((run / 'run' / 'certificate' / 'certificate.json').read_text(encoding='utf-8'))
     assert 0.99 * 4 < certificate['achieved']['epsilon_max'] <= 4
     least, most = re.search(r'multiplier (\S+) to (\S+),', certificate['releases'][0]['how']).groups()
     np.testing.assert_allclose([float(least), float(most)], [noise[3], noise[0]], rtol=1e-4)

@@ -105,9 +105,6 @@ class ReplayedLog(base.ParticipationChoice):
       f'{self.path}: its {len(names)} clients stand for clients of the data {by_order}.{never}',
     )
 
-  def known(self, schedule: Sequence[np.ndarray]) -> Replayed:
-    return Replayed(schedule, self.provenance)
-
   def over(self, population: base.Population) -> base.ParticipationModel:
     self._check_count(population.num_clients)
     return Replayed(self._content.rounds, self.provenance).over(population)

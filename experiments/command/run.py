@@ -24,7 +24,6 @@ from data.cohorts import dropouts
 from data.cohorts import ParticipationChoice
 from data.cohorts import ParticipationModel
 from experiments.command import run_choices
-from quap_tff import accounting
 from quap_tff import methods
 from quap_tff import plans
 from quap_tff.cohorts import default_cohort_size
@@ -126,16 +125,8 @@ class Run:
     return cls.from_flags(written)
 
   def recorded(self) -> dict[str, Any]:
-    """Every flag as run.json keeps it.
-
-    The folder of a certified run is made to be handed out. So it does not say where its operator keeps data and keys.
-    """
-    withheld = {
-      name for name, definition in run_choices.FLAGS.items() if definition.is_path and self.method.gives_certificate
-    }
-    values = {name: None if name in withheld else value for name, value in self.flags.items()}
-    shown = {} if withheld else {name: self.flags[name] for name in ('dataset', 'participation')}
-    return {**values, **self._portable(), **shown}
+    """Every flag as run.json keeps it."""
+    return {**self.flags, **{name: text for name, text in self._portable().items() if name in ('features', 'spent')}}
 
   def identity(self) -> dict[str, Any]:
     """The flags that determine what is computed. They must be the same for a run to be resumed.
@@ -229,18 +220,6 @@ class Run:
   def with_cohorts(self, choice: ParticipationChoice) -> Run:
     """The run with another choice of who takes part. Its flags stay."""
     return dataclasses.replace(self, cohorts=dataclasses.replace(self.cohorts, participation=choice))
-
-  def with_spent(self, spent: Optional[accounting.SpentBefore]) -> Run:
-    """The run where the file of --spent is not at hand: this is what it says. Its flags stay.
-
-    Raises `ValueError` if it is of another file.
-    """
-    file = self.flags['spent']
-    if file is None:
-      return self
-    if spent is not None and file.removeprefix(_DIGEST) not in spent.files:
-      raise ValueError(f'--spent={file} is not the file that the mechanism names: {", ".join(spent.files) or "none"}')
-    return dataclasses.replace(self, method=flag_fields.decoded(self.method, {'spent': spent}))
 
   def attackers(self, num_clients: int) -> tuple[int, ...]:
     """The malicious clients of N, ascending."""
@@ -417,7 +396,7 @@ def _check_secret_cohorts(run: Run) -> None:
   written, method, refused = run.flags, run.method, f'--cohort_seed={run_choices.SECRET}'
   if method.gives_certificate:
     raise ValueError(
-      f'{refused}: a certificate rests on public cohorts, and its verification draws them again. Leave this flag out, '
+      f'{refused}: a certificate rests on public cohorts, and the schedule lies alongside it. Leave this flag out, '
       'or use --algorithm=tff_dp_fedavg.'
     )
   if not (method.divides_by_planned_cohort and run.facts.adds_noise):

@@ -78,7 +78,7 @@ class Data:
   """
 
   dataset: Any = flag('digits', kind='dataset', choices=datasets.DATASETS)
-  data_dir: Optional[str] = flag(is_control=True, is_path=True)
+  data_dir: Optional[str] = flag(is_control=True)
   num_clients: Optional[int] = flag()
   partition: partitions.Partition = flag('dirichlet:alpha=0.5', kind='partition', choices=partitions.PARTITIONS)
   features: maps.Features = flag('none', kind='features', choices=features_lib.FEATURES)
@@ -195,10 +195,10 @@ class Publication:
   averaging: postprocessing.Averaging = flag('none', kind='averaging', choices=postprocessing.AVERAGINGS)
   shrinkage: float = flag(1.0)
   client_metrics: Optional[bool] = flag()
-  output_dir: Optional[str] = flag(is_control=True, is_path=True)
+  output_dir: Optional[str] = flag(is_control=True)
   checkpoint_every: int = flag(10, lower=1, is_control=True)
   keep_checkpoints: bool = flag(False, is_control=True)
-  signing_key: Optional[str] = flag(is_control=True, is_path=True)
+  signing_key: Optional[str] = flag(is_control=True)
   allow_code_change: bool = flag(False, is_control=True)
   progress: str = flag('auto', one_of=('auto', 'bar', 'lines', 'none'), is_control=True)
 

@@ -7,6 +7,8 @@
     checkpoints/             server state, ledger and average of weights after a round, and the secret behind clients'
                              keys and secret cohorts: see below
     final_model.keras        the model with its last weights
+    ledger.npz, clients.csv  who came when, and what each client has spent
+    certificate/             of a certified run, in place of these three: all that its certificate is bound to
     plot.png, summary.json   at the end
 
 A checkpoint contains the seed of the noise, so anyone who has one can subtract the noise. From the start, only the
@@ -31,6 +33,7 @@ import numpy as np
 from experiments.folders import checkpoints
 from experiments.folders import folder as run_folder
 from experiments.folders import round_log
+from quap_tff.certificates.folders import folder as certificate_folders
 from quap_tff.common import files
 from quap_tff.common.lazy import tf
 
@@ -170,7 +173,11 @@ class RunDirectory:
           shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
 
   def begin_stretch(self, first_round: int) -> None:
-    """Writes down that this code runs the rounds from `first_round` on, unless it also ran the one before."""
+    """Writes down that this code runs the rounds from `first_round` on, unless it also ran the one before.
+
+    The certificate of a run that ended earlier goes, because it does not cover what is released from now on.
+    """
+    self.remove_certificate()
     with self.writing():
       run = files.read_json(self.file(run_folder.RUN))
       stretches = run_folder.continued(run, first_round)
@@ -260,6 +267,18 @@ class RunDirectory:
     """Writes summary.json."""
     with self.writing():
       files.write_json(self.file(run_folder.SUMMARY), summary)
+
+  def remove_certificate(self) -> None:
+    """Removes the folder of the certificate, and the audit that is bound to it, if they are there."""
+    with self.writing():
+      for name in (certificate_folders.AUDIT, certificate_folders.AUDIT_SIGNATURE):
+        with contextlib.suppress(FileNotFoundError):
+          os.remove(self.file(name))
+      if os.path.lexists(self.file(run_folder.CERTIFICATE)):
+        # Under this name nobody takes a part of it for a certificate, and the next process removes it.
+        unfinished = self.file(run_folder.CERTIFICATE + files.UNFINISHED)
+        os.rename(self.file(run_folder.CERTIFICATE), unfinished)
+        shutil.rmtree(unfinished)
 
   def remove_checkpoints(self) -> None:
     """Removes all checkpoints, and the secrets with them."""

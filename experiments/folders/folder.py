@@ -1,9 +1,6 @@
-"""The folder of a run, read only: its files, and whether a run may go on in it. `directory` writes it.
+"""The folder of a run, read only: its files, and whether a run may go on in it. `directory` writes it."""
 
-`quap_tff.certificates.folders.train_runs` names the files that certificates know, and reads run.json's stretches.
-"""
-
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 import contextlib
 import json
 import os
@@ -15,22 +12,29 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 
 from experiments.folders import checkpoints
-from quap_tff.certificates.folders import train_runs
+from quap_tff.certificates.folders import about as abouts
+from quap_tff.certificates.folders import folder as certificate_folders
+from quap_tff.common import checks
 from quap_tff.common import files
 from quap_tff.common import version
 from quap_tff.common.lazy import tf
 from quap_tff.common.lazy import tff
 
-RUN, METRICS, SUMMARY, PLOT = train_runs.RUN, train_runs.METRICS, train_runs.SUMMARY, train_runs.PLOT
-CHECKPOINTS, LOCK, STRETCHES = train_runs.CHECKPOINTS, train_runs.LOCK, train_runs.STRETCHES
-MODEL, LEDGER, CLIENTS, TENSORBOARD = 'final_model.keras', 'ledger.npz', 'clients.csv', 'tensorboard'
+RUN, METRICS, SUMMARY, PLOT, TENSORBOARD = 'run.json', 'metrics.csv', 'summary.json', 'plot.png', 'tensorboard'
+CHECKPOINTS, LOCK = 'checkpoints', '.lock'
+# A certified run has these three in the folder of its certificate, and its model as arrays.
+MODEL, LEDGER, CLIENTS = 'final_model.keras', certificate_folders.LEDGER, certificate_folders.CLIENTS
+CERTIFICATE = certificate_folders.SUBFOLDER
+# The key in run.json.
+STRETCHES = 'stretches'
 # In the folder of checkpoints: the secret from which all secrets of a run follow.
 SECRET = 'secret'
 
-_FOLDERS = (CHECKPOINTS, TENSORBOARD)
+_FOLDERS = (CHECKPOINTS, TENSORBOARD, CERTIFICATE)
 _FILES = (RUN, METRICS, SUMMARY, MODEL, LEDGER, CLIENTS, PLOT)
 # A run that was interrupted before its first round may leave these names.
 _OF_THE_START = {LOCK, RUN + files.UNFINISHED, CHECKPOINTS}
+_MACHINE, _STRETCH = frozenset({'platform', 'cores', 'gpus'}), frozenset({'first_round', 'code', 'versions', 'machine'})
 
 _SOURCES = ('quap_tff', 'data', 'experiments')
 
@@ -91,7 +95,7 @@ def check(path: str, identity: Mapping[str, Any], needs_same_code: bool = False)
   summary = read_summary(path)
   if summary is not None and summary.get('finished') is True:
     return Found(False, summary)
-  results = sorted(names & set(_FILES) - {RUN})
+  results = sorted(names & {*_FILES, CERTIFICATE} - {RUN})
   if results:
     raise RunDirectoryError(
       f'output_dir {path} holds {", ".join(results)} of a run that has not reached its last planned round, and its '
@@ -104,7 +108,7 @@ def check(path: str, identity: Mapping[str, Any], needs_same_code: bool = False)
 def _check_can_go_on(path: str, run: Mapping[str, Any], last_round: int, needs_same_code: bool) -> None:
   read_secret(path)
   try:
-    kept = train_runs.stretches(run, last_round)
+    kept = stretches(run, last_round)
   except ValueError as error:
     raise RunDirectoryError(
       f'{os.path.join(path, RUN)} is damaged: {error}. Put it back to continue the run, or give another folder to '
@@ -219,8 +223,63 @@ def machine() -> dict[str, Any]:
 
 def continued(run: Mapping[str, Any], first_round: int) -> list[dict[str, Any]]:
   """The stretches of a run that goes on here and now with `first_round`."""
-  earlier = train_runs.stretches(run, first_round - 1)
+  earlier = stretches(run, first_round - 1)
   now = {'code': code(), 'versions': versions(), 'machine': machine()}
   if earlier and {name: earlier[-1][name] for name in now} == now:
     return earlier
   return [*earlier, {'first_round': first_round, **now}]
+
+
+def stretches(run: Mapping[str, Any], last_round: int) -> list[dict[str, Any]]:
+  """The stretches of the rounds up to `last_round`, of run.json as a value.
+
+  A stretch says which code, versions and machine ran rounds: {first_round, code, versions, machine}. It ends where the
+  next one begins. A process may have ended before the first of its rounds was kept, so there may be later ones.
+
+  Raises:
+    ValueError: If they are not stretches of these rounds.
+  """
+  try:
+    entries = run[STRETCHES]
+    for one in entries:
+      _check_keys('a stretch', one, _STRETCH)
+      abouts.check_code(one['code'])
+      _check_machine(one)
+    firsts = [one['first_round'] for one in entries]
+    if any(type(first) is not int for first in firsts) or firsts != sorted(set(firsts)) or firsts[:1] not in ([], [1]):
+      raise ValueError(f'the first rounds must ascend from 1, found {firsts}')
+    if last_round > 0 and not firsts:
+      raise ValueError('there is none')
+  except (ValueError, TypeError, KeyError, AttributeError) as error:
+    raise ValueError(f'the {STRETCHES} are not those of a run: {error}') from None
+  return [one for one in entries if one['first_round'] <= last_round]
+
+
+def stated_stretches(run: Mapping[str, Any], num_rounds: int) -> list[dict[str, Any]]:
+  """Which code ran which rounds, as a certificate states it: first and last round, code and versions.
+
+  Raises:
+    ValueError: If run.json does not say it.
+  """
+  kept = stretches(run, max(num_rounds, 1))
+  last_rounds = [one['first_round'] - 1 for one in kept[1:]] + [num_rounds]
+  return [
+    {'first_round': one['first_round'], 'last_round': last, 'code': one['code'], 'versions': one['versions']}
+    for one, last in zip(kept, last_rounds)
+  ]
+
+
+def _check_keys(name: str, value: Any, keys: Set[str]) -> None:
+  if not isinstance(value, dict) or set(value) != keys:
+    raise ValueError(f'{name} must have the keys {sorted(keys)}')
+
+
+def _check_machine(value: Mapping[str, Any]) -> None:
+  """Checks the versions and the machine in run.json, or in a stretch of it."""
+  abouts.check_versions('versions', value['versions'])
+  machine = value['machine']
+  _check_keys('machine', machine, _MACHINE)
+  if not isinstance(machine['platform'], str):
+    raise ValueError(f'platform must be a text, found {machine["platform"]!r}')
+  for name in ('cores', 'gpus'):
+    checks.integer(name, machine[name], at_least=0)

@@ -17,6 +17,7 @@ from experiments.folders import folder as run_folder
 from experiments.running import plots
 from quap_tff import methods
 from quap_tff.accounting import run_ledger
+from quap_tff.certificates.folders import folder as certificate_folders
 from quap_tff.common import files
 from quap_tff.common import registry
 from quap_tff.mechanisms.parts import clip_rules
@@ -219,17 +220,20 @@ def load(path: str) -> tuple[Optional[RunFolder], list[LeftOut]]:
   if run is None:
     return None, left_out
   summary = read(run_folder.SUMMARY, _read_object, {}, False)
-  # These files are written at the end.
+  # These files are written at the end, those of a certified run in the folder of its certificate.
+  place = run_folder.CERTIFICATE if os.path.isdir(os.path.join(path, run_folder.CERTIFICATE)) else ''
   ended = bool(summary)
   says_who_came = ended and run['identity'].get('cohort_seed') != run_parts.SECRET
-  ledger = read(run_folder.LEDGER, run_ledger.RunLedger.load, None, says_who_came)
+  ledger = read(os.path.join(place, run_folder.LEDGER), run_ledger.RunLedger.load, None, says_who_came)
+  clients_file = os.path.join(place, run_folder.CLIENTS)
+  certificate_file = os.path.join(run_folder.CERTIFICATE, certificate_folders.CERTIFICATE)
   result = RunFolder(
     path=path,
     metrics=read(run_folder.METRICS, _read_metrics, pd.DataFrame(), True),
-    clients=read(run_folder.CLIENTS, lambda file: _read_clients(file, ledger), pd.DataFrame(), says_who_came),
+    clients=read(clients_file, lambda file: _read_clients(file, ledger), pd.DataFrame(), says_who_came),
     ledger=ledger,
     summary=summary,
-    certificate=read('certificate.json', _read_object, None, ended and _gives_certificate(run['identity'])),
+    certificate=read(certificate_file, _read_object, None, ended and _gives_certificate(run['identity'])),
     **run,
   )
   if result.test_accuracy is None:

@@ -89,7 +89,7 @@ def make(
     date: The day on which the run's last process began.
     interrupted: Whether the run was cut off by the user.
     seconds: That the rounds of this process took; None where this is withheld.
-    output_dir: The run's folder. A certified run's summary.json does not name it.
+    output_dir: The run's folder.
     share_of_ceiling: The share of a certified run's plan; None for other runs.
   """
   return {

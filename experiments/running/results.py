@@ -16,15 +16,14 @@ import tensorflow as tf
 from data import features
 from experiments.folders import directory as run_directory
 from experiments.folders import folder as run_folder
-from experiments.running import evidence
+from experiments.running import certifying
 from experiments.running import final_summary
 from experiments.running import loop
 from experiments.running import setup
 from quap_tff import accounting
+from quap_tff import certificates
 from quap_tff import plans
-from quap_tff.certificates import verifying
 from quap_tff.certificates.folders import folder as certificate_folders
-from quap_tff.certificates.folders import train_runs
 from quap_tff.common import files
 from quap_tff.common import lazy
 from quap_tff.plans.accounts import run_account
@@ -88,7 +87,9 @@ class Outcome:
       return summary
     kept = run_folder.read_summary(directory.path) or {}
     is_kept = kept.get('rounds') == result.round_num and not kept.get('interrupted')
-    has_certificate = os.path.exists(directory.file(certificate_folders.CERTIFICATE))
+    has_certificate = os.path.exists(
+      os.path.join(directory.file(run_folder.CERTIFICATE), certificate_folders.CERTIFICATE)
+    )
     if result.rounds_run or result.interrupted or not is_kept or run.method.gives_certificate and not has_certificate:
       self._write(directory)
     else:
@@ -110,18 +111,9 @@ class Outcome:
     """Writes the summary after the files that it speaks of, and the certificate last."""
     experiment, result = self.experiment, self.result
     run, federation = experiment.run, experiment.federation
-    model = models.build_keras_model(
-      experiment.model, federation.input_shape, federation.num_classes, run.local.compute_dtype
-    )
-    result.weights.assign_weights_to(model)
-    with directory.replacing(run_folder.MODEL) as path:
-      models.save_model(models.with_stock_layers(model), path)
     features.keep_copy(run.flags['features'], directory.path)
-    if not experiment.cohorts.secret and not run.method.gives_certificate:  # Both say who came.
-      with directory.replacing(run_folder.LEDGER) as path:
-        files.write(path, files.npz(result.ledger.state_dict()))
-      with directory.replacing(run_folder.CLIENTS) as path:
-        self._write_clients(path, model)
+    if not run.method.gives_certificate:
+      self._write_model_and_account(directory)
     metrics = plots.read_metrics(directory.file(run_folder.METRICS)) if result.round_num else {}
     if metrics and run.method.gives_certificate:
       metrics[plots.SPENT] = spent_by_round(result.ledger, run.flags['delta'])
@@ -132,31 +124,44 @@ class Outcome:
           path,
           f'{federation.name}, {federation.num_clients} clients, {run.flags["algorithm"]}, {result.round_num} rounds',
         )
-    if not run.method.gives_certificate:
-      directory.write_summary(self.summary)
-      return
-    # A folder that is made to be handed out does not say where it lay.
-    directory.write_summary({**self.summary, 'output_dir': None})
-    tested = np.isfinite(metrics.get('test_accuracy', np.zeros(0)))
+    directory.write_summary(self.summary)
+    if run.method.gives_certificate:
+      directory.remove_certificate()
+      if not result.interrupted:
+        tested = np.isfinite(metrics.get('test_accuracy', np.zeros(0)))
+        self._certify(directory, int(tested.sum()))
+
+  def _certify(self, directory: run_directory.RunDirectory, tests: int) -> None:
+    experiment, result = self.experiment, self.result
     run_json = files.read_json(directory.file(run_folder.RUN))
-    stated = evidence.about(
-      run,
+    about = certifying.about(
+      experiment.run,
       experiment.plan,
       run_json['resolved'],
-      tests=int(tested.sum()),
+      tests=tests,
       test_accuracy=self.summary['test_accuracy'],
       date=result.date,
-      stretches=train_runs.stated_stretches(run_json, result.round_num),
+      stretches=run_folder.stated_stretches(run_json, result.round_num),
     )
+    path, key = directory.file(run_folder.CERTIFICATE), experiment.run.publication.signing_key
     with directory.writing():
-      certificate_folders.write_files(
-        directory.path, experiment.plan, self.leaving, result.ledger, stated, certificate_folders.TRAIN
-      )
-    if result.interrupted:
-      verifying.remove(directory.path)
-    else:
-      verifying.issue(directory.path, run.publication.signing_key, evidence.check)
-      print(f'Certified: python -m experiments.verify {shlex.quote(directory.path)} checks it.', file=sys.stderr)
+      certificates.write_run(path, experiment.plan, self.leaving, result.ledger, result.weights.trainable, about, key)
+    print(f'Certified: {path}. python -m quap_tff.verify {shlex.quote(directory.path)} checks it.', file=sys.stderr)
+
+  def _write_model_and_account(self, directory: run_directory.RunDirectory) -> None:
+    experiment, result = self.experiment, self.result
+    run, federation = experiment.run, experiment.federation
+    model = models.build_keras_model(
+      experiment.model, federation.input_shape, federation.num_classes, run.local.compute_dtype
+    )
+    result.weights.assign_weights_to(model)
+    with directory.replacing(run_folder.MODEL) as path:
+      models.save_model(models.with_stock_layers(model), path)
+    if not experiment.cohorts.secret:  # Both say who came.
+      with directory.replacing(run_folder.LEDGER) as path:
+        files.write(path, files.npz(result.ledger.state_dict()))
+      with directory.replacing(run_folder.CLIENTS) as path:
+        self._write_clients(path, model)
 
   def _write_clients(self, path: str, model: tf.keras.Model) -> None:
     """One row for each client that the ledger lists. Without client metrics, nothing in it follows from their data."""

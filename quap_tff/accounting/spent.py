@@ -116,7 +116,8 @@ def _read_file(path: str) -> spent_before.SpentBefore:
   if os.path.isdir(path) or path.endswith('.json'):
     kind = 'a folder' if os.path.isdir(path) else 'no file of spending'
     raise ValueError(
-      f'{path} is {kind}. Give the ledger.npz of a run, the clients.csv of a certificate, or the state of a gate.'
+      f'{path} is {kind}. Give the ledger.npz of a run (of a certified one, RUN/certificate/ledger.npz), the '
+      'clients.csv of a certificate, or the state of a gate.'
     )
   if not os.path.exists(path):
     raise FileNotFoundError(errno.ENOENT, 'there is no such file of an earlier run', path)

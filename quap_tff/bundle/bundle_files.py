@@ -97,7 +97,7 @@ def texts(
   contents = {GRAPHS: json.dumps(bindings), PLAN: json.dumps(_plan_facts(plan)), RUN: json.dumps(_encoded(rounds))}
   if plan is not None and plan.mechanism.facts.is_certified:
     about = _UNSTATED if about is None else about
-    contents[folders.MECHANISM] = folders.mechanism_text(plan, leaving, about, folders.LIBRARY, abouts.this_code())
+    contents[folders.MECHANISM] = folders.mechanism_text(plan, leaving, about, abouts.this_code())
   return contents
 
 

@@ -219,7 +219,7 @@ def keep(
       except ValueError as error:
         summary['no_certificate'] = str(error)
   with files.new_folder(folder) as unfinished:
-    content = {folders.ARRAYS_MODEL: {f'arr_{index}': tensor for index, tensor in enumerate(trainable)}}
+    content = {folders.MODEL: {f'arr_{index}': tensor for index, tensor in enumerate(trainable)}}
     if ledger is not None:
       content[folders.LEDGER] = dict(ledger.state_dict())
     for name, arrays in content.items():

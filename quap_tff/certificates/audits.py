@@ -1,10 +1,12 @@
 """audit.json: the result of an audit of a finished run, bound to the run's certificate by its digest.
 
+It lies in the run's folder, alongside the folder of the certificate, which does not cover it.
+
 An audit makes one or two tests of one claim: the canaries, and the distinguishing game where there is one. Either may
 refute the claim. So that all of it errs as seldom as its confidence says, each test gets an equal part of the error.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 import math
 import os
 from typing import Any, NamedTuple, Optional
@@ -48,13 +50,11 @@ class Audit(NamedTuple):
     problems: Its problems, a sentence each.
     refutes: Whether it refutes the claim of the certificate.
     verdict: The measured bounds and the claim, in sentences.
-    rows: (what, figure) for a table.
   """
 
   problems: list[str]
   refutes: bool = False
   verdict: str = ''
-  rows: Sequence[Sequence[str]] = ()
 
 
 class _Test(NamedTuple):
@@ -82,7 +82,7 @@ def write_audit(path: str, measured: Mapping[str, Any], certificate: Mapping[str
 
 
 def read(path: str, certificate: Mapping[str, Any]) -> Optional[Audit]:
-  """The audit in a folder with this certificate, or None if there is none.
+  """The audit in the folder of a run with this certificate, or None if there is none.
 
   Raises:
     FolderError: If its file cannot be read.
@@ -94,7 +94,7 @@ def read(path: str, certificate: Mapping[str, Any]) -> Optional[Audit]:
   problems = audit_problems(record, certificate)
   if not problems and folder_files.read_text(path, AUDIT) != files.json_text(record):
     problems = [f'{AUDIT} is written in another way than audits are.']
-  return Audit(problems) if problems else Audit([], refutes(record), verdict(record), rows(record))
+  return Audit(problems) if problems else Audit([], refutes(record), verdict(record))
 
 
 def audit_problems(record: Any, certificate: Mapping[str, Any]) -> list[str]:

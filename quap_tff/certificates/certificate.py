@@ -15,7 +15,6 @@ import numpy as np
 from quap_tff import accounting
 from quap_tff.certificates import sentences
 from quap_tff.certificates.folders import about as abouts
-from quap_tff.certificates.folders import evidence
 from quap_tff.certificates.folders import folder as folders
 from quap_tff.certificates.folders import folder_files
 from quap_tff.common import files
@@ -128,12 +127,7 @@ def make(content: folders.Content) -> dict[str, Any]:
         'correlation': correlations.spec_of(plan.correlation),
       },
       'issuer': about.as_dict(),
-      'provenance': {
-        'made_by': content.made_by,
-        'code': dict(content.code),
-        'files_sha256': folders.digests(content),
-        'unchecked': evidence.unchecked(content),
-      },
+      'provenance': {'code': dict(content.code), 'files_sha256': folders.digests(content)},
     }
   )
 

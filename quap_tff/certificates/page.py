@@ -6,10 +6,9 @@ Verification renders the page again and compares the bytes, so a change here is 
 from collections.abc import Mapping, Sequence
 import functools
 import html
-from typing import Any, Optional
+from typing import Any
 
 from quap_tff.certificates import sentences
-from quap_tff.certificates.audits import Audit
 from quap_tff.common import html_page
 from quap_tff.common import lazy
 from quap_tff.common.numbers import rounding
@@ -89,14 +88,6 @@ give it.</p>
 {{ list(certificate.withheld) -}}
 <h2>What the guarantee assumes</h2>
 {{ list(certificate.assumptions) -}}
-{% if audit is not none %}
-<h2>What an audit measured</h2>
-<p>{{ audit.verdict }} The audit made runs of its own, with the flags of this run. In them, canaries replaced some \
-clients&#x27; data. Their models were thrown away, and no canary took part in the run that this certificate is about. \
-The certificate gives an upper bound on ε, which was proved. The audit gives a lower bound, which was measured. The \
-guarantee does not cover the figures of the audit, because its runs used the data of the other clients.</p>
-{{ table(audit.rows) -}}
-{% endif %}
 <h2>How to read it</h2>
 <p>ε and δ bound what the release can reveal about one client. Imagine someone who sees the whole release, knows every \
 other client&#x27;s data, and makes some decision. With the client&#x27;s data, the probability of this decision is at \
@@ -108,10 +99,6 @@ client. What each client has spent is in clients.csv.</p>
 on this page from ledger.npz. It compares the digests below with the files. Digests reveal mistakes, and changes to \
 some of the files. Only a signature (certificate.sig) says who made the folder. Without one, verification cannot tell \
 if someone has made the whole folder anew. In either case, verification proves nothing about what the program did.</p>
-{% if certificate.provenance.unchecked %}
-<p>Verification compares only the digest of these, which may hold anything; the statement is not about them:</p>
-{{ list(certificate.provenance.unchecked) -}}
-{% endif %}
 {{ table(digests, code=(1,)) -}}
 """
 _STYLE = """\
@@ -141,18 +128,12 @@ _READING_OF_COHORTS = (
 _LEFT, _WIDTH, _BOTTOM, _HEIGHT = 28, 316, 216, 146
 
 
-def render(certificate: Mapping[str, Any], audit: Optional[Audit] = None) -> str:
-  """The page of a certificate from `certificate.issue`, as text.
-
-  Args:
-    certificate: The certificate.
-    audit: An audit without problems. None if there was no audit.
-  """
+def render(certificate: Mapping[str, Any]) -> str:
+  """The page of a certificate from `certificate.make`, as text."""
   histogram = certificate['achieved']['epsilon_histogram']
   edges = histogram['edges']
   body = _template().render(
     certificate=certificate,
-    audit=audit,
     in_short=_in_short(certificate),
     is_reading=certificate['achieved']['is_reading'],
     cohorts_file='the cohorts in ledger.npz' if _came(certificate) else 'schedule.npz',
@@ -272,7 +253,7 @@ def _digests(certificate: Mapping[str, Any]) -> list[tuple[str, str]]:
   program = lambda code: f'quap_tff {code["quap_tff"]}, source {code["source_sha256"]}'
   provenance = certificate['provenance']
   return [
-    (f'Program that wrote it ({provenance["made_by"]})', program(provenance['code'])),
+    ('Program that wrote it', program(provenance['code'])),
     *(
       (f'Program of rounds {one["first_round"]:,} to {one["last_round"]:,}', program(one['code']))
       for one in certificate['issuer']['stretches']

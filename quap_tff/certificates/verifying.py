@@ -1,13 +1,10 @@
-"""Issues the certificate of a folder from its files, and verifies it by making it again."""
+"""Writes the folder of a certificate, and verifies it by making it again from its files."""
 
 from collections.abc import Mapping, Sequence
 import importlib
 import os
-import shutil
 import sys
-from typing import Any, Callable, NamedTuple, Optional, Union
-
-import numpy as np
+from typing import Any, Callable, NamedTuple, Optional
 
 from quap_tff import accounting
 from quap_tff.certificates import audits
@@ -27,9 +24,6 @@ from quap_tff.plans.accounts import run_account
 # The exit status of each answer.
 VALID, INVALID, CANNOT_TELL = 0, 1, 2
 
-# A function from the content of a folder to further problems of it.
-Check = Callable[[folders.Content], list[str]]
-
 
 class Verdict(NamedTuple):
   """The result of a verification.
@@ -39,8 +33,8 @@ class Verdict(NamedTuple):
     warnings: Things that a reader should know although they do not make the certificate invalid, a sentence each.
     notes: Things that a reader must know together with the statement, a sentence each.
     statement: The guarantee; '' if the certificate is not valid.
-    refutation: The verdict of the audit in the folder if it refutes the claim of the certificate, else ''.
-    unchecked: The parts of the folder's files that may hold anything, which the statement is not about.
+    refutation: The verdict of the audit alongside the certificate if it refutes the claim, else ''.
+    scope: What was looked at, and what was not, in sentences.
   """
 
   problems: list[str]
@@ -48,7 +42,7 @@ class Verdict(NamedTuple):
   notes: list[str]
   statement: str
   refutation: str = ''
-  unchecked: Sequence[str] = ()
+  scope: str = ''
 
 
 def write_run(
@@ -56,18 +50,20 @@ def write_run(
   plan: run_account.RunAccount,
   leaving: run_account.Leaving,
   ledger: accounting.RunLedger,
-  model: Union[str, os.PathLike, Sequence[Any]],
+  trainable: Sequence[Any],
   about: abouts.About,
   signing_key: Optional[str] = None,
 ) -> dict[str, Any]:
   """Writes a new folder with a certificate and all that it is bound to. It appears complete or not at all.
 
+  What was written is read again and checked, as verification does it, before the certificate is made of it.
+
   Args:
-    path: The folder, which must not exist.
+    path: The folder, which must not exist: `certificate` in the folder of the run.
     plan: The plan of the run, with the shape of its model: that of `quap_tff.Plan.build_process`, or of a bundle.
     leaving: What leaves clients in a round, from the same.
     ledger: The run's ledger. A run may have ended before the last round of the plan's schedule.
-    model: A Keras file (.keras) of the released model, or its weights: the trained tensors, as arrays.
+    trainable: The released model: its trained tensors, as arrays.
     about: The facts that no file shows.
     signing_key: File with an Ed25519 private key (PEM) to sign the certificate with.
 
@@ -79,58 +75,21 @@ def write_run(
   """
   if os.path.lexists(path):
     raise ValueError(f'{path} already exists: give a new folder.')
-  with files.new_folder(path) as unfinished:
-    folders.write_files(unfinished, plan, leaving, ledger, about)
-    if isinstance(model, (str, os.PathLike)):
-      shutil.copyfile(model, os.path.join(unfinished, folders.KERAS_MODEL))
-    else:
-      arrays = {f'arr_{index}': np.asarray(tensor) for index, tensor in enumerate(model)}
-      files.write(os.path.join(unfinished, folders.ARRAYS_MODEL), files.npz(arrays))
-    return issue(unfinished, signing_key)
-
-
-def issue(folder: str, signing_key: Optional[str] = None, check: Optional[Check] = None) -> dict[str, Any]:
-  """Makes the certificate of a run that has ended, and writes it. The page is written first.
-
-  Args:
-    folder: The run's folder, with the files that `quap_tff.certificates.folders.folder` names.
-    signing_key: File with an Ed25519 private key (PEM) to sign the certificate with.
-    check: Finds further problems of the folder.
-
-  Returns:
-    The certificate.
-
-  Raises:
-    ValueError: If the run gets no certificate. Then an earlier certificate is also removed.
-    FolderError: If a file is missing or damaged.
-  """
   key = signatures.read_private_key(signing_key) if signing_key is not None else None
-  remove(folder)
-  content = folders.read(folder)
-  problems = _problems(content, check)
-  if problems:
-    raise ValueError(f'This run cannot be certified. {" ".join(problems)}')
-  certificate = certificates.make(content)
-  write_page(folder, certificate, None)
-  files.write_json(os.path.join(folder, folders.CERTIFICATE), certificate)
-  signatures.sign(folder, folders.CERTIFICATE, key)
+  with files.new_folder(path) as unfinished:
+    folders.write_files(unfinished, plan, leaving, ledger, trainable, about)
+    content = folders.read(unfinished)
+    if problems := evidence.run_problems(content):
+      raise ValueError(f'This run cannot be certified. {" ".join(problems)}')
+    certificate = certificates.make(content)
+    files.write(os.path.join(unfinished, folders.PAGE), page.render(certificate))
+    files.write_json(os.path.join(unfinished, folders.CERTIFICATE), certificate)
+    signatures.sign(unfinished, folders.CERTIFICATE, key)
   return certificate
 
 
-def write_page(path: str, certificate: Any, audit: Optional[audits.Audit]) -> None:
-  """Writes the certificate's page."""
-  files.write(os.path.join(path, folders.PAGE), page.render(certificate, audit))
-
-
-def remove(path: str) -> None:
-  """Removes the certificate, its page, its audit, and the signatures of both."""
-  for name in folders.OWN:
-    if os.path.lexists(os.path.join(path, name)):
-      os.remove(os.path.join(path, name))
-
-
 def read_certificate(path: str) -> dict[str, Any]:
-  """The certificate in a folder, of the version that this program verifies.
+  """The certificate in its folder, of the version that this program verifies.
 
   Raises:
     CannotTellError: If there is no such folder, no certificate in it, or one of another version.
@@ -144,14 +103,13 @@ def read_certificate(path: str) -> dict[str, Any]:
   return certificate
 
 
-def verify(folder: str, public_key: Optional[str] = None, check: Optional[Check] = None) -> Verdict:
-  """Verifies the certificate in a folder. Changes nothing there.
+def verify(path: str, public_key: Optional[str] = None) -> Verdict:
+  """Verifies a certificate, and reads the audit alongside its folder if there is one. Changes nothing.
 
   Args:
-    folder: The folder.
+    path: The folder of the certificate, or of a run that holds it. An audit is looked for in the latter alone.
     public_key: File with the Ed25519 public key (PEM) of the signer. If it is given, the certificate must have a page,
       and certificate and audit must be signed.
-    check: Finds further problems of the folder.
 
   Raises:
     CannotTellError: If there is no certificate to verify, or one of a version that this program does not know, or the
@@ -162,48 +120,68 @@ def verify(folder: str, public_key: Optional[str] = None, check: Optional[Check]
     key = signatures.read_public_key(public_key) if public_key is not None else None
   except ValueError as error:
     raise CannotTellError(str(error)) from None
-  warnings: list[str] = []
-  audit: Optional[audits.Audit] = None
+  signed_by, audit, notes = public_key or '', None, list[str]()
+  warnings = list[str]()
   try:
+    folder = folders.certificate_folder(path)
     certificate = read_certificate(folder)
-    if certificate.get('kind') == 'gate':
+    is_of_gate = certificate.get('kind') == 'gate'
+    if is_of_gate:
       problems = gate_logs.gate_problems(folder, certificate)
-      problems += signatures.signature_problems(folder, folders.CERTIFICATE, key, public_key or '')
-      return Verdict(problems, _unchecked(folder, key), [], '' if problems else certificate['statement'])
-    content = folders.read(folder)
-    warnings += _warnings(content, check is not None)
-    problems = problems_of(content, certificate, check)
-    audit = audits.read(folder, certificate)
-    problems += audit.problems if audit is not None else []
+    else:
+      content = folders.read(folder)
+      warnings += _warnings(content)
+      notes += _changes_of_code(content.about.stretches)
+      problems = problems_of(content, certificate)
+    if folder != path:
+      audit = audits.read(path, certificate)
+      problems += audit.problems if audit is not None else []
   except folder_files.FolderError as error:
     return Verdict([str(error)], [], [], '')
-  if not problems:
-    problems += _page_problems(folder, certificate, audit, is_needed=key is not None)
-  signed = [folders.CERTIFICATE, *([folders.AUDIT] if audit is not None else [])]
-  problems += [one for name in signed for one in signatures.signature_problems(folder, name, key, public_key or '')]
-  warnings += _unchecked(folder, key)
+  if not problems and not is_of_gate:
+    problems += _page_problems(folder, certificate, is_needed=key is not None)
+  problems += signatures.signature_problems(folder, folders.CERTIFICATE, key, signed_by)
+  if audit is not None:
+    problems += signatures.signature_problems(path, folders.AUDIT, key, signed_by)
+  if key is None:
+    warnings += _unchecked_signatures(path, folder)
   if problems:
     return Verdict(problems, warnings, [], '')
   if audit is not None and audit.refutes:
     return Verdict([], warnings, [], '', audit.verdict)
-  unchecked = certificate['provenance']['unchecked']
-  return Verdict([], warnings, _changes_of_code(content.about.stretches), certificate['statement'], unchecked=unchecked)
+  scope = _scope(audit, is_alone=folder == path)
+  return Verdict([], warnings, notes, certificate['statement'], scope='' if is_of_gate else scope)
 
 
-def _unchecked(folder: str, key: Any) -> list[str]:
-  """A sentence for each signature that no key was given for."""
-  names = (folders.SIGNATURE, folders.AUDIT_SIGNATURE) if key is None else ()
-  there = [name for name in names if os.path.lexists(os.path.join(folder, name))]
+def _scope(audit: Optional[audits.Audit], is_alone: bool) -> str:
+  """What was looked at. `is_alone` says that the certificate's own folder was given."""
+  if is_alone:
+    return (
+      f'No audit was looked for. It lies alongside the folder {folders.SUBFOLDER}/, and is read if the folder of the '
+      'run is given.'
+    )
+  if audit is None:
+    return f'Only {folders.SUBFOLDER}/ was checked. There is no audit alongside it; other files there were not read.'
+  return (
+    f'Only {folders.SUBFOLDER}/ was checked, and {folders.AUDIT} alongside it, whose figures the guarantee does not '
+    f'cover. {audit.verdict}'
+  )
+
+
+def _unchecked_signatures(path: str, folder: str) -> list[str]:
+  """A sentence for each signature that is there, if no key was given."""
+  signed = ((folder, folders.SIGNATURE), (path, folders.AUDIT_SIGNATURE))
+  there = [name for place, name in signed if os.path.lexists(os.path.join(place, name))]
   return [f"{name} was not checked. To check it, give the signer's --public_key." for name in there]
 
 
-def problems_of(content: folders.Content, certificate: Any, check: Optional[Check] = None) -> list[str]:
-  """The problems of a folder's files and of its certificate, a sentence each. Its page and audit are left aside.
+def problems_of(content: folders.Content, certificate: Any) -> list[str]:
+  """The problems of a folder's files and of its certificate, a sentence each. Its page is left aside.
 
   Raises:
     FolderError: If a file is missing or damaged.
   """
-  if problems := _problems(content, check):
+  if problems := evidence.run_problems(content):
     return problems
   try:
     expected = certificates.make(content)
@@ -212,25 +190,21 @@ def problems_of(content: folders.Content, certificate: Any, check: Optional[Chec
   return certificates.text_problems(content.path, certificate, expected)
 
 
-def _problems(content: folders.Content, check: Optional[Check]) -> list[str]:
-  return evidence.run_problems(content) or (check(content) if check is not None else [])
-
-
-def _page_problems(path: str, certificate: Any, audit: Optional[audits.Audit], is_needed: bool) -> list[str]:
+def _page_problems(path: str, certificate: Any, is_needed: bool) -> list[str]:
   if not os.path.lexists(os.path.join(path, folders.PAGE)):
     return [f'{folders.PAGE} is missing in {path}.'] if is_needed else []
   try:
-    is_same = folder_files.read_text(path, folders.PAGE) == page.render(certificate, audit)
+    is_same = folder_files.read_text(path, folders.PAGE) == page.render(certificate)
   except folder_files.FolderError as error:
     return [str(error)]
   return [] if is_same else [f'{folders.PAGE} does not match {folders.CERTIFICATE}.']
 
 
-def _warnings(content: folders.Content, is_checked: bool) -> list[str]:
-  warnings, here = [], abouts.this_code()
-  if content.code != here:
-    warnings.append(f'The run was made by other code: {content.code}. This code is {here}.')
-  return warnings + content.program.warnings(content.path, is_checked)
+def _warnings(content: folders.Content) -> list[str]:
+  here = abouts.this_code()
+  if content.code == here:
+    return []
+  return [f'The run was made by other code: {content.code}. This code is {here}.']
 
 
 def _changes_of_code(stretches: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -270,8 +244,8 @@ def answer(find: Callable[[], Verdict], modules: Sequence[str] = ()) -> int:
     say(['REFUTED: an audit refutes the claim of this certificate.', f'  {verdict.refutation}'])
     return INVALID
   say(['VALID', *verdict.notes, verdict.statement])
-  if verdict.unchecked:
-    say([f'Not checked, and not covered by this statement: {"; ".join(verdict.unchecked)}.'])
+  if verdict.scope:
+    say([verdict.scope])
   return VALID
 
 

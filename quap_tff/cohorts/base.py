@@ -172,11 +172,6 @@ class ParticipationChoice(checks.Checked, abc.ABC):
     del client_ids
     return self
 
-  def known(self, schedule: Sequence[np.ndarray]) -> ParticipationChoice:
-    """The choice where its file is not at hand: int64[M_t] are the clients that it drew for each planned round."""
-    del schedule
-    return self
-
 
 def independent(population: Population, rates: np.ndarray) -> ParticipationModel:
   """Each client joins each round with its own rate, float64[N], independently of other clients and rounds."""

@@ -34,7 +34,6 @@ class Flag:
     lower, upper: Bounds of a number, held when the command line is read.
     parse: Makes the field's value from the written text; called where there are no `choices`.
     is_control: Whether the flag says how a run is watched and kept, and not what it computes.
-    is_path: Whether it names a place on the user's machine.
     is_neutral: Whether its default asks for nothing, so that it may be given where it has no effect.
     differs: Whether methods have defaults of their own, so that there is none before the method is known.
   """
@@ -49,7 +48,6 @@ class Flag:
   upper: Optional[float] = None
   parse: Callable[[Any], Any] = lambda value: value
   is_control: bool = False
-  is_path: bool = False
   is_neutral: bool = False
   differs: bool = False
 

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from experiments import verify
 from quap_tff import accounting
+from quap_tff import verify
 from tests.experiments import harness
 from tests.quap_tff.certificates import made
 
@@ -27,19 +27,19 @@ def test_a_run_has_a_certificate_for_cohorts_as_they_came_and_for_no_others(spec
   assert harness.main(*flags) == 0
   summary = harness.last_line(capsys.readouterr().out)
   assert summary['formal']['reading']['why'].startswith('who came, and when') and summary['share_of_ceiling'] is None
-  certificate = json.loads((path / 'certificate.json').read_text())
-  assert certificate['guarantee']['cohorts'] == 'as they came' and not (path / 'schedule.npz').exists()
-  assert verify.main(['verify', str(path)]) == 0
+  certificate = json.loads((path / 'certificate' / 'certificate.json').read_text())
+  assert certificate['guarantee']['cohorts'] == 'as they came' and not (path / 'certificate' / 'schedule.npz').exists()
+  assert verify.main([str(path)]) == 0
   experiment = harness.experiment(*harness.TINY, *_CAME, f'--algorithm={spec}', f'--dropout={dropout}')
-  came = [one.cohort.tolist() for one in accounting.RunLedger.load(path / 'ledger.npz').history]
+  came = [one.cohort.tolist() for one in accounting.RunLedger.load(path / 'certificate' / 'ledger.npz').history]
   assert came == [np.asarray(cohort).tolist() for cohort in experiment.schedule]
 
   def swapped(kept):
     clients = kept['clients'][: kept['offsets'][1]]
     clients[0] = np.setdiff1d(np.arange(8), clients)[0]
 
-  made.change_arrays(path, 'ledger.npz', swapped)
-  assert verify.main(['verify', str(path)]) == 1
+  made.change_arrays(path / 'certificate', 'ledger.npz', swapped)
+  assert verify.main([str(path)]) == 1
 
 
 @pytest.mark.slow

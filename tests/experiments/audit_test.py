@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from experiments import audit
-from experiments import verify
 from experiments.auditing import canary_run
 from experiments.command import command_line
+from quap_tff import certificates
 from quap_tff import runtime
 from quap_tff.auditing import canaries
 from quap_tff.auditing.bounds import lower_bounds
@@ -72,8 +72,8 @@ def _audited(finished, tmp_path):
 def _signed(audited, tmp_path):
   """The copy, with a signed certificate and a signed audit; and the files of both keys."""
   private, public = harness.keys(tmp_path / 'keys')
-  for name in (folders.CERTIFICATE, folders.AUDIT):
-    signatures.sign(str(audited), name, signatures.read_private_key(private))
+  for place, name in ((audited / folders.SUBFOLDER, folders.CERTIFICATE), (audited, folders.AUDIT)):
+    signatures.sign(str(place), name, signatures.read_private_key(private))
   return audited, private, public
 
 
@@ -84,8 +84,8 @@ def test_a_run_without_a_trusted_server(library, tmp_path, capsys):
   found = _kept(path)
   assert found['epsilon_lower_bound'] <= found['claimed_epsilon']
   assert found['game']['mu_estimate'] == pytest.approx(found['game']['claimed_mu'], rel=0.08)
-  assert verify.main(['verify', str(path)]) == 0
-  assert 'does not refute' in capsys.readouterr().out
+  verdict = certificates.verify(str(path))
+  assert not verdict.problems and 'does not refute' in verdict.scope
 
 
 def _kept(path):
@@ -248,32 +248,19 @@ class TestCommand:
 
 
 class TestFolder:
-  def test_is_valid_and_the_page_shows_both_figures(self, audited):
-    assert verify.verify(str(audited)).problems == []
-    page = (audited / folders.PAGE).read_text(encoding='utf-8')
-    assert 'What an audit measured' in page and 'no canary took part in the run that this certificate is about' in page
+  def test_lies_alongside_the_certificate_and_is_read_with_it(self, audited):
     kept = _kept(audited)
-    assert f'ε ≥ {rounding.down(kept["epsilon_lower_bound"])}' in page
-    assert 'Gaussian noise that is independent' in page and kept['assumptions']['epsilon_lower_bound'] in page
-    assert kept['certificate_sha256'] == folder_files.read_json(str(audited), folders.CERTIFICATE)['sha256']
+    verdict = certificates.verify(str(audited))
+    assert verdict.problems == [] and f'ε ≥ {rounding.down(kept["epsilon_lower_bound"])}' in verdict.scope
+    certificate = folder_files.read_json(str(audited / folders.SUBFOLDER), folders.CERTIFICATE)
+    assert kept['certificate_sha256'] == certificate['sha256']
+    assert certificates.verify(str(audited / folders.SUBFOLDER)).problems == []
 
-  def test_is_not_published_with_the_run(self, audited, tmp_path, capsys):
-    assert verify.main(['verify', str(audited), f'--publish={tmp_path / "public"}']) == 0
-    assert 'audit.json was not copied: the guarantee does not cover it.' in capsys.readouterr().err
-    assert not (tmp_path / 'public' / record.AUDIT).exists()
-    assert 'What an audit measured' not in (tmp_path / 'public' / folders.PAGE).read_text(encoding='utf-8')
-    assert verify.verify(str(tmp_path / 'public')).problems == []
-
-  def test_signatures_that_were_not_checked_are_named_and_published(self, signed, tmp_path):
+  def test_signatures_that_were_not_checked_are_named(self, signed):
     path, _, public = signed
-    assert [warning.partition(' ')[0] for warning in verify.verify(str(path)).warnings] == [
-      'certificate.sig',
-      'audit.sig',
-    ]
-    verify.publish(str(path), str(tmp_path / 'public'))
-    found = verify.verify(str(tmp_path / 'public'), public)
-    assert (found.problems, found.warnings) == ([], []) and found.statement
-    assert not (tmp_path / 'public' / folders.AUDIT_SIGNATURE).exists()
+    warnings = certificates.verify(str(path)).warnings
+    assert [warning.partition(' ')[0] for warning in warnings] == ['certificate.sig', 'audit.sig']
+    assert certificates.verify(str(path), public)[:2] == ([], [])
 
   def test_a_signed_run_needs_the_key_before_the_audit_starts(self, signed, tmp_path, monkeypatch, capsys):
     path, private, public = signed
@@ -287,10 +274,11 @@ class TestFolder:
     ):
       assert _audit(str(path), *more) == 1
       assert message in capsys.readouterr().err
-    (path / folders.SIGNATURE).unlink()
+    signature = path / folders.SUBFOLDER / folders.SIGNATURE
+    signature.unlink()
     assert _audit(str(path), f'--signing_key={private}') == 1
     assert 'is not signed, so its audit is not signed either' in capsys.readouterr().err
-    (path / folders.SIGNATURE).write_bytes(before[folders.SIGNATURE][0])
+    signature.write_bytes(before[f'{folders.SUBFOLDER}/{folders.SIGNATURE}'][0])
     assert {name: content for name, (content, _) in harness.files(path).items()} == {
       name: content for name, (content, _) in before.items()
     }
@@ -300,22 +288,23 @@ class TestFolder:
     path, private, public = signed
     (path / folders.AUDIT_SIGNATURE).unlink()
     (path / record.AUDIT).write_text('{')  # Of an audit that was killed: it does not stop another.
-    assert verify.verify(str(path)).problems
+    assert certificates.verify(str(path)).problems
     assert _audit(str(path), *_SMALL, '--draws=0', f'--signing_key={private}') == 0
-    assert verify.verify(str(path), public).problems == []
+    assert certificates.verify(str(path), public).problems == []
     summary = harness.last_line(capsys.readouterr().out)
     assert summary['tests'] == 1 and summary['game'] is None
     assert summary['mu_lower_bound'] == lower_bounds.bound(_guesses(summary), summary['delta'], 0.95).mu
 
   def test_a_run_without_a_certificate_is_refused(self, audited, capsys):
-    (audited / folders.CERTIFICATE).unlink()
+    (audited / folders.SUBFOLDER / folders.CERTIFICATE).unlink()
     assert _audit(str(audited)) == 1
     assert 'has no certificate' in capsys.readouterr().err
 
 
 def test_a_suggested_command_can_be_given_as_it_stands(tmp_path):
-  path = made.folder(tmp_path / 'a run')
-  (path / 'more').write_text('x')
+  path = tmp_path / 'a run'
+  certificate = made.folder(path / folders.SUBFOLDER)
+  (certificate / 'more').write_text('x')
   with pytest.raises(ValueError) as error:
     audit._certificate(str(path))
-  assert str(error.value).endswith(f"no valid certificate: python -m experiments.verify '{path}' says why.")
+  assert str(error.value).endswith(f"no valid certificate: python -m quap_tff.verify '{path}' says why.")

@@ -12,13 +12,13 @@ import tensorflow as tf
 
 from experiments import predict
 from experiments import pretrain
-from experiments import verify
 from experiments.command import command_line
 from experiments.folders import directory as run_directory
-from experiments.running import evidence
+from experiments.running import certifying
 from experiments.running import loop
 from experiments.running import setup
 from quap_tff import accounting
+from quap_tff import certificates as certificates_lib
 from quap_tff.certificates import certificate as certificates
 from quap_tff.certificates.folders import evidence as certificate_evidence
 from quap_tff.common.numbers import tradeoff
@@ -40,7 +40,8 @@ def _experiment(*arguments):
 
 
 def _spent(output_dir):
-  ledger = accounting.RunLedger.load(output_dir / 'ledger.npz')
+  place = output_dir / 'certificate' if (output_dir / 'certificate').exists() else output_dir
+  ledger = accounting.RunLedger.load(place / 'ledger.npz')
   return ledger, tradeoff.epsilon_of(accounting.total_mu(ledger).whole, _DELTA)
 
 
@@ -90,12 +91,13 @@ class TestRun:
     formal = harness.summary(path)['formal']
     assert {figure['amplification'] for figure in formal['figures']} == {'none'}
     assert any('No amplification' in note for note in formal['notes'])
-    assert verify.main(['verify', str(path), f'--public_key={public}']) == 0
-    assert capsys.readouterr().out.startswith('VALID')
+    verdict = certificates_lib.verify(str(path), public)
+    assert not verdict.problems and verdict.statement
     assert (path / 'checkpoints').exists() == ('--keep_checkpoints' in arguments)
     ledger = self._holds(path, arguments)
     if spec.startswith('safari'):
-      said = json.loads((path / 'certificate.json').read_text(encoding='utf-8'))['issuer']['post_processing']
+      certificate = json.loads((path / 'certificate' / 'certificate.json').read_text(encoding='utf-8'))
+      said = certificate['issuer']['post_processing']
       assert 'examples of people who are no clients' in said
       assert 'before the others were dealt out to the clients' in said and ledger.num_clients == 8
 
@@ -103,7 +105,7 @@ class TestRun:
     path, out, _ = library.run('certified')
     summary = harness.last_line(out)
     assert summary['formal']['covers'] == 'released model' and summary['nominal_epsilon_max'] is None
-    assert verify.verify(str(path)).problems == [] and not (path / 'checkpoints').exists()
+    assert certificates_lib.verify(str(path)).problems == [] and not (path / 'checkpoints').exists()
     self._holds(path, runs.RUNS['certified'])
 
   def _holds(self, path, arguments):
@@ -113,7 +115,7 @@ class TestRun:
     columns = harness.rows(path)[0]
     assert not [column for column in columns if column.startswith(('train', 'norm', 'signal'))]
     assert 0 < harness.summary(path)['share_of_ceiling'] <= 1
-    assert set(harness.table(path / 'clients.csv')[0]) == {'client', 'rounds', 'formal_epsilon'}
+    assert set(harness.table(path / 'certificate' / 'clients.csv')[0]) == {'client', 'rounds', 'formal_epsilon'}
     # What was computed before the first round is what the rounds then cost.
     plan = _experiment(*arguments).plan
     planned = plan.planned_ledger(plan.expected)
@@ -137,7 +139,7 @@ class TestRun:
     # Such a rehearsal has no certificate and claims nothing.
     summary = harness.last_line(capsys.readouterr().out)
     assert summary['formal'] is None and summary['model_protected'] is False
-    assert not (tmp_path / 'parts' / 'certificate.json').exists()
+    assert not (tmp_path / 'parts' / 'certificate').exists()
     assert harness.rows(tmp_path / 'parts') == harness.rows(tmp_path / 'whole')
     ledgers = [_spent(tmp_path / name)[0].state_dict() for name in ('whole', 'parts')]
     for name, value in ledgers[0].items():
@@ -182,7 +184,7 @@ class TestRun:
     assert harness.rows(tmp_path / 'run')[:3] == reported
 
   @pytest.mark.thorough
-  def test_a_client_that_has_spent_its_budget_adds_nothing_and_is_counted(self, tmp_path, capsys):
+  def test_a_client_that_has_spent_its_budget_adds_nothing_and_is_counted(self, tmp_path):
     # Two rounds of weight 1 at this noise are the budget, and everyone comes to all eight.
     mu = float(1 / accounting.solve(epsilon=4.0, delta=_DELTA).noise_multiplier)
     spec = f'certified:weights=uniform,noise=independent,noise_multiplier={math.sqrt(2.01) / mu}'
@@ -194,35 +196,31 @@ class TestRun:
     assert len({row['test_loss'] for row in rows[1:]}) == 1
     _, epsilon = _spent(tmp_path / 'run')
     assert (epsilon <= 4).all() and (epsilon > 3.9).all()
-    capsys.readouterr()
-    assert verify.main(['verify', str(tmp_path / 'run')]) == 0
+    assert not certificates_lib.verify(str(tmp_path / 'run')).problems
 
 
 class TestSecrets:
-  def test_checkpoints_are_their_owners_from_the_start_and_are_not_published(self, tmp_path, capsys):
-    path, published = tmp_path / 'a run', tmp_path / 'published'
+  def test_checkpoints_are_their_owners_from_the_start(self, tmp_path, capsys):
+    path = tmp_path / 'a run'
     assert _run(path, *runs.RUNS['certified'], '--stop_after=2') == 0
     err = capsys.readouterr().err
-    assert 'It holds the seed of the noise' in err and f"python -m experiments.verify '{path}' checks it." in err
+    assert 'It holds the seed of the noise' in err and f"python -m quap_tff.verify '{path}' checks it." in err
     found = [path / 'checkpoints', *(path / 'checkpoints').rglob('*')]
     assert len(found) == 4 and not [file for file in found if stat.S_IMODE(file.stat().st_mode) & 0o077]
-    assert verify.main(['verify', str(path), f'--publish={published}']) == 0
-    assert 'contains the key of the noise' in capsys.readouterr().err and not (published / 'checkpoints').exists()
 
   @pytest.mark.thorough
-  def test_an_extractor_is_published_and_no_folder_of_the_operator_is_named(self, tmp_path):
+  def test_a_certificate_names_no_folder_of_the_operator(self, tmp_path):
     home = tmp_path / 'home'
     network = tf.keras.Sequential([tf.keras.Input((8, 8, 1)), tf.keras.layers.Flatten()], name='network')
     pretrain.write_network(str(home / 'glyphs'), network, {'public_data': 'None.'})
-    path, published = home / 'run', tmp_path / 'published'
+    path = tmp_path / 'run'
     flags = [f'--features=pretrained:path={home / "glyphs"}', '--model=auto', '--rounds=2']
     assert _run(path, *flags, '--algorithm=certified:weights=uniform,noise=independent') == 0
-    verify.publish(str(path), str(published))
     labels = predict.predict(str(path), np.zeros((2, 8, 8), np.float32))
-    shutil.rmtree(home)
-    assert not any(str(tmp_path).encode() in file.read_bytes() for file in published.rglob('*') if file.is_file())
-    assert verify.verify(str(published)).problems == []
-    np.testing.assert_array_equal(predict.predict(str(published), np.zeros((2, 8, 8), np.float32)), labels)
+    shutil.rmtree(home)  # The run has a copy of the extractor.
+    assert not any(str(tmp_path).encode() in file.read_bytes() for file in (path / 'certificate').iterdir())
+    assert certificates_lib.verify(str(path)).problems == []
+    np.testing.assert_array_equal(predict.predict(str(path), np.zeros((2, 8, 8), np.float32)), labels)
 
 
 class TestRefusals:
@@ -236,10 +234,10 @@ class TestRefusals:
   def test_every_reason_is_given(self, monkeypatch):
     monkeypatch.setattr(certificates, 'refusals', lambda *_: ['One.', 'Another.'])
     with pytest.raises(ValueError, match='not begun. One. Another. Change'):
-      evidence.check_before(_experiment('--algorithm=certified'))
+      certifying.check_before(_experiment('--algorithm=certified'))
 
   def test_other_methods_are_not_asked(self):
-    evidence.check_before(types.SimpleNamespace(run=harness.run(*harness.TINY), plan=None))
+    certifying.check_before(types.SimpleNamespace(run=harness.run(*harness.TINY), plan=None))
 
   @pytest.mark.parametrize('content, words', [(None, 'cannot be read'), (b'no key', 'must hold a PEM key')])
   def test_bad_keys_are_refused_before_training(self, content, words, tmp_path, capsys):
@@ -296,12 +294,12 @@ class TestSecureSum:
     assert 'It also holds against the server, if secure sums open as the plan assumes (docs/trust.md). {' in text
     rows = harness.table(output / 'metrics.csv')
     assert sum(int(row['dropped_out']) for row in rows) > 0
-    certificate = json.loads((output / 'certificate.json').read_text(encoding='utf-8'))
+    certificate = json.loads((output / 'certificate' / 'certificate.json').read_text(encoding='utf-8'))
     guarantee = certificate['guarantee']
     assert guarantee['trust'] == 'secure_sum'
     [against_one] = guarantee['colluders']
     assert against_one['clients'] == 1 and against_one['epsilon'] > certificate['achieved']['epsilon_max']
-    assert 'Colluders: 1<' in (output / 'certificate.html').read_text(encoding='utf-8')
+    assert 'Colluders: 1<' in (output / 'certificate' / 'certificate.html').read_text(encoding='utf-8')
 
   @pytest.mark.thorough
   @pytest.mark.parametrize('seed', [[], pytest.param(['--noise_seed=5'], marks=pytest.mark.thorough)])

@@ -45,7 +45,7 @@ def test_it_shows_both_runs_replaces_earlier_ones_and_verifies_the_certificate(s
   assert len(shares) == 2 and all(float(share) > (0 if short else 80) for share in shares)
   assert max(map(len, out.splitlines())) <= 80
   path = tmp_path / 'runs' / 'demo' / 'digits_certified'
-  certificate = files.read_json(path / folders.CERTIFICATE)
-  files.write_json(path / folders.CERTIFICATE, {**certificate, 'statement': 'Everything is private.'})
+  file = path / folders.SUBFOLDER / folders.CERTIFICATE
+  files.write_json(file, {**files.read_json(file), 'statement': 'Everything is private.'})
   with pytest.raises(ValueError, match='is invalid'):
     demo._verified(str(path))

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import data
-from experiments import verify
 from experiments.reporting import runs
 from quap_tff import accounting
+from quap_tff import certificates
 from quap_tff.mechanisms.noise import integers
 from quap_tff.training import malicious
 from tests.experiments import harness
@@ -60,18 +60,18 @@ def test_labels_of_malicious_clients_are_flipped_on_demand():
 
 @pytest.mark.thorough
 @pytest.mark.slow
-def test_is_valid_and_lists_those_who_took_part(folder, capsys):
-  assert verify.main(['verify', str(folder)]) == 0
-  assert 'for each of the 20,000 clients' in capsys.readouterr().out
-  ledger = accounting.RunLedger.load(folder / 'ledger.npz')
-  rows = harness.table(folder / 'clients.csv')
+def test_is_valid_and_lists_those_who_took_part(folder):
+  verdict = certificates.verify(str(folder))
+  assert not verdict.problems and 'for each of the 20,000 clients' in verdict.statement
+  ledger = accounting.RunLedger.load(folder / 'certificate' / 'ledger.npz')
+  rows = harness.table(folder / 'certificate' / 'clients.csv')
   took_part = np.unique(ledger.state_dict()['clients'])
   assert [int(row['client']) for row in rows] == took_part.tolist() and 16 < len(took_part) <= 24
   epsilon = accounting.epsilon_by_client(ledger, 1e-6 * (1 - integers.RESERVE))
   stated = np.array([float(row['formal_epsilon']) for row in rows])
   assert (stated >= epsilon[took_part] * (1 - 1e-9)).all()  # Rounded up to six digits.
   np.testing.assert_allclose(stated, epsilon[took_part], rtol=1e-5)
-  assert (folder / 'certificate.json').stat().st_size < 20_000
+  assert (folder / 'certificate' / 'certificate.json').stat().st_size < 20_000
 
 
 @pytest.mark.slow
@@ -91,14 +91,14 @@ def test_the_report_knows_the_others_too(folder):
     (lambda rows: [{**rows[0], 'formal_epsilon': '0'}] + rows[1:], "clients.csv: it says '[0-9]+,1,0', but"),
   ],
 )
-def test_other_rows_are_found(folder, change, words, capsys):
-  path = folder / 'clients.csv'
+def test_other_rows_are_found(folder, change, words):
+  path = folder / 'certificate' / 'clients.csv'
   before = path.read_text()
   rows = change(harness.table(path))
   with open(path, 'w', newline='', encoding='utf-8') as f:
     writer = csv.DictWriter(f, list(rows[0]), lineterminator='\n')
     writer.writeheader()
     writer.writerows(rows)
-  problems = verify.verify(str(folder)).problems
+  problems = certificates.verify(str(folder)).problems
   path.write_text(before)
   assert any(re.search(words, problem) for problem in problems)

@@ -57,10 +57,11 @@ class TestRun:
       assert _exact(finished)[name] == pytest.approx(_exact(stopped)[name], rel=1e-6)
 
   def test_a_stopped_certified_run_verifies(self, library):
-    folder, out, _ = library.run('certified_stopped')
+    path, out, _ = library.run('certified_stopped')
+    folder = path / 'certificate'
     kept = 1 - 2.0**-11  # Of each bound, 1/2048 is kept for rounding, which costs next to nothing here.
     assert 'over all 8 planned' in ' '.join(out.split())
-    summary = harness.summary(folder)
+    summary = harness.summary(path)
     assert _exact(summary)['epsilon_max'] == pytest.approx(4 * kept, rel=1e-8) and _exact(summary)['epsilon_max'] <= 4
     stated = [float(rounding.up(kept * bound, 6)) for bound in [2] * 4 + [4] * 4]
     assert sorted(_column(folder, 'formal_epsilon')) == stated

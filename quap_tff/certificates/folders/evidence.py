@@ -1,30 +1,21 @@
 """The checks of a folder's files against each other: everything that can be computed again is.
 
-The folder may come from anybody. Each problem is a sentence. What the program that made it puts there in addition is
-checked by its `programs.Program`.
+The folder may come from anybody. Each problem is a sentence.
 """
 
-from collections.abc import Sequence
 import math
-from typing import Any, Callable, NamedTuple, TypeVar
-import zipfile
+from typing import NamedTuple
 
 import numpy as np
 
 from quap_tff import accounting
 from quap_tff.certificates.folders import folder as folders
 from quap_tff.certificates.folders import folder_files
-from quap_tff.common import lazy
 from quap_tff.plans.accounts import run_account
-
-h5py = lazy.module('h5py')
 
 # Relative, between float32 weights in TensorFlow's arithmetic and in NumPy's: some units in the last place.
 _SAME_WEIGHT = 1e-6
 _SAME_BOUND = 1e-9
-_KERAS_MEMBERS = {'metadata.json', 'config.json', 'model.weights.h5'}
-
-_Read = TypeVar('_Read')
 
 
 def run_problems(content: folders.Content) -> list[str]:
@@ -33,35 +24,18 @@ def run_problems(content: folders.Content) -> list[str]:
   of_ledger = ledger_problems(content.plan, content.ledger)
   if not of_ledger:
     problems += clients_problems(content)
-  problems += of_ledger + model_problems(content)
-  if not problems:
-    content.program.check(content.path, content.plan, content.ledger)
-  return problems
+  return problems + of_ledger + model_problems(content)
 
 
 def entry_problems(content: folders.Content) -> list[str]:
   """The files in the folder that do not belong there."""
-  entries, program = content.entries, content.program
-  known = {folders.MECHANISM, folders.LEDGER, folders.CLIENTS, folders.KERAS_MODEL, *folders.OWN, *program.empty_files}
-  known |= {folders.SCHEDULE} if content.plan.schedule else set()
-  known |= {folders.ARRAYS_MODEL} if program.takes_arrays else set()
-  strangers = [name for name in entries.files if name not in known and not program.owns(name, content.about)]
-  strangers += [name for name in entries.empty if name not in program.empty_folders]
+  entries = content.entries
+  known = {folders.MECHANISM, folders.LEDGER, folders.CLIENTS, folders.MODEL, *folders.OWN}
+  if content.plan.schedule:
+    known.add(folders.SCHEDULE)
+  strangers = [*sorted({*entries.files} - known), *entries.empty]
   result = [f'{name} is a {kind}. A certificate covers regular files only.' for name, kind in entries.special.items()]
-  result += [f'{name} does not belong there: a certificate does not name it.' for name in sorted(strangers)]
-  for name in sorted(program.empty_files & set(entries.files)):
-    if folder_files.read_text(content.path, name):
-      result.append(f'{name} must be empty.')
-  return result
-
-
-def unchecked(content: folders.Content) -> list[str]:
-  """The parts of a folder's files that nothing here can make again. They may hold anything."""
-  kept, program = content.entries.files, content.program
-  names = [f'all of {name}' for name in kept if program.may_hold_anything(name)]
-  if folders.KERAS_MODEL in kept:
-    names.append(f'{folders.KERAS_MODEL}, except that its tensors have the stated shapes and finite numbers')
-  return [*names, *program.unchecked]
+  return result + [f'{name} does not belong there: a certificate does not name it.' for name in strangers]
 
 
 class _Round(NamedTuple):
@@ -173,41 +147,16 @@ def clients_problems(content: folders.Content) -> list[str]:
 
 def model_problems(content: folders.Content) -> list[str]:
   """Where the tensors of the model are not finite floats of the stated shapes."""
-  models = [name for name in (folders.KERAS_MODEL, folders.ARRAYS_MODEL) if name in content.entries.files]
-  if len(models) != 1:
-    return [f'The folder must hold one model, {folders.KERAS_MODEL} or {folders.ARRAYS_MODEL}, found {len(models)}.']
   assert content.plan.model is not None
-  (name,), shapes = models, sorted(content.plan.model.shapes)
-
-  def read(tensors: Sequence[Any]) -> list[str]:
-    saved_shapes = sorted(tuple(tensor.shape) for tensor in tensors)
-    if saved_shapes != shapes:
-      return [f'{name} holds tensors of the shapes {saved_shapes}, and {folders.MECHANISM} says {shapes}.']
-    if not all(tensor.dtype.kind == 'f' and np.isfinite(tensor[()]).all() for tensor in tensors):
-      return [f'{name} must hold only finite floating-point numbers.']
-    return []
-
-  return in_model(content.path, name, read)
+  stated = list(content.plan.model.shapes)
+  tensors = list(folder_files.read_arrays(content.path, folders.MODEL, [_names(len(stated))]).values())
+  shapes = [tensor.shape for tensor in tensors]
+  if shapes != stated:
+    return [f'{folders.MODEL} holds tensors of the shapes {shapes}, and {folders.MECHANISM} says {stated}.']
+  if not all(tensor.dtype.kind == 'f' and np.isfinite(tensor).all() for tensor in tensors):
+    return [f'{folders.MODEL} must hold only finite floating-point numbers.']
+  return []
 
 
-def in_model(path: str, name: str, read: Callable[[list[Any]], _Read]) -> _Read:
-  """The result of `read` for the tensors of a model's file, .keras or .npz, which can't be used after it."""
-  whole = folder_files.check_archive(path, name)
-  with folder_files.damage(name, 'cannot be read'), zipfile.ZipFile(whole) as archive:
-    members = archive.namelist()
-    if name.endswith('.npz'):
-      return read(list(folder_files.read_arrays(path, name, [[f'arr_{i}' for i in range(len(members))]]).values()))
-    if len(members) != len(_KERAS_MEMBERS) or set(members) != _KERAS_MEMBERS:
-      raise ValueError(f'its members must be {sorted(_KERAS_MEMBERS)}, found {members}')
-    with archive.open('model.weights.h5') as f, h5py.File(f, 'r') as weights:
-      return read(_tensors(weights))
-
-
-def _tensors(weights: Any) -> list[Any]:
-  tensors: list[Any] = []
-  weights.visititems(lambda _, item: tensors.append(item) if hasattr(item, 'shape') else None)
-  # The numbers of such a tensor are in other files, or are not stored at all.
-  if not all(tensor.external is None and not tensor.is_virtual for tensor in tensors):
-    raise ValueError('its tensors must be stored in it')
-  folder_files.check_unpacked(sum(tensor.nbytes for tensor in tensors))
-  return tensors
+def _names(count: int) -> list[str]:
+  return [f'arr_{index}' for index in range(count)]

@@ -1,4 +1,6 @@
-"""The files of a certified run: the same for every run, whichever program made it.
+"""The files of a certificate: what a verifier needs, and nothing else, the same for every run of every program.
+
+A run's folder holds them in its subfolder `certificate`:
 
     mechanism.json           the settled mechanism, the model's shape, what leaves clients, and what the issuer states
     schedule.npz             of planned cohorts, the public schedule: round t, from 1, has
@@ -6,12 +8,12 @@
                              known before the run
     ledger.npz               the cost of each round for each client
     clients.csv              the ε that each client has spent
-    final_model.keras, .npz  the model that is released
-    certificate.json, .html  made of these files alone (`quap_tff.certificates.issue`)
+    final_model.npz          the model that is released: its trained tensors arr_0, arr_1, …, in the order of `shapes`
+    certificate.json, .html  made of these files alone
     certificate.sig          an Ed25519 signature of certificate.json, if a key was given
-    audit.json, audit.sig    what an audit measured (experiments.audit), and a signature of it
 
-A program may put other files there (`PROGRAMS`), and says so in mechanism.json. Any other file is refused.
+Any other file there is refused. Alongside this subfolder, `audit.json` and `audit.sig` are what an audit measured and a
+signature of it. Whatever else a program keeps alongside it is not covered by the certificate, and nobody compares it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,9 +28,7 @@ from quap_tff import accounting
 from quap_tff.accounting import log_report
 from quap_tff.certificates.folders import about as abouts
 from quap_tff.certificates.folders import folder_files
-from quap_tff.certificates.folders import programs
 from quap_tff.certificates.folders import shapes
-from quap_tff.certificates.folders import train_runs
 from quap_tff.certificates.folders.folder_files import FolderError
 from quap_tff.common import files
 from quap_tff.common import registry
@@ -45,18 +45,15 @@ from quap_tff.plans.accounts.run_account import AS_THEY_CAME
 from quap_tff.plans.accounts.run_account import PLANNED
 
 # The version of the folder's files and of the certificate's fields and words. A change of any is a new version.
-VERSION = 9
+VERSION = 10
 
 MECHANISM, SCHEDULE, LEDGER, CLIENTS = 'mechanism.json', 'schedule.npz', 'ledger.npz', 'clients.csv'
-KERAS_MODEL, ARRAYS_MODEL = 'final_model.keras', 'final_model.npz'
+MODEL = 'final_model.npz'
 CERTIFICATE, PAGE, SIGNATURE = 'certificate.json', 'certificate.html', 'certificate.sig'
-AUDIT, AUDIT_SIGNATURE = 'audit.json', 'audit.sig'
-# Files that are made from the certificate, or after it. It holds no digest of them.
-OWN = (CERTIFICATE, PAGE, SIGNATURE, AUDIT, AUDIT_SIGNATURE)
-
-LIBRARY, TRAIN = 'quap_tff', 'experiments.train'
-# What is known of the programs that make folders, by the name in mechanism.json.
-PROGRAMS: dict[str, programs.Program] = {LIBRARY: programs.Program(), TRAIN: train_runs.TrainRun()}
+# Files that are made from the certificate. It holds no digest of them.
+OWN = (CERTIFICATE, PAGE, SIGNATURE)
+# In the folder of a run: the subfolder with these files, and what lies alongside it.
+SUBFOLDER, AUDIT, AUDIT_SIGNATURE = 'certificate', 'audit.json', 'audit.sig'
 
 # An ordinary machine's memory holds this many. A larger plan would take too long to compute again.
 _MOST_CLIENTS, _MOST_ROUNDS, _MOST_PARTICIPATIONS = 10**7, 10**6, 10**8
@@ -77,7 +74,6 @@ class Content(NamedTuple):
     ledger: The cost of each round.
     about: The statements of the issuer.
     leaving: What leaves clients in a round, see `quap_tff.plans.BuiltProcess`.
-    made_by: The program that made it, one of `PROGRAMS`.
     code: The version of the program that wrote the folder, and the digest of its source.
   """
 
@@ -87,13 +83,21 @@ class Content(NamedTuple):
   ledger: accounting.RunLedger
   about: abouts.About
   leaving: Sequence[tuple[str, str, str]]
-  made_by: str
   code: Mapping[str, str]
 
-  @property
-  def program(self) -> programs.Program:
-    """The facts about the program that made it."""
-    return PROGRAMS[self.made_by]
+
+def certificate_folder(path: str) -> str:
+  """The folder with the certificate: the subfolder of a run's folder, or this one.
+
+  Raises:
+    FolderError: If the subfolder is a link, which may lead to another run.
+  """
+  subfolder = os.path.join(path, SUBFOLDER)
+  if os.path.lexists(os.path.join(path, CERTIFICATE)) or not os.path.lexists(subfolder):
+    return path
+  if os.path.islink(subfolder):
+    raise FolderError(f'{SUBFOLDER} in {path} is a link. A certificate covers regular files only.')
+  return subfolder
 
 
 def write_files(
@@ -101,10 +105,10 @@ def write_files(
   plan: run_account.RunAccount,
   leaving: run_account.Leaving,
   ledger: accounting.RunLedger,
+  trainable: Sequence[Any],
   about: abouts.About,
-  made_by: str = LIBRARY,
 ) -> None:
-  """Writes mechanism.json, schedule.npz, ledger.npz and clients.csv, each whole or not at all.
+  """Writes mechanism.json, schedule.npz, ledger.npz, clients.csv and final_model.npz, each whole or not at all.
 
   Raises:
     ValueError: If the plan does not know its model, or is a rehearsal, which gets no certificate.
@@ -117,26 +121,23 @@ def write_files(
   if reasons := ahead.refusals(plan):
     raise ValueError(f'This run cannot be certified. {" ".join(reasons)}')
   within = functools.partial(os.path.join, path)
-  files.write(within(MECHANISM), mechanism_text(plan, leaving, about, made_by, abouts.this_code()))
+  files.write(within(MECHANISM), mechanism_text(plan, leaving, about, abouts.this_code()))
   if plan.schedule:
     files.write(within(SCHEDULE), files.npz(_schedule_arrays(plan)))
   files.write(within(LEDGER), files.npz(ledger.state_dict()))
   files.write(within(CLIENTS), clients_text(plan, ledger))
+  arrays = {f'arr_{index}': np.asarray(tensor) for index, tensor in enumerate(trainable)}
+  files.write(within(MODEL), files.npz(arrays))
 
 
 def mechanism_text(
-  plan: run_account.RunAccount,
-  leaving: Sequence[Sequence[str]],
-  about: abouts.About,
-  made_by: str,
-  code: Mapping[str, str],
+  plan: run_account.RunAccount, leaving: Sequence[Sequence[str]], about: abouts.About, code: Mapping[str, str]
 ) -> str:
   """mechanism.json."""
   assert plan.model is not None
   name = registry.name_of(plan.guarantee.config, MECHANISMS)
   value = {
     'version': VERSION,
-    'made_by': made_by,
     'code': dict(code),
     'trust': plan.guarantee.config.trust,
     **({} if name == plan.guarantee.config.trust else {'kind': name}),
@@ -189,8 +190,6 @@ def read(path: str) -> Content:
     registry.lookup('trust', value['trust'], dict.fromkeys(one.trust for one in MECHANISMS.values()))
     config, model = read_config(value.get('kind', value['trust']), value['mechanism']), shapes.model_shape(value)
     about = abouts.About(**{**value['issuer'], 'stretches': tuple(value['issuer']['stretches'])})
-    if value['made_by'] not in PROGRAMS:
-      raise ValueError(f'made_by must be {" or ".join(map(repr, PROGRAMS))}, found {value["made_by"]!r}')
     code = value['code']
     abouts.check_code(code)
     registry.lookup('cohorts', value['cohorts'], dict.fromkeys([PLANNED, AS_THEY_CAME]))
@@ -209,9 +208,9 @@ def read(path: str) -> Content:
     leavings.check(leaving, plan)
     abouts.check_text(MECHANISM, value)
     # Whatever is not defined, or is written in another way, is not in this text.
-    if mechanism_text(plan, leaving, about, value['made_by'], code) != folder_files.read_text(path, MECHANISM):
+    if mechanism_text(plan, leaving, about, code) != folder_files.read_text(path, MECHANISM):
       raise ValueError('it holds a key that is not defined, or a value that is written in another way')
-  return Content(path, entries, plan, _ledger(path, plan), about, leaving, value['made_by'], code)
+  return Content(path, entries, plan, _ledger(path, plan), about, leaving, code)
 
 
 def check_version(name: str, value: Any) -> None:
@@ -281,6 +280,5 @@ def _ledger(path: str, plan: run_account.RunAccount) -> accounting.RunLedger:
 
 
 def digests(content: Content) -> dict[str, str]:
-  """SHA-256 of each file by name: of those that are handed out, and that are not made from the certificate."""
-  kept = [name for name in content.entries.files if name not in OWN and not content.program.keeps(name)]
-  return {name: folder_files.digest(content.path, name) for name in kept}
+  """SHA-256 of each file by name, of those that are not made from the certificate."""
+  return {name: folder_files.digest(content.path, name) for name in content.entries.files if name not in OWN}

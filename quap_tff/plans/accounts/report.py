@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import pickle
 from typing import Any, Optional
 
 import numpy as np
@@ -12,8 +10,6 @@ import numpy as np
 from quap_tff import accounting
 from quap_tff.common import checks
 from quap_tff.common.numbers import rounding
-from quap_tff.common.numbers import samplers
-from quap_tff.common.numbers import slack as slacks
 
 
 def checked_cohort(
@@ -95,31 +91,3 @@ class Report:
         'sampling, clipping norms taken as given.'
       )
     return '\n'.join(lines + [self.protection._replace(statement=self.formal.text).text])
-
-
-# The last figures, by the digest of what they follow from: the files of a certified run and their check ask six times.
-_LAST: dict[bytes, accounting.FormalReport] = {}
-
-
-def formal(
-  ledger: accounting.RunLedger,
-  delta: float,
-  protection: accounting.Protection,
-  sampler: samplers.CohortSampler,
-  noise_note: str,
-  neighbours: str,
-  slack: slacks.Slack,
-  note: str,
-) -> accounting.FormalReport:
-  """As `accounting.formal_report`, which computes them once for the last ledger. Nobody may change their arrays."""
-  others = delta, protection, sampler, noise_note, neighbours, slack, note
-  digest = hashlib.sha256(pickle.dumps(others))
-  for name, array in ledger.state_dict().items():
-    digest.update(f'{name} {array.dtype} {array.shape}'.encode())
-    digest.update(np.ascontiguousarray(array).data)
-  key = digest.digest()
-  if key not in _LAST:
-    report = accounting.formal_report(ledger, *others)
-    _LAST.clear()
-    _LAST[key] = report
-  return _LAST[key]

@@ -538,4 +538,4 @@ class RunAccount:
     """The figures of a ledger with another note."""
     noise_note = self.mechanism.facts.noise_note
     account = self.delta, self.protection, self.sampler, noise_note, self.neighbours, self.slack
-    return reports.formal(ledger, *account, note)
+    return accounting.formal_report(ledger, *account, note)

@@ -242,6 +242,25 @@ class TestCheckpoints:
     ]
 
 
+class TestCertificate:
+  def test_goes_with_its_audit_when_another_round_begins(self, tmp_path):
+    with _opened(tmp_path) as directory:
+      for name in ('certificate/certificate.json', 'certificate/ledger.npz', 'audit.json', 'audit.sig', 'plot.png'):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text('x')
+      directory.begin_stretch(1)
+      left = {entry.name for entry in tmp_path.iterdir()}
+    assert 'plot.png' in left and not left & {'certificate', 'certificate.part', 'audit.json', 'audit.sig'}
+
+  def test_a_run_whose_checkpoints_are_gone_is_not_trained_again(self, tmp_path):
+    with _opened(tmp_path):
+      pass
+    shutil.rmtree(tmp_path / 'checkpoints')
+    (tmp_path / 'certificate').mkdir()
+    with pytest.raises(run_folder.RunDirectoryError, match='holds certificate of a run that has not reached'):
+      run_folder.check(str(tmp_path), IDENTITY)
+
+
 class TestLog:
   def test_rows_of_later_rounds_go(self, tmp_path):
     for rounds in ([1, 2, 3, 4], [3, 4, 5]):

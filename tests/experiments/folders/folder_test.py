@@ -120,6 +120,26 @@ class TestStretches:
     assert harness.files(tmp_path) == before
 
 
+def _stretch(first_round, letter='a'):
+  code = {'quap_tff': '0.4.0', 'source_sha256': 64 * letter}
+  machine = {'platform': 'x', 'cores': 2, 'gpus': 0}
+  return {'first_round': first_round, 'code': code, 'versions': {'numpy': '1.25.2'}, 'machine': machine}
+
+
+@pytest.mark.parametrize(
+  'num_rounds, rounds', [(0, [(1, 0)]), (3, [(1, 3)]), (6, [(1, 3), (4, 6)]), (7, [(1, 3), (4, 6), (7, 7)])]
+)
+def test_which_code_ran_which_rounds_as_a_certificate_states_it(num_rounds, rounds):
+  """A process may have ended before the first of its rounds was kept."""
+  run = {'stretches': [_stretch(1), _stretch(4, 'b'), _stretch(7)]}
+  found = run_folder.stated_stretches(run, num_rounds)
+  assert [(one['first_round'], one['last_round']) for one in found] == rounds
+  assert ''.join(one['code']['source_sha256'][0] for one in found) == 'aba'[: len(rounds)]
+  assert all(set(one) == {'first_round', 'last_round', 'code', 'versions'} for one in found)
+  with pytest.raises(ValueError, match='the stretches are not those of a run: '):
+    run_folder.stated_stretches({'stretches': [_stretch(2)]}, num_rounds)
+
+
 class TestOtherCode:
   def test_is_refused_where_it_must_be_the_same(self, tmp_path, code_is):
     code_is('a')

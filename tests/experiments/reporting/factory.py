@@ -104,7 +104,9 @@ def write_run(
   )
   rounds, num_clients = rounds_run, flags['num_clients']
   ledger = make_ledger(flags, rounds, spread if noise_norm else np.inf, scale)
-  np.savez(folder / 'ledger.npz', **ledger)
+  place = folder if certified_epsilon is None else folder / 'certificate'
+  place.mkdir(exist_ok=True)
+  np.savez(place / 'ledger.npz', **ledger)
   nominal = np.bincount(ledger['clients'], ledger['budgets'], num_clients)
   curve = np.linspace(0, accuracy, rounds + 1)[1:] if curve is None else np.asarray(curve)
   write_csv(
@@ -131,7 +133,7 @@ def write_run(
   }
   if covers is not None:
     columns['formal_epsilon'] = np.linspace(0, epsilon_max, num_clients)
-  write_csv(folder / 'clients.csv', {**columns, **(clients or {})})
+  write_csv(place / 'clients.csv', {**columns, **(clients or {})})
   formal = {
     'covers': covers,
     'statement': f'Figures hold for: {covers}.',
@@ -169,7 +171,7 @@ def write_run(
   )
   if certified_epsilon is not None:
     write_json(
-      folder / 'certificate.json',
+      place / 'certificate.json',
       {'guarantee': {'epsilon': flags['epsilon']}, 'achieved': {'epsilon_max': certified_epsilon}},
     )
   return folder

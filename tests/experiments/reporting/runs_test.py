@@ -89,8 +89,9 @@ def test_an_interrupted_run_is_unfinished(tmp_path):
   ],
 )
 def test_a_damaged_file_is_named_and_the_rest_is_kept(tmp_path, name, content):
-  folder = factory.write_run(tmp_path / 'run', accuracy=0.8)
-  (folder / name).write_bytes(content)
+  certified_epsilon = 2.0 if name == 'certificate.json' else None
+  folder = factory.write_run(tmp_path / 'run', accuracy=0.8, certified_epsilon=certified_epsilon)
+  (folder / ('certificate' if certified_epsilon else '') / name).write_bytes(content)
   run, left_out = runs_lib.load(str(folder))
   assert run.test_accuracy == 0.8
   assert _reasons(left_out)[name].startswith('cannot be read (')

@@ -2,6 +2,7 @@
 
 import copy
 import re
+import shutil
 
 import pytest
 
@@ -9,7 +10,6 @@ from quap_tff import certificates
 from quap_tff.auditing.bounds import lower_bounds
 from quap_tff.certificates import audits
 from quap_tff.certificates import certificate as certificate_lib
-from quap_tff.certificates import verifying
 from quap_tff.certificates.folders import folder as folders
 from quap_tff.certificates.folders import signatures
 from quap_tff.common import files
@@ -56,43 +56,71 @@ def _measured(certificate, canaries=_CANARIES, game=_GAME):
   return {**found, 'refuted': audits.refutes(found)}
 
 
+def _certificate(path):
+  """The certificate of the run in a folder."""
+  return made.read(path / folders.SUBFOLDER, folders.CERTIFICATE)
+
+
 def _audit(path, **guesses):
-  """Writes an audit, and the page with it."""
-  certificate = made.read(path, folders.CERTIFICATE)
+  """Writes an audit of the run in a folder."""
+  certificate = _certificate(path)
   audits.write_audit(str(path), _measured(certificate, **guesses), certificate)
-  verifying.write_page(str(path), certificate, audits.read(str(path), certificate))
   return made.read(path, folders.AUDIT)
 
 
 def _forge(path, record):
-  """Seals another audit, and writes the page with it."""
-  certificate = made.read(path, folders.CERTIFICATE)
+  """Seals another audit."""
   files.write_json(str(path / folders.AUDIT), certificate_lib.sealed(record))
-  verifying.write_page(str(path), certificate, audits.read(str(path), certificate))
+
+
+@pytest.fixture(name='run')
+def _run(originals, tmp_path):
+  """A run's folder, with a certificate and files that it does not cover."""
+  path = tmp_path / 'run'
+  shutil.copytree(originals / 'server', path / folders.SUBFOLDER)
+  made.put(path, 'metrics.csv')
+  return path
 
 
 @pytest.fixture(name='audited')
-def _audited(certified):
-  _audit(certified)
-  return certified
+def _audited(run):
+  _audit(run)
+  return run
 
 
 @pytest.mark.slow
-def test_an_audit_that_agrees(audited):
+def test_an_audit_that_agrees_is_read_with_the_run(audited):
   verdict = certificates.verify(str(audited))
   assert not verdict.problems and not verdict.refutation and verdict.statement
-  page = (audited / folders.PAGE).read_text(encoding='utf-8')
   record = made.read(audited, folders.AUDIT)
-  assert 'What an audit measured' in page and 'no canary took part in the run that this certificate is about' in page
+  assert verdict.scope.startswith('Only certificate/ was checked, and audit.json alongside it, whose figures the ')
   for lower in (record['epsilon_lower_bound'], record['game']['epsilon_lower_bound']):
-    assert f'ε ≥ {rounding.down(lower)}' in page
-  assert 'Gaussian noise that is independent' in page and 'does not refute' in page
-  assert '95% that all bounds hold, 97.5% for each of the two tests' in page
+    assert f'ε ≥ {rounding.down(lower)}' in verdict.scope
+  assert 'does not refute' in verdict.scope
 
 
-def test_an_audit_without_a_game_has_one_test(certified):
-  record = _audit(certified, game=None)
-  assert record['tests'] == 1 and not made.problems(certified)
+def test_no_audit_is_there_or_none_was_looked_for(run):
+  assert 'There is no audit alongside it' in certificates.verify(str(run)).scope
+  assert certificates.verify(str(run / folders.SUBFOLDER)).scope.startswith('No audit was looked for.')
+
+
+def test_an_audit_is_not_among_the_files_of_the_certificate(audited):
+  page = (audited / folders.SUBFOLDER / folders.PAGE).read_text(encoding='utf-8')
+  digests = _certificate(audited)['provenance']['files_sha256']
+  assert 'What an audit measured' not in page and folders.AUDIT not in digests
+  (audited / folders.AUDIT).rename(audited / folders.SUBFOLDER / folders.AUDIT)
+  assert made.problems(audited) == ['audit.json does not belong there: a certificate does not name it.']
+
+
+def test_the_rows_of_a_table_say_what_is_assumed(audited):
+  rows = dict(audits.rows(made.read(audited, folders.AUDIT)))
+  assert 'Gaussian noise that is independent' in rows['Measured']
+  assert rows['Confidence'] == '95% that all bounds hold, 97.5% for each of the two tests'
+
+
+def test_an_audit_without_a_game_has_one_test(run):
+  record = _audit(run, game=None)
+  assert record['tests'] == 1 and not made.problems(run)
 
 
 @pytest.mark.slow
@@ -101,13 +129,16 @@ def test_an_audit_without_a_game_has_one_test(certified):
   [(3.0, dict(game=_REFUTING)), (0.5, dict(canaries=lower_bounds.Guesses(12, 12, 0, 300), game=None))],
 )
 def test_one_that_refutes_is_what_verification_says(epsilon, guesses, tmp_path, capsys):
-  path = made.folder(tmp_path / 'run', made.plan(epsilon=epsilon))
+  path = tmp_path / 'run'
+  certificate = made.folder(path / folders.SUBFOLDER, made.plan(epsilon=epsilon))
   record = _audit(path, **guesses)
   assert record['refuted'] and not made.problems(path)
   status, lines = made.answer(path, capsys)
   assert status == 1 and lines[0] == 'REFUTED: an audit refutes the claim of this certificate.'
   assert 'More is proved than' in lines[1] and 'does not refute' not in lines[1] and len(lines) == 2
-  assert 'The claim does not hold for this program' in (path / folders.PAGE).read_text(encoding='utf-8')
+  assert 'The claim does not hold for this program' in lines[1]
+  # Alone, the certificate does not know of it.
+  assert made.answer(certificate, capsys)[0] == 0
 
 
 # What somebody may write there, sealed again, and a word of the answer.
@@ -204,7 +235,7 @@ class TestForgeries:
   @pytest.mark.parametrize('value', [2.3, True, 'x', [2.3], {'a': 2.3}, None])
   def test_any_other_value_in_any_place(self, value, audited):
     record = made.read(audited, folders.AUDIT)
-    honest = audits.audit_problems(record, made.read(audited, folders.CERTIFICATE))
+    honest = audits.audit_problems(record, _certificate(audited))
     assert not honest
     for holder in (record, record['game']):
       for name, kept in list(holder.items()):
@@ -216,16 +247,16 @@ class TestForgeries:
         if name == 'game' and value is None:
           continue  # Its tests are counted, and so are its bounds.
         holder[name] = value
-        assert audits.audit_problems(certificate_lib.sealed(record), made.read(audited, folders.CERTIFICATE)), name
+        assert audits.audit_problems(certificate_lib.sealed(record), _certificate(audited)), name
         holder[name] = kept
 
   @pytest.mark.slow
   @pytest.mark.parametrize(
     'text', ['2.3', '2.3\n', '{}', '[]', 'null', '5', '"x"', '', '{"game": null}', '[' * 99999, 'NaN']
   )
-  def test_a_file_that_is_none(self, text, certified):
-    (certified / folders.AUDIT).write_text(text)
-    [problem] = made.problems(certified)
+  def test_a_file_that_is_none(self, text, run):
+    (run / folders.AUDIT).write_text(text)
+    [problem] = made.problems(run)
     assert problem.startswith('audit.json is')
 
   def test_an_edited_one(self, audited):
@@ -238,19 +269,25 @@ class TestForgeries:
     (audited / folders.AUDIT).write_text(re.sub('  "', ' "', text), encoding='utf-8')
     assert 'audit.json is written in another way than audits are.' in made.problems(audited)
 
-  def test_a_page_without_it(self, audited):
-    (audited / folders.AUDIT).unlink()
-    assert made.problems(audited) == ['certificate.html does not match certificate.json.']
+  @pytest.mark.parametrize('kind', ['folder', 'link'])
+  def test_one_that_is_no_file(self, kind, audited):
+    (audited / folders.AUDIT).rename(audited / 'elsewhere')
+    if kind == 'folder':
+      (audited / folders.AUDIT).mkdir()
+    else:
+      (audited / folders.AUDIT).symlink_to(audited / 'elsewhere')
+    assert made.problems(audited) == ['audit.json is not a regular file.']
 
 
 class TestSignature:
   @pytest.fixture(name='signed')
-  def _signed(self, certified, tmp_path):
+  def _signed(self, tmp_path):
     private, public = made.keys(tmp_path / 'keys')
-    certificates.issue(str(certified), private)
-    _audit(certified)
-    signatures.sign(str(certified), folders.AUDIT, signatures.read_private_key(private))
-    return certified, public
+    path = tmp_path / 'run'
+    made.folder(path / folders.SUBFOLDER, signing_key=private)
+    _audit(path)
+    signatures.sign(str(path), folders.AUDIT, signatures.read_private_key(private))
+    return path, public
 
   @pytest.mark.slow
   def test_of_both(self, signed):
@@ -275,7 +312,6 @@ class TestSignature:
   def test_a_signature_whose_audit_is_gone(self, signed):
     path, public = signed
     (path / folders.AUDIT).unlink()
-    verifying.write_page(str(path), made.read(path, folders.CERTIFICATE), None)
     for found in (made.problems(path), made.problems(path, public)):
       assert 'audit.sig is the signature of an audit that is not there.' in found
 

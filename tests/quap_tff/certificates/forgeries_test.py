@@ -10,7 +10,6 @@ import os
 import re
 import zipfile
 
-import h5py
 import numpy as np
 import pytest
 
@@ -114,8 +113,6 @@ _VALUES = {
   'a text for a number': (('mechanism', 'delta', '1e-05'), 'delta must be a finite number'),
   'a parameter in another way': (('mechanism', 'weights', 'participation:beta=2.0,alpha=0.5'), _WRITTEN),
   'a default that is left out': (('mechanism', 'weights', 'participation'), _WRITTEN),
-  'another maker': (('made_by', 'an auditor'), 'made_by must be'),
-  'no maker': (('made_by', None), 'made_by must be'),
   'colluders with a trusted server': (('colluders', [1]), 'Colluders are clients that hold noise'),
   'colluders that are none': (('colluders', [1.0]), 'colluders must be an integer'),
   'a text of colluders': (('colluders', ''), _WRITTEN),
@@ -253,7 +250,7 @@ class TestMechanism:
 
   @pytest.mark.parametrize(
     'text',
-    [b'', b'[]', b'null', b'{"a": ', b'\xff\xfe', b'[' * 99999, b'{"version": 9, "a": ' + b'[' * 900 + b']' * 900],
+    [b'', b'[]', b'null', b'{"a": ', b'\xff\xfe', b'[' * 99999, b'{"version": 10, "a": ' + b'[' * 900 + b']' * 900],
   )
   def test_a_file_that_is_none(self, text, certified, capsys):
     (certified / _MECHANISM).write_bytes(text)
@@ -274,7 +271,7 @@ class TestMechanism:
     _check_sealed(certified, _WRITTEN, capsys)
 
   def test_a_key_twice(self, certified, capsys):
-    text = (certified / _MECHANISM).read_text().replace('{', '{"version": 9,', 1)
+    text = (certified / _MECHANISM).read_text().replace('{', '{"version": 10,', 1)
     (certified / _MECHANISM).write_text(text)
     _check_sealed(certified, 'a key appears twice', capsys)
 
@@ -288,20 +285,18 @@ _FILES = {
     name: (_put(name, b''), f'{name} does not belong there')
     for name in (
       *('losses.txt', 'run.json', 'summary.json', 'metrics.csv', 'plot.png', '.lock', 'certificate.json.bak'),
+      *('final_model.keras', 'audit.json', 'audit.sig', 'certificate/certificate.json', 'certificate/losses.txt'),
       *('checkpoints/secret', 'checkpoints/round_3/arrays.npz', 'checkpoints/losses.txt', 'a/b/losses.txt'),
       *('features/glyphs/card.json', 'a/checkpoints/losses.txt', 'ledger.npz.part'),
     )
   },
   'an empty folder': (lambda path: (path / 'client 7 has the label 3').mkdir(), 'client 7 has the label 3 does not'),
   'empty checkpoints': (lambda path: (path / 'checkpoints').mkdir(), 'checkpoints does not belong there'),
-  'a folder in place of an audit': (_put('audit.json/losses.txt'), 'audit.json is not a regular file'),
   'a folder in place of a signature': (lambda path: (path / 'certificate.sig').mkdir(), 'certificate.sig'),
   'a link': (lambda path: (path / 'more').symlink_to(path / _LEDGER), 'more is a link'),
   'a link to nothing': (lambda path: (path / 'more').symlink_to('nowhere'), 'more is a link'),
   'a link to a folder': (lambda path: (path / 'checkpoints').symlink_to(path.parent), 'checkpoints is a link'),
   'a pipe': (lambda path: os.mkfifo(path / 'more'), 'more is a pipe'),
-  'two models': (_put('final_model.keras'), 'must hold one model, final_model.keras or final_model.npz, found 2'),
-  'no model': (lambda path: (path / 'final_model.npz').unlink(), 'must hold one model'),
   'a name of two lines': (_put('losses\nVALID'), 'losses\\nVALID does not belong there'),
   'a name that commands a terminal': (_put('\x1b[2J'), '\\x1b[2J does not belong there'),
   'a name of bytes': (lambda path: _put_bytes(path, b'\xff\xfe'), '\\udcff\\udcfe does not belong there'),
@@ -322,7 +317,7 @@ class TestFiles:
     if name != 'a name of bytes':  # A certificate cannot name it.
       _check_sealed(certified, words, capsys)
 
-  @pytest.mark.parametrize('name', [_MECHANISM, _SCHEDULE, _LEDGER, _CLIENTS])
+  @pytest.mark.parametrize('name', [_MECHANISM, _SCHEDULE, _LEDGER, _CLIENTS, 'final_model.npz'])
   def test_one_that_is_missing(self, name, certified, capsys):
     (certified / name).unlink()
     _check_sealed(certified, f'{name} is missing', capsys)
@@ -628,24 +623,6 @@ class TestArrays:
     assert (held / _SCHEDULE).read_bytes() == before
 
 
-class TestUnchecked:
-  @pytest.mark.slow
-  def test_what_cannot_be_made_again_is_named_and_not_covered(self, certified, tmp_path, capsys):
-    assert made.answer(certified, capsys)[1][1:] == [made.read(certified, folders.CERTIFICATE)['statement']]
-    path = made.folder(tmp_path / 'run', model=made.keras(tmp_path / 'model.keras', made.WEIGHTS))
-    for how in (lambda f: f.attrs.update({'note': 'client 7 has the label 3'}), lambda f: None):
-      _weights(how)(path / 'final_model.keras')
-      _member('config.json', _HIDDEN)(path / 'final_model.keras')
-      made.reseal(path)
-      status, lines = made.answer(path, capsys)
-      assert status == 0 and lines[2] == (
-        'Not checked, and not covered by this statement: final_model.keras, except that its tensors have the stated '
-        'shapes and finite numbers.'
-      )
-      page = (path / folders.PAGE).read_text(encoding='utf-8')
-      assert '<li>final_model.keras, except that its tensors have the stated shapes and finite numbers</li>' in page
-
-
 def _first(how):
   return lambda tensors: [how(tensors[0]), *tensors[1:]]
 
@@ -656,75 +633,22 @@ _MODELS = {
   'integers': (_first(lambda t: t.astype(np.int32)), 'must hold only finite floating-point numbers'),
   'complex': (_first(lambda t: t.astype(complex)), 'must hold only finite floating-point numbers'),
   'texts': (_first(lambda t: t.astype('S3')), 'must hold only finite floating-point numbers'),
-  'transposed': (_first(lambda t: t.T), 'holds tensors of the shapes [(2,), (2, 3)]'),
-  'flat': (_first(np.ravel), 'holds tensors of the shapes [(2,), (6,)]'),
-  'a tensor more': (lambda tensors: [*tensors, tensors[0]], 'holds tensors of the shapes'),
-  'a number more': (lambda tensors: [*tensors, np.float32(3)], 'holds tensors of the shapes'),
-  'a tensor less': (lambda tensors: tensors[:1], 'holds tensors of the shapes [(3, 2)]'),
-  'none': (lambda tensors: [], 'final_model'),
-}
-
-
-def _weights(how):
-  """Changes the HDF5 file in a Keras file."""
-
-  def change(path):
-    with zipfile.ZipFile(path) as kept:
-      content = io.BytesIO(kept.read('model.weights.h5'))
-    with h5py.File(content, 'r+') as f:
-      how(f)
-    _member('model.weights.h5', content.getvalue())(path)
-
-  return change
-
-
-def _in_another_file(f):
-  del f['layers/dense/vars/0']
-  f.create_dataset('layers/dense/vars/0', shape=(3, 2), dtype='f4', external=[('/dev/zero', 0, 24)])
-
-
-def _of_another_file(f):
-  del f['layers/dense/vars/0']
-  layout = h5py.VirtualLayout(shape=(3, 2), dtype='f4')
-  layout[...] = h5py.VirtualSource('/nowhere.h5', 'x', shape=(3, 2))
-  f.create_virtual_dataset('layers/dense/vars/0', layout)
-
-
-def _linked(f):
-  del f['layers/dense/vars/0']
-  f['layers/dense/vars/0'] = h5py.ExternalLink('/nowhere.h5', 'x')
-
-
-_KERAS = {
-  'a member more': (_member('losses.txt', b'x'), 'its members must be'),
-  'a member less': (_member('config.json'), 'its members must be'),
-  'weights that are none': (_member('model.weights.h5', b'x'), 'cannot be read'),
-  'no archive': (lambda path: path.write_bytes(b''), 'cannot be read'),
-  'bytes after': (lambda path: path.write_bytes(path.read_bytes() + _HIDDEN), 'it holds more than an archive'),
-  'numbers of another file': (_weights(_in_another_file), 'its tensors must be stored in it'),
-  'a tensor of another file': (_weights(_of_another_file), 'its tensors must be stored in it'),
-  'a link to another file': (_weights(_linked), 'holds tensors of the shapes [(2,)]'),
-  'a tensor without an end': (
-    _weights(lambda f: f.create_dataset('more', shape=(10**12,), dtype='f4', chunks=(1000,))),
-    'it unpacks to 4,000,000,000,032 bytes',
-  ),
-  'a tensor of no shape': (_weights(lambda f: f.create_dataset('more', data=h5py.Empty('f4'))), 'cannot be read'),
-  'a text': (_weights(lambda f: f.create_dataset('more', data='client 7')), 'holds tensors of the shapes'),
+  'transposed': (_first(lambda t: t.T), 'holds tensors of the shapes [(2, 3), (2,)]'),
+  'flat': (_first(np.ravel), 'holds tensors of the shapes [(6,), (2,)]'),
+  'in another order': (lambda tensors: tensors[::-1], 'holds tensors of the shapes [(2,), (3, 2)]'),
+  'a tensor more': (lambda tensors: [*tensors, tensors[0]], "it must hold the arrays ['arr_0', 'arr_1']"),
+  'a number more': (lambda tensors: [*tensors, np.float32(3)], "it must hold the arrays ['arr_0', 'arr_1']"),
+  'a tensor less': (lambda tensors: tensors[:1], "it must hold the arrays ['arr_0', 'arr_1']"),
+  'none': (lambda tensors: [], 'final_model.npz cannot be read'),
 }
 
 
 class TestModel:
   @pytest.mark.slow
-  @pytest.mark.parametrize('is_keras', [False, True])
   @pytest.mark.parametrize('name', _MODELS)
-  def test_tensors(self, name, is_keras, certified, capsys):
+  def test_tensors(self, name, certified, capsys):
     how, words = _MODELS[name]
-    tensors = how(list(made.WEIGHTS))
-    if is_keras:
-      (certified / 'final_model.npz').unlink()
-      made.keras(certified / 'final_model.keras', tensors)
-    else:
-      made.write_model(certified / 'final_model.npz', tensors)
+    made.write_model(certified / 'final_model.npz', how(list(made.WEIGHTS)))
     _check_sealed(certified, words, capsys)
 
   @pytest.mark.slow
@@ -733,14 +657,6 @@ class TestModel:
     made.write_model(certified / 'final_model.npz', [tensor.astype(dtype) for tensor in made.WEIGHTS])
     made.reseal(certified)
     assert made.answer(certified, capsys)[0] == 0
-
-  @pytest.mark.slow
-  @pytest.mark.parametrize('name', _KERAS)
-  def test_a_keras_file(self, name, certified, capsys):
-    how, words = _KERAS[name]
-    (certified / 'final_model.npz').unlink()
-    how(made.keras(certified / 'final_model.keras', made.WEIGHTS))
-    _check_sealed(certified, words, capsys)
 
   @pytest.mark.parametrize(
     'arrays', [dict(a=made.WEIGHTS[0], b=made.WEIGHTS[1]), dict(arr_0=np.ones(2), arr_2=np.ones(2))]
@@ -815,7 +731,7 @@ class TestCertificate:
       lambda text: text + '\n',
       lambda text: re.sub('\n +', '\n', text),
       lambda text: text.replace('ε', '\\u03b5'),
-      lambda text: text.replace('"version": 9', '"version": 9, "version": 9'),
+      lambda text: text.replace('"version": 10', '"version": 10, "version": 10'),
       lambda text: text.replace('"epsilon": 3.0', '"epsilon": 3.00'),
     ],
   )
@@ -826,9 +742,9 @@ class TestCertificate:
 
   @pytest.mark.parametrize(
     'content',
-    [b'', b'[]', b'null', b'{}', b'{"version": 9}', b'{"version": "9"}', b'{"version": 9.0}', b'{"version": true}']
-    + [b'{"version": 9, "a": NaN}', b'{"version": 9, "a": 1e400}', b'{"version": ' + b'9' * 5000 + b'}', b'\xff\xfe']
-    + [b'[' * 99999, b'{"version": 9, "a": ' + b'[' * 900 + b']' * 900 + b'}'],
+    [b'', b'[]', b'null', b'{}', b'{"version": 10}', b'{"version": "9"}', b'{"version": 10.0}', b'{"version": true}']
+    + [b'{"version": 10, "a": NaN}', b'{"version": 10, "a": 1e400}', b'{"version": ' + b'9' * 5000 + b'}', b'\xff\xfe']
+    + [b'[' * 99999, b'{"version": 10, "a": ' + b'[' * 900 + b']' * 900 + b'}'],
   )
   def test_what_is_none(self, content, certified, capsys):
     (certified / folders.CERTIFICATE).write_bytes(content)

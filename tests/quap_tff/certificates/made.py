@@ -1,20 +1,17 @@
 """Folders of certified runs that were never run: what a forger can make who has the program. No TensorFlow is needed.
 
-made.folder(path)                a folder with a certificate
+made.folder(path)                a folder of a certificate, which a run would have as its subfolder
 made.reseal(path)                issues the certificate anew for the folder as it is, whatever is wrong with it
 made.answer(path, capsys)        what python -m quap_tff.verify says of it
 """
 
 import contextlib
-import io
 import json
 import pathlib
 from unittest import mock
-import zipfile
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
-import h5py
 import numpy as np
 
 from quap_tff import certificates
@@ -24,7 +21,6 @@ from quap_tff.certificates import certificate as certificate_lib
 from quap_tff.certificates import page
 from quap_tff.certificates.folders import folder as folders
 from quap_tff.certificates.folders import folder_files
-from quap_tff.certificates.folders import train_runs
 from quap_tff.common import files
 from quap_tff.mechanisms.noise import correlation
 from quap_tff.mechanisms.parts import layers
@@ -68,24 +64,11 @@ def ledger(of, rounds=None):
   return found
 
 
-def folder(path, of=None, rounds=None, about=ABOUT, model=WEIGHTS, signing_key=None):
-  """Writes the folder of a run."""
+def folder(path, of=None, rounds=None, about=ABOUT, weights=WEIGHTS, signing_key=None):
+  """Writes the folder of a certificate."""
   of = plan() if of is None else of
-  certificates.write_run(str(path), of, leaving(of), ledger(of, rounds), model, about, signing_key)
+  certificates.write_run(str(path), of, leaving(of), ledger(of, rounds), weights, about, signing_key)
   return pathlib.Path(path)
-
-
-def keras(path, tensors):
-  """A Keras file with these tensors."""
-  weights = io.BytesIO()
-  with h5py.File(weights, 'w') as f:
-    for number, tensor in enumerate(tensors):
-      f[f'layers/dense/vars/{number}'] = tensor
-  with zipfile.ZipFile(path, 'w') as archive:
-    archive.writestr('metadata.json', '{}')
-    archive.writestr('config.json', '{}')
-    archive.writestr('model.weights.h5', weights.getvalue())
-  return path
 
 
 def read(path, name):
@@ -146,7 +129,7 @@ def reseal(path, how=lambda certificate: None):
     found = read(path, folders.CERTIFICATE)
     names = folder_files.entries(str(path)).files
     found['provenance']['files_sha256'] = {
-      name: folder_files.digest(str(path), name) for name in names if name not in (*folders.OWN, train_runs.LOCK)
+      name: folder_files.digest(str(path), name) for name in names if name not in folders.OWN
     }
   how(found)
   found = certificate_lib.sealed(found)

@@ -218,7 +218,7 @@ class TestRefuses:
 
   @pytest.mark.parametrize('name, said', [('', 'is a folder'), ('certificate.json', 'is no file of spending')])
   def test_what_is_no_such_file(self, name, said, tmp_path):
-    with pytest.raises(ValueError, match=f'{said}. Give the ledger.npz of a run, the clients.csv of a certificate'):
+    with pytest.raises(ValueError, match=f'{said}. Give the ledger.npz of a run'):
       accounting.read_spent(tmp_path / name)
     with pytest.raises(FileNotFoundError, match='no such file of an earlier run'):
       accounting.read_spent(tmp_path / 'nofile')

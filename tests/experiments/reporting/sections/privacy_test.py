@@ -65,7 +65,7 @@ class TestFormal:
 
   def test_a_damaged_certificate_claims_nothing(self, tmp_path):
     folder = factory.write_run(tmp_path / 'run', algorithm='certified', certified_epsilon=3.0, covers='released model')
-    factory.write_json(folder / 'certificate.json', {'achieved': 'all'})
+    factory.write_json(folder / 'certificate' / 'certificate.json', {'achieved': 'all'})
     assert privacy.formal_text(factory.groups_of(tmp_path)[0]) == privacy.NO_FINITE
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from quap_tff import certificates
 from quap_tff import plans
+from quap_tff.certificates import page
 from quap_tff.certificates.folders import folder as folders
 from quap_tff.certificates.folders import folder_files
 from quap_tff.common import registry
@@ -20,7 +21,7 @@ from quap_tff.mechanisms.parts import participation
 from tests.quap_tff.certificates import made
 
 _OWN = (2.0, 2.0, 3.0, 3.0, 3.0, 3.0)
-_ARCHIVES = (folders.SCHEDULE, folders.LEDGER, folders.ARRAYS_MODEL)
+_ARCHIVES = (folders.SCHEDULE, folders.LEDGER, folders.MODEL)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +76,7 @@ def _check_round_trip(plan, path):
   certificate = certificates.write_run(str(path), plan, made.leaving(plan), ledger, made.WEIGHTS, made.ABOUT)
   kept = folders.read(str(path))
   assert kept.plan.config == plan.config and kept.plan.fingerprint == plan.fingerprint
-  assert kept.plan.model == made.MODEL and kept.about == made.ABOUT and kept.made_by == folders.LIBRARY
+  assert kept.plan.model == made.MODEL and kept.about == made.ABOUT
   for name in ('schedule', 'attendance'):
     rounds = [getattr(one, name) for one in (kept.plan, plan)]
     assert (rounds[0] is None) == (rounds[1] is None)
@@ -85,7 +86,7 @@ def _check_round_trip(plan, path):
   for name, array in ledger.state_dict().items():
     np.testing.assert_array_equal(kept.ledger.state_dict()[name], array)
   verdict = certificates.verify(str(path))
-  assert verdict == ([], [], [], certificate['statement'], '', [])
+  assert verdict[:5] == ([], [], [], certificate['statement'], '')
 
 
 # The contracts of registered choices write and read these, too, with their default values.
@@ -132,16 +133,14 @@ def test_a_rule_of_a_users_own(tmp_path, monkeypatch):
 def test_a_model_of_one_number_and_a_population_of_one(tmp_path):
   model = layers.ModelShape((layers.Layer('w', (0,), False),), ((),))
   plan = made.plan(dict(model=model), schedule=[[0]], num_clients=1)
-  path = made.folder(tmp_path / 'run', plan, model=[np.float32(2)], about=dataclasses.replace(made.ABOUT, tests=0))
+  path = made.folder(tmp_path / 'run', plan, weights=[np.float32(2)], about=dataclasses.replace(made.ABOUT, tests=0))
   assert not certificates.verify(str(path)).problems
 
 
 @pytest.mark.slow
-def test_a_run_that_ended_early_and_a_keras_file(tmp_path):
-  file = made.keras(tmp_path / 'model.keras', made.WEIGHTS)
+def test_a_run_that_ended_early(tmp_path):
   about = dataclasses.replace(made.ABOUT, tests=2)
-  path = made.folder(tmp_path / 'run', rounds=2, model=file, about=about)
-  assert (path / folders.KERAS_MODEL).read_bytes() == file.read_bytes()
+  path = made.folder(tmp_path / 'run', rounds=2, about=about)
   verdict = certificates.verify(str(path))
   assert not verdict.problems and 'The run ended after 2 of 4 planned rounds' in verdict.statement
   assert set((path / folders.CLIENTS).read_text().splitlines()[0].split(',')) == {
@@ -186,7 +185,12 @@ def test_a_ledger_or_a_model_of_another_run_is_refused(tmp_path):
   plan, other = made.plan(), made.plan(noise_multiplier=9.0)
   for ledger, weights, words in (
     (made.ledger(other), made.WEIGHTS, 'This ledger is of another plan'),
-    (made.ledger(plan), made.WEIGHTS[:1], r'holds tensors of the shapes \[\(3, 2\)\], and mechanism.json says \[\(2,'),
+    (made.ledger(plan), made.WEIGHTS[:1], r"final_model.npz is damaged: it must hold the arrays \['arr_0', 'arr_1'\]"),
+    (
+      made.ledger(plan),
+      made.WEIGHTS[::-1],
+      r'holds tensors of the shapes \[\(2,\), \(3, 2\)\], and mechanism.json says',
+    ),
   ):
     with pytest.raises(ValueError, match=words):
       certificates.write_run(str(tmp_path / 'run'), plan, made.leaving(plan), ledger, weights, made.ABOUT)
@@ -195,30 +199,44 @@ def test_a_ledger_or_a_model_of_another_run_is_refused(tmp_path):
   assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_is_issued_from_its_files_alone(certified, tmp_path):
-  before = {name: (certified / name).read_bytes() for name in (folders.CERTIFICATE, folders.PAGE)}
-  for name in before:
-    (certified / name).unlink()
-  certificates.issue(str(certified))
-  assert {name: (certified / name).read_bytes() for name in before} == before
-  # Nothing is issued for what is not one run, and an earlier certificate does not stay.
-  (certified / 'losses.txt').write_text('x')
-  with pytest.raises(ValueError, match='This run cannot be certified. losses.txt does not belong there'):
-    certificates.issue(str(certified))
-  assert not [name for name in before if (certified / name).exists()]
-
-
-def test_a_key_that_cannot_be_read_leaves_the_certificate(certified, tmp_path):
-  with pytest.raises(ValueError, match='cannot be read'):
-    certificates.issue(str(certified), str(tmp_path / 'nowhere.pem'))
-  assert (certified / folders.CERTIFICATE).exists()
-
-
 def test_a_failure_leaves_no_folder(tmp_path, monkeypatch):
-  monkeypatch.setattr(shutil, 'copyfile', lambda *_: (_ for _ in ()).throw(OSError(28, 'No space left on device')))
+  monkeypatch.setattr(page, 'render', lambda *_: (_ for _ in ()).throw(OSError(28, 'No space left on device')))
   with pytest.raises(OSError, match='No space left'):
-    made.folder(tmp_path / 'run', model=made.keras(tmp_path / 'model.keras', made.WEIGHTS))
-  assert [path.name for path in tmp_path.iterdir()] == ['model.keras']
+    made.folder(tmp_path / 'run')
+  assert not list(tmp_path.iterdir())
+
+
+class TestPlaces:
+  """A certificate is found in its own folder, and in that of the run."""
+
+  def test_the_folder_of_a_run(self, originals, tmp_path):
+    shutil.copytree(originals / 'server', tmp_path / 'run' / folders.SUBFOLDER)
+    alone = certificates.verify(str(originals / 'server'))
+    assert certificates.verify(str(tmp_path / 'run')).statement == alone.statement
+    # Whatever lies alongside it is not covered.
+    made.put(tmp_path / 'run', 'run.json', b'not even JSON')
+    made.put(tmp_path / 'run', 'checkpoints/secret')
+    verdict = certificates.verify(str(tmp_path / 'run'))
+    assert (verdict.problems, verdict.warnings, verdict.statement) == ([], [], alone.statement)
+    assert verdict.scope.startswith('Only certificate/ was checked. ')
+
+  def test_a_link_to_another_runs_certificate(self, certified, tmp_path):
+    (tmp_path / 'run').mkdir()
+    (tmp_path / 'run' / folders.SUBFOLDER).symlink_to(certified)
+    [problem] = certificates.verify(str(tmp_path / 'run')).problems
+    assert problem.startswith('certificate in ') and 'is a link' in problem
+
+  def test_a_second_certificate_alongside_the_folder(self, certified, tmp_path):
+    """Nobody is told of one while the other is read."""
+    shutil.copytree(certified, certified / folders.SUBFOLDER)
+    assert 'certificate/ledger.npz does not belong there: a certificate does not name it.' in made.problems(certified)
+
+  def test_a_folder_in_which_there_is_none(self, tmp_path, capsys):
+    (tmp_path / folders.SUBFOLDER).mkdir()
+    assert made.answer(tmp_path, capsys) == (
+      2,
+      ['CANNOT BE VERIFIED', f'  {tmp_path}/certificate holds no certificate.json. Only certified runs have one.'],
+    )
 
 
 def test_specs_are_those_of_the_command_line(certified):

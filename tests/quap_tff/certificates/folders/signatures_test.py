@@ -11,11 +11,10 @@ from tests.quap_tff.certificates import made
 
 
 @pytest.fixture(name='signed')
-def _signed(certified, tmp_path):
+def _signed(tmp_path):
   """A folder that is signed, and the files of both keys."""
   key, public = made.keys(tmp_path / 'keys')
-  certificates.issue(str(certified), key)
-  return certified, key, public
+  return made.folder(tmp_path / 'signed', signing_key=key), key, public
 
 
 def test_a_signed_folder(signed, tmp_path):
@@ -30,9 +29,10 @@ def test_a_signed_folder(signed, tmp_path):
   ]
 
 
-def test_a_folder_can_be_signed_when_it_is_written(tmp_path):
-  key, public = made.keys(tmp_path / 'keys')
-  assert not made.problems(made.folder(tmp_path / 'run', signing_key=key), public)
+def test_a_key_that_cannot_be_read_leaves_no_folder(tmp_path):
+  with pytest.raises(ValueError, match='cannot be read'):
+    made.folder(tmp_path / 'run', signing_key=str(tmp_path / 'nowhere.pem'))
+  assert not list(tmp_path.iterdir())
 
 
 def test_somebody_who_makes_the_whole_folder_anew_cannot_sign_it(signed):
@@ -43,12 +43,6 @@ def test_somebody_who_makes_the_whole_folder_anew_cannot_sign_it(signed):
   assert (path / folders.SIGNATURE).read_text() == signature and not made.problems(path)
   [problem] = made.problems(path, public)
   assert problem.startswith('certificate.sig is not a signature of certificate.json')
-
-
-def test_issuing_without_a_key_removes_the_signature(signed):
-  path = signed[0]
-  certificates.issue(str(path))
-  assert not (path / folders.SIGNATURE).exists()
 
 
 @pytest.mark.parametrize(
