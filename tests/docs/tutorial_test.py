@@ -48,7 +48,7 @@ class TestTutorial:
     assert sum(_pattern(cell)[1] for cell in cells) == 3
     plot = next(cell for cell in cells if 'ledger.epsilon' in cell.source)
     assert 'Nominal ε by participation: no guarantee' in plot.source and _pattern(plot)[1] == 1
-    verdicts = [_text(cell).split('\n')[0].strip() for cell in cells if 'experiments.verify' in cell.source]
+    verdicts = [_text(cell).split('\n')[0].strip() for cell in cells if 'quap_tff.verify' in cell.source]
     assert verdicts == ['VALID', 'INVALID']
 
   def test_is_small_and_names_no_folder_of_a_machine(self):
