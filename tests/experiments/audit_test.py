@@ -223,7 +223,7 @@ class TestCommand:
       (['--output_dir=x'], '--output_dir: an audit keeps no run'),
       (['--cannaries=3'], "Unknown command line flag 'cannaries'"),
       (['one', 'two'], 'Give at most one folder to audit, found 2'),
-      (['nowhere'], 'nowhere does not exist'),
+      (['nowhere'], 'nowhere/certificate does not exist'),
       (['nowhere', '--rounds=3'], '--rounds: the flags of the run in nowhere say what is audited'),
       (['--unseen=5000'], 'Ask for at most 644 unseen directions'),
     ],
