@@ -72,7 +72,7 @@ def rounds_of(experiment: Any) -> bundle_files.PlannedRounds:
   return bundle_files.PlannedRounds(
     [experiment.cohorts.cohort(round_num) for round_num in rounds],
     [np.asarray(experiment.cohorts.absent(round_num)) for round_num in rounds],
-    experiment.averaging,
+    experiment.plan.averaging,
     experiment.run.publication.shrinkage,
   )
 

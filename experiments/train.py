@@ -163,8 +163,9 @@ def _opening(experiment: 'Experiment', directory: Optional['RunDirectory']) -> I
   if run.method.interpretation:
     yield run.method.interpretation
   if run.method.clip_follows_rounds:
+    norm = experiment.plan.guarantee.clip.initial_norm
     yield (
-      f'No clipping norm was given, so it is {experiment.plan.config.clip.initial_norm:.4g}, by --rounds and '
+      f'No clipping norm was given, so it is {norm:.4g}, by --rounds and '
       "--server_optimizer alone. To choose a better one without these clients' data, see docs/usage.md, "
       '"Choosing constants".'
     )

@@ -132,7 +132,7 @@ for name in {list(self._MISSING)}:
   assert name not in sys.modules
   sys.modules[name] = None
   try:
-    quap_tff.build_quap_fed_avg
+    quap_tff.with_ids
   except quap_tff.common.lazy.MissingPackageError as error:
     print(error)
   del sys.modules[name]
@@ -151,13 +151,13 @@ for name in {list(self._MISSING)}:
 import inspect, pydoc
 import quap_tff
 found = dict(inspect.getmembers(quap_tff))
-print('certified_plan' in found, 'build_quap_fed_avg' in found, hasattr(quap_tff, 'build_quap_fed_avg'))
+print('QuapConfig' in found, 'with_ids' in found, hasattr(quap_tff, 'with_ids'))
 for module in (quap_tff, quap_tff.plans.scheduled):
   pydoc.render_doc(module)
 inspect.unwrap(quap_tff.common.lazy.tf)
 assert not hasattr(quap_tff.common.lazy.tf, '__bases__')
 try:
-  from quap_tff import build_quap_fed_avg
+  from quap_tff import with_ids
 except ImportError as error:
   print(error)
 """)

@@ -200,7 +200,9 @@ def account_of(experiment: setup.Experiment, process: Any, pool: MemberPool) -> 
 def planned_epsilon(experiment: setup.Experiment, schedule: Sequence[np.ndarray]) -> float:
   """The proven ε of the client that spends most, from the schedule alone."""
   plan = experiment.plan
-  return float(plan.report(plan.planned_ledger(schedule)).formal.epsilon.max())
+  epsilon = plan.report(plan.planned_ledger(schedule)).formal.epsilon
+  assert epsilon is not None  # Every layer of what is attacked has noise.
+  return float(epsilon.max())
 
 
 def train(

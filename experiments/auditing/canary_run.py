@@ -127,7 +127,7 @@ def run(
   canaries = canary_lib.Canaries(
     clients, settings.unseen, _tensors(plan, settings.part), _norm(plan, settings.part), _clipped(plan)
   )
-  canaries.places(plan.model.sizes)
+  canaries.places(plan.shape.sizes)
   say(f'building a run with {len(clients)} canaries and {settings.unseen:,} unseen directions', True)
   process = experiment.build_audited_process(lambda inner: canary_lib.CanaryAggregationFactory(inner, canaries))
   ledger, of_repeats = plan.new_ledger(), []
@@ -165,7 +165,7 @@ def claim_of(plan: plans.Plan, ledger: accounting.RunLedger, planned: Sequence[n
     planned: int[M_t], the cohorts of all planned rounds.
   """
   if plan.mechanism.facts.is_certified:
-    return Claim(plan.config.epsilon, plan.delta, 'certified')
+    return Claim(plan.guarantee.config.epsilon, plan.delta, 'certified')
   report = plan.report(ledger, planned)
   if report.formal.epsilon is not None and np.isfinite(report.formal.epsilon).all():
     return Claim(float(np.max(report.formal.epsilon)), plan.delta, 'formal')
@@ -192,8 +192,8 @@ def _canary_clients(plan: plans.Plan, schedule: Sequence[np.ndarray], count: int
 def _tensors(plan: plans.Plan, part: str) -> Optional[tuple[int, ...]]:
   if part == 'all':
     return None
-  noised = tuple(layers_lib.critical_indices(plan.model.layers, plan.mechanism.facts.noised_layers))
-  tensors = noised if part == 'noised' else tuple(set(range(len(plan.model.sizes))) - set(noised))
+  noised = tuple(layers_lib.critical_indices(plan.shape.layers, plan.mechanism.facts.noised_layers))
+  tensors = noised if part == 'noised' else tuple(set(range(len(plan.shape.sizes))) - set(noised))
   if not tensors:
     raise ValueError(f'--part={part}: every layer of this run has noise. Use --part=all.')
   return tensors
@@ -202,11 +202,12 @@ def _tensors(plan: plans.Plan, part: str) -> Optional[tuple[int, ...]]:
 def _clipped(plan: plans.Plan) -> Optional[tuple[int, ...]]:
   """The tensors whose joint norm is clipped; None for all."""
   selection = plan.mechanism.facts.clipped_layers
-  return None if selection == layers_lib.ALL else tuple(layers_lib.critical_indices(plan.model.layers, selection))
+  return None if selection == layers_lib.ALL else tuple(layers_lib.critical_indices(plan.shape.layers, selection))
 
 
 def _norm(plan: plans.Plan, part: str) -> float:
-  clip = plan.config.clip
+  config: Any = plan.config  # Whatever is audited has a clip rule.
+  clip = config.clip
   bounded = not clip.releases_exact_norms and np.isfinite(clip.initial_norm)
   return canary_lib.NORM if bounded and part != 'unnoised' else _ORDINARY_NORM
 

@@ -61,7 +61,8 @@ def _certified_game(plan: plans.Plan, schedule: Sequence[np.ndarray], draws: int
 
 
 def _stock_game(plan: plans.Plan, schedule: Sequence[np.ndarray], draws: int, seed: Optional[int]) -> Optional[Game]:
-  stock = plan.mechanism.aggregator_of(plan.model)
+  mechanism: Any = plan.mechanism  # One of TFF's, as its facts say.
+  stock = mechanism.aggregator_of(plan.model)
   if stock.clip is None:
     return None  # Adaptive clipping also releases counts.
   query = stock.query(tff.to_type([(np.float32, [draws])]))
@@ -74,7 +75,8 @@ def _stock_game(plan: plans.Plan, schedule: Sequence[np.ndarray], draws: int, se
 
 def _quap_game(plan: plans.Plan, schedule: Sequence[np.ndarray], draws: int, seed: Optional[int]) -> Game:
   # The game is for a fixed clipping norm; a norm that follows the clients' norms gives away even more.
-  config = dataclasses.replace(plan.config, clip=clip_rules.Fixed(1.0), max_agg_norm=None)
+  config: Any = plan.config  # A `QuapConfig`, as its facts say.
+  config = dataclasses.replace(config, clip=clip_rules.Fixed(1.0), max_agg_norm=None)
   mu = _formal_mu(plan, plan.planned_ledger(schedule))
   simulate = distinguisher.quap(config, schedule, int(mu.argmax()), seed)
   return Game(float(mu.max()), simulate)

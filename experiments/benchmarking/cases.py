@@ -8,7 +8,7 @@ the clock and its CPU seconds, those of all threads of the process. A JSON strin
 """
 
 import collections
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import concurrent.futures
 import contextlib
 import json
@@ -24,6 +24,11 @@ import quap_tff
 from quap_tff.common import lazy
 from quap_tff.common.lazy import tf
 from quap_tff.common.lazy import tff
+from quap_tff.mechanisms.certified import weight_rules
+from quap_tff.mechanisms.noise import correlation
+from quap_tff.mechanisms.parts import clip_rules
+
+aggregation_lib = lazy.module('quap_tff.federated.aggregation')
 
 models = lazy.module('quap_tff.training.models')
 runtime = lazy.module('quap_tff.runtime')
@@ -34,11 +39,11 @@ _LEARNING_RATE = 0.005
 _SMALL_SHAPE = (8, 8, 1)  # The shape of the digits.
 
 # The rules for the clipping norm in `cohort`. The first is the default.
-_CLIP_RULES = {
-  'current': quap_tff.clip_rules.QuantileEma,
-  'previous': lambda: quap_tff.clip_rules.QuantileEma(timing='previous', initial_clip=1.0),
-  'fixed': quap_tff.clip_rules.Fixed,
-  'private_quantile': quap_tff.clip_rules.PrivateQuantile,
+_CLIP_RULES: Mapping[str, Callable[[], clip_rules.ClipRule]] = {
+  'current': clip_rules.QuantileEma,
+  'previous': lambda: clip_rules.QuantileEma(timing='previous', initial_clip=1.0),
+  'fixed': clip_rules.Fixed,
+  'private_quantile': clip_rules.PrivateQuantile,
 }
 
 # Trainable tensors of TFF's own EMNIST baselines: '2nn' with 199,210 weights and 'cnn' with 1,663,370.
@@ -89,11 +94,11 @@ def cohort(rule: str, clients: int, examples: int, batch_size: int, rounds: int)
         num_clients=clients,
         epsilon=3.0,
         delta=1e-5,
-        clip=quap_tff.clip_rules.Fixed(1.0),
-        correlation=quap_tff.correlation.Independent(),
-        weights=quap_tff.weight_rules.ParticipationWeights(),
+        clip=clip_rules.Fixed(1.0),
+        correlation=correlation.Independent(),
+        weights=weight_rules.ParticipationWeights(),
       )
-      built = quap_tff.certified_plan(config, [list(range(clients))] * rounds).build_process(
+      built = quap_tff.Plan.certified(config, [list(range(clients))] * rounds).build_process(
         models.build_model_fn(_MODEL, _INPUT_SHAPE, _CLASSES),
         tff.learning.optimizers.build_sgdm(_LEARNING_RATE),
         client_work=quap_tff.ClientWorkConfig(batch_size=batch_size),
@@ -125,13 +130,13 @@ def small(model: str, examples: int, clients: int, batch_size: int, clients_per_
 
 def aggregation(clients: int) -> Rounds:
   """One aggregation, by kind and number of weights, in process."""
-  last_clip = quap_tff.clip_rules.QuantileEma(timing='previous', initial_clip=1.0)
+  last_clip = clip_rules.QuantileEma(timing='previous', initial_clip=1.0)
   factories = {
     'mean': tff.aggregators.UnweightedMeanFactory(),
     'TFF fixed clip': tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(0.1, float(clients), 1.0),
     'TFF adaptive clip': tff.aggregators.DifferentiallyPrivateFactory.gaussian_adaptive(0.1, float(clients)),
-    'QuAP': quap_tff.QuapAggregationFactory(quap_tff.QuapConfig(num_clients=clients)),
-    'QuAP, last clip': quap_tff.QuapAggregationFactory(quap_tff.QuapConfig(num_clients=clients, clip=last_clip)),
+    'QuAP': aggregation_lib.AggregationFactory(quap_tff.QuapConfig(num_clients=clients)),
+    'QuAP, last clip': aggregation_lib.AggregationFactory(quap_tff.QuapConfig(num_clients=clients, clip=last_clip)),
   }
   rounds = []
   with runtime.activate():
@@ -221,17 +226,18 @@ def quap_process(
   population: int,
   batch_size: int,
   compute_dtype: str = 'float32',
-  clip: quap_tff.clip_rules.ClipRule = quap_tff.clip_rules.QuantileEma(),
+  clip: clip_rules.ClipRule = clip_rules.QuantileEma(),
   model: str = _MODEL,
   input_shape: tuple[int, ...] = _INPUT_SHAPE,
 ) -> Any:
   """QuAP-FL's learning process with the default noise."""
-  return quap_tff.build_quap_fed_avg(
+  plan = quap_tff.Plan(quap_tff.QuapConfig(num_clients=population, clip=clip))
+  built = plan.build_process(
     models.build_model_fn(model, input_shape, _CLASSES, compute_dtype),
-    quap_tff.QuapConfig(num_clients=population, clip=clip),
     client_optimizer=tff.learning.optimizers.build_sgdm(_LEARNING_RATE),
     client_work=quap_tff.ClientWorkConfig(batch_size=batch_size),
   )
+  return built.process
 
 
 def _ceiling_round(data: Sequence[Any], batch_size: int, device: str, compute_dtype: str) -> Callable[[], list[None]]:

@@ -252,7 +252,7 @@ class Run:
     self,
     num_clients: int,
     participation: Optional[ParticipationModel] = None,
-    options: Optional[methods.PlanOptions] = None,
+    options: plans.PlanOptions = plans.PlanOptions(),
   ) -> methods.Setting:
     """The facts about the run that its method uses. `options` are those of the plan."""
     return methods.Setting(
@@ -262,11 +262,10 @@ class Run:
       participation=participation,
       has_dropout=self.cohorts.dropout != dropouts.NoDropout(),
       order=lambda: rng.generator(self.schedule.seed, 'own_budgets').permutation(num_clients),
-      averaging=self.publication.averaging,
       client_optimizer=self.local.client_optimizer,
       mean_epochs=self.local.local_epochs.mean,
       asks_client_metrics=bool(self.publication.client_metrics),
-      options=options or {},
+      options=options,
       reseeded=lambda seed: self.participation(num_clients, seed),
     )
 
@@ -284,7 +283,8 @@ class Run:
     setting = self.setting(
       num_clients,
       self.participation(num_clients),
-      methods.PlanOptions(
+      plans.PlanOptions(
+        averaging=self.publication.averaging,
         client_metrics=self.logs_client_metrics,
         test_is_of_clients=test_is_of_clients,
         model=model,
@@ -301,13 +301,9 @@ class Run:
       )
     return plan
 
-  def averaging(self, plan: plans.Plan) -> postprocessing.Averaging:
-    """The average that is published. Some plans choose it together with their noise."""
-    return plan.averaging if plan.averaging is not None else self.publication.averaging
-
   def post_processing(self, plan: plans.Plan) -> str:
     """How the noised weights are processed before they are published, in sentences."""
-    averaging, shrinkage = self.averaging(plan), self.publication.shrinkage
+    averaging, shrinkage = plan.averaging, self.publication.shrinkage
     text = f'The server optimizer {self.flags["server_optimizer"]} is applied to the noised sums.'
     if averaging != postprocessing.LastIterate():
       spec = registry.format_spec(registry.name_of(averaging, postprocessing.AVERAGINGS), averaging)

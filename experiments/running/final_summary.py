@@ -191,7 +191,7 @@ def other_epsilon(run: run_lib.Run, plan: plans.Plan, summary: Mapping[str, Any]
   elif 'calibration' in run.method.flag_names() and run.flags['calibration'] != 'exact':
     exact = run_lib.Run.from_flags({**run.flags, 'calibration': 'exact'})
     with contextlib.suppress(ValueError):  # Some noise cannot be chosen by a formal ε.
-      exact.plan(plan.num_clients, plan.model, plan.test_is_of_clients)
+      exact.plan(plan.num_clients, plan.shape, plan.test_is_of_clients)
       remedy = ' --calibration=exact makes them equal.'
   return f'The formal ε is {rounding.up(reached)}, not --epsilon={asked:g}.{remedy}'
 

@@ -205,7 +205,7 @@ class _Rounds:
     self.row: dict[str, Any] = {}
     self.non_finite = np.zeros(len(NonFinite._fields), np.int64)
     self.state = process.initialize()
-    self._average = experiment.averaging.initial(process.get_model_weights(self.state).trainable)
+    self._average = experiment.plan.averaging.initial(process.get_model_weights(self.state).trainable)
     self._test: Mapping[str, float] = {}
     self._tested_round: Optional[int] = None
     self._guarded: Optional[guarded_clients.GuardedClients] = None
@@ -238,7 +238,7 @@ class _Rounds:
     # The round's row as well: of a run that was cut off between checkpoint and log it would be lost.
     row = np.frombuffer(json.dumps(self.row).encode(), np.uint8)
     rows = {'json': row, 'non_finite': self.non_finite}
-    groups = {'ledger': self.ledger.state_dict(), 'average': self._average, 'row': rows}
+    groups: dict[str, Mapping[str, Any]] = {'ledger': self.ledger.state_dict(), 'average': self._average, 'row': rows}
     return {f'{group}/{name}': value for group, values in groups.items() for name, value in values.items()}
 
   def save(self) -> None:
@@ -254,7 +254,7 @@ class _Rounds:
     self, weights: tff.learning.models.ModelWeights, average: Any
   ) -> tff.learning.models.ModelWeights:
     """The weights that are published after a round: `weights` are those of the round, and `average` its average."""
-    trainable = self._experiment.averaging.value(average, weights.trainable)
+    trainable = self._experiment.plan.averaging.value(average, weights.trainable)
     shrinkage = self._experiment.run.publication.shrinkage
     if shrinkage != 1:
       trainable = postprocessing.shrunk(trainable, shrinkage)
@@ -285,7 +285,7 @@ class _Rounds:
       output = self._process.next(self.state, values)
     record = plan.record(output, cohort)
     weights = self._process.get_model_weights(output.state)
-    average = experiment.averaging.update(self._average, weights.trainable)
+    average = experiment.plan.averaging.update(self._average, weights.trainable)
     is_tested = round_num % self._schedule.eval_every == 0 or round_num == experiment.run.last_round
     test = self._tested(self._averaged_weights(weights, average)) if is_tested else None
     # The round counts as done or not at all.
@@ -325,7 +325,7 @@ class _Rounds:
 
 def _secret_of_keys(experiment: setup.Experiment, directory: Optional[run_directory.RunDirectory]) -> bytes:
   """The secret from which a simulation makes its clients' keys, kept for a run that is continued."""
-  seed = experiment.plan.config.noise_seed
+  seed = experiment.plan.guarantee.config.noise_seed
   if seed is not None:
     return hashlib.sha256(b'public %d' % seed).digest()
   return directory.secret('client_keys') if directory is not None else secrets.token_bytes(32)

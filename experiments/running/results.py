@@ -173,7 +173,7 @@ class Outcome:
     if logs_clients:
       columns['examples'] = [len(clients[client]) for client in listed]
     columns['rounds'] = ledger.rounds[listed]
-    if report.nominal_epsilon is not None:
+    if report.nominal_epsilon is not None and report.nominal_delta is not None:
       columns.update(nominal_epsilon=report.nominal_epsilon[listed], nominal_delta=report.nominal_delta[listed])
     if formal.epsilon is not None:
       columns['formal_epsilon'] = cells(formal.epsilon)

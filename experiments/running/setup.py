@@ -20,7 +20,6 @@ from experiments.command import run as run_lib
 from quap_tff import plans
 from quap_tff import runtime
 from quap_tff.mechanisms.parts import layers as layers_lib
-from quap_tff.mechanisms.parts import postprocessing
 from quap_tff.training import evaluation
 from quap_tff.training import malicious
 from quap_tff.training import models
@@ -60,7 +59,6 @@ class Experiment:
     build_audited_process: Makes one whose aggregator an audit has wrapped, see `plans.Plan.build_audited_process`.
     build_evaluation: Makes the function from (weights, x, y) to `loss`, `accuracy` and `num_examples`. Call these three
       with the runtime active: TensorFlow accepts the runtime's settings only before its first use.
-    averaging: Makes the published weights from the weights of all rounds.
     runtime: Where TFF computations run.
   """
 
@@ -73,7 +71,6 @@ class Experiment:
   build_process: Callable[[], plans.BuiltProcess]
   build_audited_process: Callable[[Callable[[Any], Any]], tff.learning.templates.LearningProcess]
   build_evaluation: Callable[[], evaluation.EvaluateFn]
-  averaging: postprocessing.Averaging
   runtime: runtime.RuntimeConfig
 
   def kept_in(self, directory: Optional[run_directory.RunDirectory]) -> Experiment:
@@ -91,7 +88,7 @@ class Experiment:
   @property
   def resolved(self) -> dict[str, Any]:
     """Facts that follow from the data, not from the flags alone, as JSON values. With it, `Run.plan` needs no data."""
-    federation, shape = self.federation, self.plan.model
+    federation, shape = self.federation, self.plan.shape
     return {
       'num_clients': federation.num_clients,
       'partition': federation.partition,
@@ -147,7 +144,8 @@ def from_run(run: run_lib.Run, progress: Optional[Callable[[int, int], None]] = 
   )
   plan = run.plan(federation.num_clients, layers_lib.model_shape(model_fn), federation.test_is_of_clients)
   if run.method.auxiliary_share:
-    plan = dataclasses.replace(plan, extension=plan.extension.with_examples(federation.auxiliary))
+    extension: Any = plan.extension  # A method with auxiliary examples has one that takes them.
+    plan = dataclasses.replace(plan, extension=extension.with_examples(federation.auxiliary))
   parts = model_fn, client_optimizer, server_optimizer, client_work
   return Experiment(
     run=run,
@@ -159,7 +157,6 @@ def from_run(run: run_lib.Run, progress: Optional[Callable[[int, int], None]] = 
     build_process=lambda: plan.build_process(*parts),
     build_audited_process=lambda around: plan.build_audited_process(around, *parts),
     build_evaluation=lambda: evaluation.build_evaluation(model_fn),
-    averaging=run.averaging(plan),
     runtime=runtime_config,
   )
 

@@ -9,7 +9,7 @@
     gate.commit(came, weights, round)    # or gate.give_back(round), if it is not released
 
 A gate is the filter of certified runs (`quap_tff.mechanisms.certified.privacy_filter`) with the same accounts: a
-`certified_plan` with these numbers gives the same weights and charges the same. A gate sees ids and weights, and never
+`Plan.certified` with these numbers gives the same weights and charges the same. A gate sees ids and weights, and never
 an update. Clipping, sums and noise are the program's.
 
 What holds: let every update be clipped to norm clip·weight, with the committed weights, and let noise of standard

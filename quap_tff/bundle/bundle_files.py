@@ -38,10 +38,6 @@ VERSION = 2
 MANIFEST, GRAPHS, PLAN, RUN = 'manifest.json', 'graphs.json', 'plan.json', 'run.json'
 # Only classes of this package are made from a file.
 _PACKAGE = 'quap_tff.'
-# The arguments of `quap_tff.Plan` that are attributes of the same names.
-_ARGUMENTS = (
-  'draw attendance averaging colluders client_metrics test_is_of_clients model extension sparsity sparsity_seed'.split()
-)
 _UNSTATED = abouts.About('not stated', 'not stated', 'not stated', 'not stated')
 
 
@@ -104,7 +100,7 @@ def texts(
 def _plan_facts(plan: Optional[run_account.RunAccount]) -> Optional[dict[str, Any]]:
   if plan is None:
     return None
-  arguments = {name: getattr(plan, name) for name in _ARGUMENTS}
+  arguments = {field.name: getattr(plan, field.name) for field in dataclasses.fields(run_account.RunAccount)}
   mechanism = plan.mechanism.inner if isinstance(plan.mechanism, sparsities.Sparse) else plan.mechanism
   arguments.update(mechanism=mechanism, schedule=plan.schedule or None)
   try:

@@ -215,8 +215,7 @@ class Figures(NamedTuple):
   @property
   def trained_weights(self) -> int:
     """The number of weights that are trained on clients' data, all of which get noise."""
-    assert self.plan.model is not None
-    return sum(self.plan.model.sizes)
+    return sum(self.plan.shape.sizes)
 
   @property
   def bounds(self) -> np.ndarray:

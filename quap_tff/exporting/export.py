@@ -16,7 +16,6 @@ from quap_tff.certificates.folders import about as abouts
 from quap_tff.common import array_types
 from quap_tff.common import files
 from quap_tff.mechanisms.noise import integers
-from quap_tff.mechanisms.parts import postprocessing
 from quap_tff.plans.accounts import run_account
 from quap_tff.runtime.in_process import section_graphs
 from quap_tff.training import evaluation
@@ -68,7 +67,7 @@ def export(
     model_fn = process.model_fn if model_fn is None else model_fn
     process = process.process
     if rounds is None:
-      rounds = bundle_files.PlannedRounds(plan.expected, averaging=plan.averaging or postprocessing.LastIterate())
+      rounds = bundle_files.PlannedRounds(plan.expected, averaging=plan.averaging)
   rounds = bundle_files.PlannedRounds() if rounds is None else rounds
   graphs = _graphs_of_process(process)
   evaluate = None if model_fn is None else _graph_of_evaluation(model_fn)

@@ -69,7 +69,7 @@ class AggregationFactory(tff.aggregators.WeightedAggregationFactory):
     """
     if not isinstance(mechanism, mechanisms.Mechanism):
       raise TypeError(
-        'config must be a mechanism such as a quap_tff.QuapConfig or a quap_tff.Certified, found '
+        'config must be a mechanism such as a quap_tff.QuapConfig, or a certified one, found '
         f'{type(mechanism).__name__}. CertifiedConfig.settled(cohorts).mechanism makes one.'
       )
     if inner_sum is not None and not isinstance(inner_sum, tff.aggregators.UnweightedAggregationFactory):
@@ -244,9 +244,6 @@ class AggregationFactory(tff.aggregators.WeightedAggregationFactory):
       return tff.templates.MeasuredProcessOutput(new_state, result, measurements)
 
     return tff.templates.AggregationProcess(init_fn, next_fn)
-
-
-QuapAggregationFactory = CertifiedAggregationFactory = AggregationFactory
 
 
 def tensor_specs(value_type: tff.Type) -> array_types.StructureSpec:

@@ -5,7 +5,8 @@ client work passes it on in the weight of the update. That is how an aggregator 
 """
 
 import collections
-from typing import Callable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Callable, Union
 
 import numpy as np
 import tensorflow as tf
@@ -16,15 +17,28 @@ from quap_tff.training import client_update
 
 _ADVICE = (
   'Tip: the builders of tff.learning.algorithms pass a plain number as the weight. Wrap the client work in '
-  'quap_tff.with_client_ids and build the process with tff.learning.templates.compose_learning_process, or use '
-  'quap_tff.build_quap_fed_avg.'
+  'client_ids.with_client_ids and build the process with tff.learning.templates.compose_learning_process, or use '
+  'quap_tff.Plan.build_process.'
 )
+
+
+def with_ids(
+  cohort: Iterable[int], datasets: Union[Mapping[int, Any], Sequence[Any]]
+) -> 'list[collections.OrderedDict[str, Any]]':
+  """The clients' data of a round, for the process of a plan: `<client_id=int64*, examples=D*>` for each.
+
+  Args:
+    cohort: int[M], the ids of those who take part.
+    datasets: A `tf.data.Dataset`, or a list of its elements, by id. A list of datasets has the ids 0, 1, ….
+  """
+  ids = [int(client) for client in cohort]
+  return [collections.OrderedDict(client_id=[np.int64(i)], examples=datasets[i]) for i in ids]
 
 
 def with_client_ids(work: tff.learning.templates.ClientWorkProcess) -> tff.learning.templates.ClientWorkProcess:
   """Any client work, with ids for QuAP-FL's aggregators.
 
-      work = quap_tff.with_client_ids(tff.learning.templates.build_model_delta_client_work(…))
+      work = client_ids.with_client_ids(tff.learning.templates.build_model_delta_client_work(…))
       result_type = work.next.type_signature.result.result.member
       process = tff.learning.templates.compose_learning_process(
           initial_weights, distributor, work,
@@ -50,7 +64,7 @@ def with_client_ids(work: tff.learning.templates.ClientWorkProcess) -> tff.learn
   if isinstance(examples_type.member, tff.StructType) and hasattr(examples_type.member, 'client_id'):
     raise TypeError(
       f'The client data of this work have ids already: {examples_type.member}. Use the work without '
-      'quap_tff.with_client_ids, like the work of quap_tff.build_client_work.'
+      'client_ids.with_client_ids, like the work of client_work.build_client_work.'
     )
   own_type = tff.to_type(collections.OrderedDict(client_id=tff.SequenceType(np.int64), examples=examples_type.member))
   result_type = work.next.type_signature.result.result.member

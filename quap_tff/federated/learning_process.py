@@ -12,22 +12,18 @@ model's metrics), `aggregator` and `finalizer`.
 
 import collections
 import dataclasses
-from typing import Any, Callable, cast, Optional
+from typing import Callable, cast, Optional
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
 from quap_tff.common import array_types
-from quap_tff.federated import aggregation
 from quap_tff.federated import client_ids
 from quap_tff.federated import client_work as client_works
 from quap_tff.federated import old_versions
 from quap_tff.federated import sums
 from quap_tff.mechanisms import facts
-from quap_tff.mechanisms.certified import config as certified_config
-from quap_tff.mechanisms.parts import layers as layers_lib
-from quap_tff.mechanisms.quap import config as quap_config
 from quap_tff.training import client_update
 from quap_tff.training import extension as extensions
 from quap_tff.training import model_functions
@@ -287,57 +283,3 @@ def reject_update(
   nothing = tf.reduce_all([tf.reduce_all(tf.equal(u, 0)) for u in leaves])
   reject = tf.logical_or(tf.logical_not(finite), nothing)
   return reject, collections.OrderedDict(update_rejected=tf.cast(reject, tf.int32))
-
-
-def build_quap_fed_avg(
-  model: model_functions.Model,
-  config: quap_config.QuapConfig,
-  client_optimizer: tff.learning.optimizers.Optimizer = _SGD(0.05),
-  server_optimizer: tff.learning.optimizers.Optimizer = _SGD(1.0),
-  client_work: Optional[client_works.ClientWorkConfig] = None,
-  **options: Any,
-) -> tff.learning.templates.LearningProcess:
-  """Federated averaging with participation-aware noise under `config`.
-
-  The other arguments are those of `compose`; `server_optimizer` is applied to the noised mean update. The metric
-  `aggregator` comes from `quap_tff.mechanisms.quap.rounds.QuapRounds.finished`.
-
-  Raises:
-    ValueError: If a critical layer is not one of the model's, or `config` and the optimizers do not fit.
-  """
-  learning_rate_fn = None
-  if config.update_scale == 'pseudo_gradient':
-    work = client_work if client_work is not None else client_works.ClientWorkConfig()
-    learning_rate_fn = lambda round_num: client_update.learning_rate_at(client_optimizer, work, round_num)
-  layers = layers_lib.model_shape(model_functions.of(model)).layers
-  factory = aggregation.AggregationFactory(config, layers, learning_rate_fn)
-  options.setdefault('num_clients', config.num_clients)
-  return compose(model, factory, client_optimizer, server_optimizer, client_work, **options)
-
-
-def build_certified_fed_avg(
-  model: model_functions.Model,
-  config: certified_config.Certified,
-  client_optimizer: tff.learning.optimizers.Optimizer = _SGD(0.05),
-  server_optimizer: tff.learning.optimizers.Optimizer = _SGD(1.0),
-  client_work: Optional[client_works.ClientWorkConfig] = None,
-  **options: Any,
-) -> tff.learning.templates.LearningProcess:
-  """Federated averaging with noise on every trained weight, and a budget that no client exceeds.
-
-  The guarantee covers all that its `next` returns, except the state. The state is secret because it holds the seed of
-  the noise. Apart from it, only the noised sums are computed from clients' data: training metrics stay at the clients,
-  so the metric `client_work.train` is empty. The metric `aggregator` comes from
-  `quap_tff.mechanisms.certified.rounds.CertifiedRounds.admit`.
-
-  The other arguments are those of `compose`. Neither the model's initial weights nor weights that are not trained may
-  come from clients' data. `server_optimizer` is applied to the noised sum over D, which is post-processing. An
-  extension must use nothing of clients but the noised sums.
-
-  Raises:
-    ValueError: If `config` and the model do not fit.
-  """
-  layers = layers_lib.model_shape(model_functions.of(model)).layers
-  factory = aggregation.AggregationFactory(config, layers)
-  options = {'num_clients': config.num_clients, 'client_metrics': False, **options}
-  return compose(model, factory, client_optimizer, server_optimizer, client_work, **options)

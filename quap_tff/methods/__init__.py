@@ -18,7 +18,6 @@ from quap_tff.methods import combinations
 from quap_tff.methods import tff_methods
 
 Method = base.Method
-PlanOptions = base.PlanOptions
 Setting = base.Setting
 FLAGS, PARTS = choices.FLAGS, choices.PARTS
 

@@ -248,4 +248,4 @@ class LeeKifer(choices.Budget, base.SimpleMethod):
     clients = np.concatenate(setting.schedule).astype(np.int64)
     most = int(np.bincount(clients, minlength=1).max())
     config = dataclasses.replace(self.configure(setting), planned_rounds=max(most, 1))
-    return plans.Plan(config, **setting.options)
+    return plans.Plan(config, **vars(setting.options))

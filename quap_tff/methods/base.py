@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
-from typing import Any, Callable, ClassVar, Optional, TypedDict
+from typing import Any, Callable, ClassVar, Optional
 
 import numpy as np
 
@@ -22,27 +22,14 @@ from quap_tff.mechanisms.parts import budgets
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import layers
 from quap_tff.mechanisms.parts import participation as participations
-from quap_tff.mechanisms.parts import postprocessing
 from quap_tff.mechanisms.parts import robust as robust_lib
 from quap_tff.mechanisms.quap import config as configs
 from quap_tff.methods import choices
-from quap_tff.training import extension as extensions
 from quap_tff.training import optimizers
 
 _MOST_PARTICIPATIONS = 10**8
 # For a user whose round has a larger ε than the classic calibration allows.
 _FEWER_ROUNDS = 'To run fewer rounds of the same plan, use --stop_after instead of --rounds.'
-
-
-class PlanOptions(TypedDict, total=False):
-  """The options of a `quap_tff.plans.Plan` that a run adds to those of its method."""
-
-  client_metrics: Optional[bool]
-  test_is_of_clients: bool
-  model: layers.ModelShape
-  extension: extensions.Extension
-  sparsity: sparsities.Sparsity
-  sparsity_seed: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,11 +47,10 @@ class Setting:
       `mean_cohort_size`, see `data.cohorts.ParticipationModel`. None before the number of clients is known.
     has_dropout: Whether clients drop out in mid-round.
     order: Gives int64[N], the clients in a random order that is public.
-    averaging: How the released weights are averaged. A certified plan chooses its noise for this average.
     client_optimizer: One of `optimizers.OPTIMIZERS`.
     mean_epochs: The public mean of the clients' local epochs, or None if all have the same number.
     asks_client_metrics: Whether the user asked for exact functions of clients' data.
-    options: The options of the plan: what else is released with the model, and the model's shape.
+    options: Those of the plan.
     reseeded: From a seed to who takes part in which round by the same model with other draws, as `participation`.
   """
 
@@ -74,11 +60,10 @@ class Setting:
   participation: Optional[cohorts.ParticipationModel] = None
   has_dropout: bool = False
   order: Optional[Callable[[], np.ndarray]] = None
-  averaging: postprocessing.Averaging = postprocessing.LastIterate()
   client_optimizer: optimizers.OptimizerChoice = optimizers.Sgd()
   mean_epochs: Optional[float] = None
   asks_client_metrics: bool = False
-  options: PlanOptions = dataclasses.field(default_factory=lambda: PlanOptions())
+  options: plans.PlanOptions = plans.PlanOptions()
   reseeded: Optional[Callable[[int], cohorts.ParticipationModel]] = None
 
   @functools.cached_property
@@ -187,7 +172,7 @@ class SimpleMethod(Method):
 
   def plan(self, setting: Setting) -> plans.Plan:
     assert setting.participation is not None
-    plan = plans.Plan(self.configure(setting), setting.participation.sampler, **setting.options)
+    plan = plans.Plan(self.configure(setting), setting.participation.sampler, **vars(setting.options))
     return self.calibrated(plan, setting)
 
   def calibrated(self, plan: plans.Plan, setting: Setting) -> plans.Plan:

@@ -295,6 +295,4 @@ class CertifiedMethod(
     else:
       assert setting.participation is not None
       more = dict(schedule=setting.schedule, min_separation=setting.participation.min_separation)
-    return plans.certified_plan(
-      self.configure(setting), averaging=setting.averaging, certificate=self.certificate, **more, **setting.options
-    )
+    return plans.Plan.certified(self.configure(setting), certificate=self.certificate, **more, **vars(setting.options))

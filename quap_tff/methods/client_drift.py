@@ -105,7 +105,8 @@ class _Extended(checks.Checked, base_lib.Method):
   def plan(self, setting: base_lib.Setting) -> plans.Plan:
     self.configure(setting)  # Its refusals.
     extension = self._extension(setting.mean_epochs)
-    num_weights = sum(setting.options['model'].sizes)
+    assert setting.options.model is not None
+    num_weights = sum(setting.options.model.sizes)
     needed = extension.memory_bytes(setting.num_clients, num_weights)
     if needed > _MOST_BYTES:
       name = type(self).__name__
@@ -114,7 +115,8 @@ class _Extended(checks.Checked, base_lib.Method):
         f'{needed:,} bytes in memory and in each checkpoint, and {_MOST_BYTES:,} is the most that is allowed. Use '
         'fewer clients (--num_clients), or a smaller model (--model).'
       )
-    return self.base.plan(dataclasses.replace(setting, options={**setting.options, 'extension': extension}))
+    options = dataclasses.replace(setting.options, extension=extension)
+    return self.base.plan(dataclasses.replace(setting, options=options))
 
 
 @dataclasses.dataclass(frozen=True)

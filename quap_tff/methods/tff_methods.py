@@ -58,7 +58,7 @@ class _Stock(choices.ServerOptimizer, choices.Noise, stocks.StockConfig, base.Si
       setting.participation.mean_cohort_size,
       setting.participation.sampler,
       calibration=self.calibration,
-      **setting.options,
+      **vars(setting.options),
     )
 
 

@@ -5,9 +5,9 @@ from quap_tff.common import lazy
 __getattr__, __dir__ = lazy.exports(
   __name__,
   {
+    'accounts.options': ['PlanOptions'],
     'accounts.report': ['Report', 'checked_cohort'],
     'accounts.run_account': ['RunAccount'],
-    'certified_plans': ['certified_plan'],
     'plan': ['BuiltProcess', 'Plan'],
     'scheduled': ['stock_plan'],
   },

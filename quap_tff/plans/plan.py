@@ -40,7 +40,7 @@ class Plan(run_account.RunAccount):
     extension: A method of `quap_tff.training.heterogeneity` around the mechanism; by default none.
   """
 
-  extension: Optional[extensions.Extension] = None
+  extension: Optional[extensions.Extension] = dataclasses.field(default=None, kw_only=True)
 
   @property
   def aggregator(self) -> Any:

@@ -6,6 +6,7 @@ import contextlib
 from typing import Any, Callable, Union
 
 from absl import logging
+import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
@@ -131,7 +132,7 @@ def activate(
       yield context
 
 
-def client_values(make: Callable[[Any], Any], clients: Sequence[Any]) -> Sequence[Any]:
+def client_values(make: Callable[[Any], Any], clients: Union[Sequence[Any], np.ndarray]) -> Sequence[Any]:
   """A value for a client-placed argument: `make(client)` for each of `clients`.
 
       output = process.next(state, runtime.client_values(client_data, cohort))

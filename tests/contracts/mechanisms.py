@@ -92,7 +92,7 @@ def setting() -> methods.Setting:
     ),
     has_dropout=True,
     order=lambda: np.arange(NUM_CLIENTS),
-    options=dict(model=MODEL),
+    options=plans.PlanOptions(model=MODEL),
   )
 
 

@@ -67,7 +67,7 @@ def _certified(**changes):
   )
   if not isinstance(changes.get('correlation'), correlation.HeldNoise):
     fields['weights'] = weight_rules.UniformWeights()
-  return plans.certified_plan(examples.guarantee(**{**fields, **changes}), mechanisms.SCHEDULE)
+  return plans.Plan.certified(examples.guarantee(**{**fields, **changes}), mechanisms.SCHEDULE)
 
 
 def _noise(name):

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 def test_exports_and_plays(tmp_path, monkeypatch, capsys):
   monkeypatch.chdir(tmp_path)
-  plan = quap_tff.certified_plan(examples.guarantee(), examples.SCHEDULE)
+  plan = quap_tff.Plan.certified(examples.guarantee(), examples.SCHEDULE)
   x, y = np.ones([4, 5, 8], np.float32), np.ones([4, 5], np.int32)
   names = dict(quap_tff=quap_tff, plan=plan, x=x, y=y, x_test=x[0], y_test=y[0])
   names['model_fn'] = quap_tff.models.build_model_fn('linear_features', (8,), 3)

@@ -7,21 +7,22 @@ import numpy as np
 import pytest
 
 from quap_tff import runtime
+from quap_tff.mechanisms.parts import clip_rules
 
 pytest.importorskip('tensorflow_federated', reason='The code of the pages trains.')
 
 PAGE = pathlib.Path(__file__).absolute().parents[2] / 'docs' / 'runtimes.md'
 PROGRAM = re.search(r'^```python\n(import asyncio.*?)^```', PAGE.read_text(encoding='utf-8'), re.M | re.S).group(1)
-CERTIFIED = 'quap_tff.certified_plan(quap_tff.CertifiedConfig(num_clients=4, epsilon=3.0, delta=1e-5), expected=past)'
+CERTIFIED = 'quap_tff.certified(num_clients=4, epsilon=3.0, delta=1e-5, expected=past)'
 ASK = 'plan.ask(plan.planned_ledger(self.came), there)'
-QUAP = 'quap_tff.Plan(quap_tff.QuapConfig(num_clients=4, clip=quap_tff.clip_rules.QuantileEma(initial_clip=2.0)))'
+QUAP = 'quap_tff.quap(num_clients=4, rounds=200, epsilon=6.0, clip=clip_rules.QuantileEma(initial_clip=2.0))'
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('plan', [CERTIFIED, pytest.param(QUAP, marks=pytest.mark.thorough)])
 def test_the_ledger_is_that_of_a_loop(plan):
   assert CERTIFIED in PROGRAM and ASK in PROGRAM and len(PROGRAM.splitlines()) <= 48
-  names, program = {}, PROGRAM.replace(CERTIFIED, plan)
+  names, program = {'clip_rules': clip_rules}, PROGRAM.replace(CERTIFIED, plan)
   exec(program if plan == CERTIFIED else program.replace(ASK, 'np.ones(len(there))'), names)
   made, process, found = names['plan'], names['process'], names['ledger'].state_dict()
   ledger = made.new_ledger()

@@ -114,7 +114,7 @@ class TestComposition:
       heterogeneity.FriendSubstitution(),
     ):
       with pytest.raises(ValueError, match='no certificate would hold'):
-        plans.certified_plan(plan.config, plan.schedule, extension=extension)
+        plans.Plan.certified(plan.config, plan.schedule, extension=extension)
 
 
 @pytest.mark.slow

@@ -16,6 +16,8 @@ from quap_tff import plans
 from quap_tff import quap_fl
 from quap_tff.mechanisms.parts import budgets
 from quap_tff.mechanisms.parts import clip_rules
+from quap_tff.mechanisms.parts.budgets import BudgetConfig
+from quap_tff.mechanisms.parts.participation import ParticipationConfig
 from tests.experiments import harness
 
 # Budget, clip and layers adapt: the three columns of table 3 in the November 2025 document.
@@ -174,8 +176,8 @@ class TestNominal:
   def test_sums_of_the_documents_budgets(self, rule, rates, seed):
     config = quap_tff.QuapConfig(
       num_clients=7,
-      budget=quap_tff.BudgetConfig(3.0, 12, alpha=0.7, beta=1.5, round_rule=rule),
-      participation=quap_tff.ParticipationConfig(**rates),
+      budget=BudgetConfig(3.0, 12, alpha=0.7, beta=1.5, round_rule=rule),
+      participation=ParticipationConfig(**rates),
     )
     cohorts = _Cohorts(seed)
     ledger = quap_tff.Plan(config).planned_ledger([cohorts.cohort(t) for t in range(1, 13)])
@@ -186,7 +188,7 @@ class TestNominal:
   @pytest.mark.slow
   def test_everyone_always_spends_the_documents_sum(self):
     # ε_total·(1 + α·e^-β), above ε_total = 6; without the warm-up.
-    config = quap_tff.QuapConfig(num_clients=5, participation=quap_tff.ParticipationConfig(warmup_rounds=0))
+    config = quap_tff.QuapConfig(num_clients=5, participation=ParticipationConfig(warmup_rounds=0))
     ledger = quap_tff.Plan(config).planned_ledger([np.arange(5)] * 200)
     np.testing.assert_allclose(ledger.epsilon, 6 * (1 + 0.5 * np.exp(-2)), rtol=1e-6)
     np.testing.assert_allclose(ledger.delta, 0.002)

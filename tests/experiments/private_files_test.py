@@ -28,7 +28,7 @@ def _gate(path):
 def _guard(path):
   schedule = [[0, 1], [1, 2]]
   config = examples.held(num_clients=3, correlation=correlation.HeldNoise(0.5))
-  own = guard.ClientGuard(plans.certified_plan(config, schedule), 1, bytes(32), str(path / 'memory'))
+  own = guard.ClientGuard(plans.Plan.certified(config, schedule), 1, bytes(32), str(path / 'memory'))
   own.answer(1, schedule[0], [])
   own.answer(2, schedule[1], schedule[0])
 

@@ -15,6 +15,9 @@ from quap_tff import quap_fl
 from quap_tff.mechanisms.parts import budgets
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import participation
+from quap_tff.mechanisms.parts.budgets import BudgetConfig
+from quap_tff.mechanisms.parts.participation import ParticipationConfig
+from quap_tff.mechanisms.quap.config import NoiseConfig
 from tests.quap_tff import linear_model
 from tests.quap_tff import noise_checks
 from tests.quap_tff import rounds
@@ -43,9 +46,9 @@ def _config(clip=None, participation=None, budget=None, noise=None, **fields):
   return quap_tff.QuapConfig(
     num_clients=5,
     clip=clip_rules.QuantileEma(**(clip or {})),
-    participation=quap_tff.ParticipationConfig(**{'warmup_rounds': 1, **(participation or {})}),
-    budget=quap_tff.BudgetConfig(**{'epsilon_total': 3.0, 'num_rounds': 6, **(budget or {})}),
-    noise=quap_tff.NoiseConfig(**{'seed': 4, **(noise or {})}),
+    participation=ParticipationConfig(**{'warmup_rounds': 1, **(participation or {})}),
+    budget=BudgetConfig(**{'epsilon_total': 3.0, 'num_rounds': 6, **(budget or {})}),
+    noise=NoiseConfig(**{'seed': 4, **(noise or {})}),
     **fields,
   )
 

@@ -6,7 +6,7 @@
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -50,7 +50,7 @@ def observe(
   """
   facts, targets = plan.mechanism.facts, len(updates[0][0])
   # What is around QuAP-FL's mechanism is left out: an attack is on an update that is released at once.
-  mechanism = plan.core if facts.is_certified else plan.config
+  mechanism: Any = plan.core if facts.is_certified else plan.config
   rounds = mechanism.for_model([tf.TensorSpec(tensor.shape[1:], tf.float32) for tensor in updates[0]], layers)
   critical = sorted(layers_lib.critical_indices(layers, facts.noised_layers))
   seen: dict[str, list[View]] = {'client_update': [], 'aggregate': []}

@@ -97,7 +97,7 @@ def ledger_problems(plan: run_account.RunAccount, ledger: accounting.RunLedger) 
     others = f' So have {len(strangers) - 1} other rounds.' if len(strangers) > 1 else ''
     return [
       f'Round {strangers[0]} of {folders.LEDGER} has other clients than are planned.{others} To certify cohorts as '
-      'they came, build the same process for a plan without a schedule, certified_plan(plan.config), and give it '
+      'they came, build the same process for a plan without a schedule, Plan.certified(plan.config), and give it '
       'this ledger.'
     ]
   # Another machine's linear algebra has other last bits.
@@ -147,8 +147,7 @@ def clients_problems(content: folders.Content) -> list[str]:
 
 def model_problems(content: folders.Content) -> list[str]:
   """Where the tensors of the model are not finite floats of the stated shapes."""
-  assert content.plan.model is not None
-  stated = list(content.plan.model.shapes)
+  stated = list(content.plan.shape.shapes)
   tensors = list(folder_files.read_arrays(content.path, folders.MODEL, [_names(len(stated))]).values())
   shapes = [tensor.shape for tensor in tensors]
   if shapes != stated:

@@ -40,7 +40,6 @@ from quap_tff.mechanisms.parts import participation as participations
 from quap_tff.plans.accounts import ahead
 from quap_tff.plans.accounts import leaving as leavings
 from quap_tff.plans.accounts import run_account
-from quap_tff.plans.accounts import settling
 from quap_tff.plans.accounts.run_account import AS_THEY_CAME
 from quap_tff.plans.accounts.run_account import PLANNED
 
@@ -113,11 +112,6 @@ def write_files(
   Raises:
     ValueError: If the plan does not know its model, or is a rehearsal, which gets no certificate.
   """
-  if plan.model is None:
-    raise ValueError(
-      'A certificate names the tensors of the model, which this plan does not know: give the plan of what '
-      'plan.build_process returned.'
-    )
   if reasons := ahead.refusals(plan):
     raise ValueError(f'This run cannot be certified. {" ".join(reasons)}')
   within = functools.partial(os.path.join, path)
@@ -134,7 +128,6 @@ def mechanism_text(
   plan: run_account.RunAccount, leaving: Sequence[Sequence[str]], about: abouts.About, code: Mapping[str, str]
 ) -> str:
   """mechanism.json."""
-  assert plan.model is not None
   name = registry.name_of(plan.guarantee.config, MECHANISMS)
   value = {
     'version': VERSION,
@@ -146,8 +139,8 @@ def mechanism_text(
     'sparsity': registry.format_spec(registry.name_of(plan.sparsity, sparsities.SPARSITIES), plan.sparsity),
     'sparsity_seed': plan.sparsity_seed,
     'colluders': list(plan.colluders),
-    'layers': [layer._asdict() for layer in plan.model.layers],
-    'shapes': [list(shape) for shape in plan.model.shapes],
+    'layers': [layer._asdict() for layer in plan.shape.layers],
+    'shapes': [list(shape) for shape in plan.shape.shapes],
     'leaves_clients': [list(one) for one in leaving],
     'issuer': about.as_dict(),
   }
@@ -195,14 +188,15 @@ def read(path: str) -> Content:
     registry.lookup('cohorts', value['cohorts'], dict.fromkeys([PLANNED, AS_THEY_CAME]))
   schedule, attendance = _schedule(path, config) if value['cohorts'] == PLANNED else (None, None)
   with folder_files.damage(f'{MECHANISM} or {SCHEDULE}'):
-    settled = settling.settled(config, schedule, attendance=attendance, colluders=value['colluders'])
-    plan = run_account.RunAccount(
-      **settled._asdict(),
+    plan = run_account.RunAccount.certified(
+      config,
+      schedule,
+      attendance=attendance,
+      colluders=value['colluders'],
       model=model,
       sparsity=registry.parse_spec('sparsity', value['sparsity'], sparsities.SPARSITIES),
       sparsity_seed=value['sparsity_seed'],
     )
-    ahead.check(plan)
     plan.slack  # noqa: B018  # Refuses what integers cannot hold, and what ε and δ do not pay for.
     leaving = [tuple(one) for one in value['leaves_clients']]
     leavings.check(leaving, plan)

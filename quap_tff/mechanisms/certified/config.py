@@ -98,7 +98,7 @@ class CertifiedConfig(guarantee.GuaranteeConfig):
     cohorts: Sequence[array_types.Ids],
     averaging: postprocessing.Averaging = postprocessing.LastIterate(),
     min_separation: Optional[int] = None,
-  ) -> guarantee.SettledMechanism:
+  ) -> guarantee.Settled:
     return planning.calibrated(self, cohorts, averaging, min_separation)
 
   def rounds_left(self, round_num: array_types.Numbers) -> array_types.Numbers:

@@ -41,8 +41,8 @@ NOTHING_LEFT = (
 )
 
 
-class SettledMechanism(NamedTuple):
-  """What was chosen from a schedule.
+class Settled(NamedTuple):
+  """A mechanism and an average that were chosen together, before training.
 
   Attributes:
     mechanism: The mechanism, with its noise and divisor.
@@ -215,7 +215,7 @@ class GuaranteeConfig(mechanism.Configuration):
     cohorts: Sequence[array_types.Ids],
     averaging: postprocessing.Averaging = postprocessing.LastIterate(),
     min_separation: Optional[int] = None,
-  ) -> SettledMechanism:
+  ) -> Settled:
     """The mechanism, whose noise and divisor are chosen from a schedule: see `planning` and `held.config`.
 
     Args:

@@ -51,7 +51,7 @@ def calibrated(
   cohorts: Sequence[array_types.Ids],
   averaging: postprocessing.Averaging = postprocessing.LastIterate(),
   min_separation: Optional[int] = None,
-) -> guarantee.SettledMechanism:
+) -> guarantee.Settled:
   """The mechanism for a schedule. Arguments and errors are those of `GuaranteeConfig.settled`.
 
   The noise multiplier, a decay and an average are chosen to maximize J. Other coefficients of correlated noise are
@@ -68,7 +68,7 @@ def calibrated(
     config = config.clipped(config.num_rounds)
   averages = averaging.candidates(len(cohorts))
   if len(averages) == 1 and config.correlation.is_settled and None not in (config.noise_multiplier, config.divisor):
-    return guarantee.SettledMechanism(_mechanism(config, config.correlation, cohorts), averages[0])
+    return guarantee.Settled(_mechanism(config, config.correlation, cohorts), averages[0])
   releases = [cohort for cohort in cohorts if len(cohort)]
   if not releases:
     raise ValueError('Nobody takes part in any of the planned rounds, so no noise and no divisor can be chosen.')
@@ -82,7 +82,7 @@ def calibrated(
   return _chosen(config, candidates[0], cohorts, averages, bounds, _MOST_CANDIDATES)[1]
 
 
-def share_of_ceiling(planned: guarantee.SettledMechanism, cohorts: Sequence[array_types.Ids]) -> float:
+def share_of_ceiling(planned: guarantee.Settled, cohorts: Sequence[array_types.Ids]) -> float:
   """The signal-to-noise ratio of what is published, as a share of what no Gaussian mechanism can exceed.
 
       Σ_t v_t·Σ_i w_i(t) / √(vᵀΣv)  ≤  Σ_i μ_i
@@ -113,7 +113,7 @@ def _chosen(
   averages: Sequence[postprocessing.Averaging],
   bounds: tuple[int, int],
   num_candidates: int,
-) -> tuple[float, guarantee.SettledMechanism]:
+) -> tuple[float, guarantee.Settled]:
   """J, and the best noise multiplier and average under a settled correlation."""
   mechanism = _mechanism(config, correlation, cohorts)
   if config.noise_multiplier is not None:
@@ -137,7 +137,7 @@ def _chosen(
     raise ValueError(f"noise_multiplier={multipliers[best]:g} is so small that nobody's budget pays for a round.")
   divisor = config.divisor if config.divisor is not None else float(sums[best][sums[best] > 0].mean())
   config = dataclasses.replace(mechanism.config, noise_multiplier=float(multipliers[best]), divisor=divisor)
-  return objective, guarantee.SettledMechanism(config.to_mechanism(), average)
+  return objective, guarantee.Settled(config.to_mechanism(), average)
 
 
 def _scales(config: guarantee.GuaranteeConfig, num_rounds: int) -> np.ndarray:

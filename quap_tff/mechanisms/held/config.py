@@ -153,7 +153,7 @@ class HeldConfig(guarantee.GuaranteeConfig):
     cohorts: Sequence[array_types.Ids],
     averaging: postprocessing.Averaging = postprocessing.LastIterate(),
     min_separation: Optional[int] = None,
-  ) -> guarantee.SettledMechanism:
+  ) -> guarantee.Settled:
     """The bounds of a separation play no part here. Where weights are planned, only an average is left to be chosen."""
     if self.planned_weights is not None and self.most_clients is not None:
       largest = max(map(len, cohorts), default=0)
@@ -163,7 +163,7 @@ class HeldConfig(guarantee.GuaranteeConfig):
           'secure sum and the account of rounding are made. Plan anew from this schedule, with a quap_tff.HeldConfig.'
         )
       if len(averages := averaging.candidates(len(cohorts))) == 1:
-        return guarantee.SettledMechanism(self.to_mechanism(), averages[0])
+        return guarantee.Settled(self.to_mechanism(), averages[0])
     checked = checks.schedule(cohorts, self.num_clients)
     averages = averaging.candidates(len(checked))
     limits = np.broadcast_to(self.limit, [self.num_clients])
@@ -188,7 +188,7 @@ class HeldConfig(guarantee.GuaranteeConfig):
       planned_weights=tuple(weights.tolist()),
       most_clients=max(map(len, checked)),
     )
-    return guarantee.SettledMechanism(settled.to_mechanism(), averages[chosen.average])
+    return guarantee.Settled(settled.to_mechanism(), averages[chosen.average])
 
   def to_mechanism(self) -> Held:
     return Held(self)

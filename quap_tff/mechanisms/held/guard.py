@@ -100,11 +100,11 @@ class PublicPlan:
 
   @classmethod
   def of(cls, plan: Union[HasCore, configs.Held, None]) -> PublicPlan:
-    """That of a `quap_tff.certified_plan` of a `quap_tff.HeldConfig`, or of its mechanism."""
+    """The public part of a certified plan in which clients hold the noise, or of its mechanism."""
     held = getattr(plan, 'core', plan)
     if not isinstance(held, configs.Held):
       raise ValueError(
-        'A guard is for a plan in which clients hold the noise: quap_tff.certified_plan of a HeldConfig.'
+        'A guard is for a plan in which clients hold the noise: quap_tff.Plan.certified of a HeldConfig.'
       )
     config = held.config
     return cls(
@@ -248,7 +248,7 @@ class ClientGuard:
     """Goes on where its memory ends.
 
     Args:
-      plan: A `quap_tff.certified_plan` of a `quap_tff.HeldConfig`, or its `PublicPlan`.
+      plan: A certified plan of a `quap_tff.HeldConfig`, or its `PublicPlan`.
       client_id: The client.
       key: The client's own secret: 32 bytes, or int64[4]. The key of its noise follows from it, the plan and the
         client, so that another plan has other noise. A second run of one plan needs another secret.

@@ -33,7 +33,7 @@ class GuardedClients:
     """Starts before the first round.
 
     Args:
-      plan: A `quap_tff.certified_plan` of a `quap_tff.HeldConfig`.
+      plan: A certified plan of a `quap_tff.HeldConfig`.
       secret: From which the clients' keys are made; as secret as they are.
     """
     self._plan, self._secret = guard.PublicPlan.of(plan), secret

@@ -164,7 +164,7 @@ def clip_groups(split: str, sizes: Sequence[int], layers: Optional[Sequence[Laye
   if power is None:
     return (ClipGroup(tuple(range(len(sizes))), 1.0),)
   if layers is None:
-    raise ValueError(f"clip_split={split!r} needs the model's layers. Pass layers, as build_certified_fed_avg does.")
+    raise ValueError(f"clip_split={split!r} needs the model's layers. Pass layers, as Plan.build_process does.")
   if sorted(index for layer in layers for index in layer.indices) != list(range(len(sizes))):
     raise ValueError(
       f'The layers must hold each of the {len(sizes)} trained tensors once, found '

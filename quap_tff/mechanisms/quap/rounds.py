@@ -76,7 +76,7 @@ class QuapRounds(mechanism.Rounds):
       if learning_rate_fn is None:
         raise ValueError(
           "update_scale='pseudo_gradient' divides updates by the client learning rate: pass learning_rate_fn, "
-          'or use build_quap_fed_avg, which does.'
+          'or use Plan.build_process, which does.'
         )
       self._scale_fn = learning_rate_fn
     self.config, self.specs = config, specs

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from quap_tff.common import registry
+from quap_tff.mechanisms.certified import guarantee as guarantees
 from quap_tff.mechanisms.certified import weight_rules
 from quap_tff.mechanisms.noise import correlation as correlations
 from quap_tff.mechanisms.parts import clip_rules
-from quap_tff.plans.accounts import run_account
 
 # The parts of a mechanism that are named choices, and the choices.
 CHOICES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -19,7 +19,20 @@ CHOICES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 }
 
 
-def refusals(plan: run_account.RunAccount) -> list[str]:
+class CertifiedAccount(Protocol):
+  """What is asked of a plan here, a `run_account.RunAccount` of a certified mechanism."""
+
+  @property
+  def guarantee(self) -> guarantees.Guarantee: ...
+
+  @property
+  def exact_logs(self) -> tuple[str, ...]: ...
+
+  @property
+  def schedule(self) -> Sequence[Any]: ...
+
+
+def refusals(plan: CertifiedAccount) -> list[str]:
   """The reasons why no run of a certified plan could get a certificate, a sentence each."""
   config, reasons = plan.guarantee.config, []
   if plan.exact_logs:
@@ -39,7 +52,7 @@ def refusals(plan: run_account.RunAccount) -> list[str]:
   return reasons
 
 
-def check(plan: run_account.RunAccount) -> None:
+def check(plan: CertifiedAccount) -> None:
   """Raises `ValueError` if no run of a certified plan could get a certificate."""
   if reasons := refusals(plan):
     raise ValueError(

@@ -40,9 +40,8 @@ def check(leaving: Sequence[Sequence[str]], plan: run_account.RunAccount) -> Non
   """
   if not all(len(one) == 3 and all(map(re.fullmatch, _LEAVING, one)) for one in leaving):
     raise ValueError(f'Each value that leaves clients must have an intrinsic, a name and a type, found {leaving!r}.')
-  assert plan.model is not None
-  sparsity, sizes = plan.sparsity, plan.model.sizes
-  shapes: list[tuple[int, ...]] = list(plan.model.shapes)
+  sparsity, sizes = plan.sparsity, plan.shape.sizes
+  shapes: list[tuple[int, ...]] = list(plan.shape.shapes)
   if sparsity.is_sparse:
     shapes = [(sparsity.kept(size),) for size in sizes]
   secure = [one for one in leaving if one[0] in _SECURE_SUMS]

@@ -117,7 +117,7 @@ def choices(cohorts: Sequence[np.ndarray], num_clients: int, epsilon: float, del
   yield _planned(held_config.HeldConfig(num_clients, epsilon, delta).settled(releases), releases)
 
 
-def _planned(planned: guarantee.SettledMechanism, releases: Sequence[np.ndarray]) -> Choice:
+def _planned(planned: guarantee.Settled, releases: Sequence[np.ndarray]) -> Choice:
   mechanism, config = planned.mechanism, planned.mechanism.config
   ended = np.zeros(config.num_clients, bool)
   for ids, one in zip(releases, mechanism.simulated(releases)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
-from typing import Any, Optional, Protocol, TypeVar
+from typing import Any, Optional, TypeVar
 
 import numpy as np
 
@@ -24,6 +24,8 @@ from quap_tff.mechanisms.noise import correlation as correlations
 from quap_tff.mechanisms.noise import held_noise
 from quap_tff.mechanisms.parts import layers as layers_lib
 from quap_tff.mechanisms.parts import postprocessing
+from quap_tff.plans.accounts import ahead
+from quap_tff.plans.accounts import options as options_lib
 from quap_tff.plans.accounts import report as reports
 from quap_tff.plans.accounts import settling
 
@@ -45,43 +47,22 @@ Leaving = tuple[tuple[str, str, str], ...]
 _Account = TypeVar('_Account', bound='RunAccount')
 
 
-class AccountedExtension(Protocol):
-  """What an account asks of a method around the mechanism, a `quap_tff.training.extension.Extension`.
-
-  Attributes:
-    statement: The method's effect on privacy, in a sentence or two.
-    exact_releases: Exact functions of clients' data that the mechanism does not release and the method does.
-  """
-
-  @property
-  def statement(self) -> str: ...
-
-  @property
-  def exact_releases(self) -> tuple[str, ...]: ...
-
-
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class RunAccount:
+class RunAccount(options_lib.PlanOptions):
   """A mechanism, ready to be accounted for. `quap_tff.Plan` is one that can also be run.
+
+  The options of every plan are those of `options.PlanOptions`. `certified` makes the account of a certified run.
 
   Attributes:
     mechanism: The mechanism of its rounds, with the sparsity around it.
     draw: How the cohorts are drawn. By default nothing is known about it, and it amplifies nothing.
-    schedule: int64[M_t] for each planned round, of a mechanism that was settled on it: see `quap_tff.certified_plan`,
-      which makes it, and the next three. None or empty: cohorts are not planned.
+    schedule: int64[M_t] for each planned round, of a mechanism that was settled on it by `certified`, and so are the
+      next two. None or empty: cohorts are not planned.
     attendance: Who comes of those who were drawn, int64[M_t] for each planned round; None if this is not known.
-    averaging: The average of the iterates that is published, if the noise was chosen for one.
     colluders: Numbers of clients that may tell the server their noise.
-    client_metrics: Whether exact functions of clients' data (training loss, norms) are released with the model. By
-      default (None) they are, unless the run is certified, or each client noises all that it sends.
-    test_is_of_clients: Whether models are tested on examples of the clients themselves, and the figures released.
-    model: The model's shape; None before it is known.
-    extension: A method of `quap_tff.training.heterogeneity` around the mechanism; by default none.
-    sparsity: Which part of the weights a round updates.
-    sparsity_seed: The public seed of that choice.
 
   Raises:
-    TypeError: If `draw` is of another type.
+    TypeError: If `draw` or `averaging` is of another type.
     ValueError: If the options do not go together, or not with the mechanism.
   """
 
@@ -89,23 +70,114 @@ class RunAccount:
   draw: samplers.CohortSampler = samplers.CohortSampler()
   schedule: Sequence[np.ndarray] = ()
   attendance: Optional[Sequence[np.ndarray]] = None
-  averaging: Optional[postprocessing.Averaging] = None
   colluders: Sequence[int] = ()
-  client_metrics: Optional[bool] = None
-  test_is_of_clients: bool = False
-  model: Optional[layers_lib.ModelShape] = None
-  extension: Optional[AccountedExtension] = None
-  sparsity: sparsities.Sparsity = sparsities.NotSparse()
-  sparsity_seed: int = 0
+
+  @classmethod
+  def certified(
+    cls: type[_Account],
+    config: guarantees.GuaranteeConfig,
+    schedule: Optional[Sequence[Any]] = None,
+    *,
+    expected: Optional[Any] = None,
+    averaging: postprocessing.Averaging = postprocessing.LastIterate(),
+    attendance: Optional[Sequence[Any]] = None,
+    colluders: Sequence[int] = (),
+    min_separation: Optional[int] = None,
+    certificate: bool = True,
+    spent: Any = None,
+    **options: Any,
+  ) -> _Account:
+    """The plan of a certified run: its noise and divisor are chosen here, before training, and from no client's data.
+
+    They are chosen from one of three:
+
+      * `schedule`, the public cohorts of all rounds. A certificate is then for these cohorts.
+      * `expected`, cohorts such as those that will come: of a log of the past, or of a model. Other clients may come.
+      * neither: `noise_multiplier`, `divisor` and `num_rounds` are given in the configuration.
+
+    In the last two cases cohorts are certified as they come. The guarantee is then the limit that the filter keeps,
+    for any cohorts, as long as nobody chooses them by looking into clients' data (docs/privacy.md, theorem 1).
+
+    With a `quap_tff.HeldConfig`, each client draws its noise from a key of its own. One client's data are then
+    `<client_id=int64*, answer=A*, examples=D*>`, with one answer of its `quap_tff.ClientGuard`. Each client that is
+    expected has one weight in all of its rounds. One that is not expected gets the smallest of these.
+
+    The account assumes that who comes is known, so sampling amplifies nothing. A run that ends early is bounded by
+    what the filter lets each client spend.
+
+    Args:
+      config: What is asked of the mechanism, or a mechanism.
+      schedule: int[M_t], distinct ids in [0, N), for each of the T planned rounds.
+      expected: int[M_t], as many as there are rounds; or the path of a log of participation, whose clients are ids
+        (docs/gate.md has the format); or a model of `data.cohorts`; or rates, float[T, N] in [0, 1], from which one
+        run is drawn by a fixed seed.
+      averaging: The average of the iterates that is published. The noise is chosen for it, and together with
+        `postprocessing.PlannedAverage`.
+      attendance: int[M_t] for each planned round: who really comes of those who were drawn, if this is known. Only
+        with a schedule and a secure sum, in which a client that does not come takes its noise away. By default any of
+        them may stay away.
+      colluders: Numbers of clients that may tell the server their noise, with `attendance` only. A certificate gives ε
+        for each.
+      min_separation: How many rounds the sampler promises from one round of a client to its next, with a schedule
+        only; None if it promises nothing. The published choices of noise are made for it.
+      certificate: Whether the run is to get a certificate. If so, everything is refused here that would prevent one.
+        If not, the run is a rehearsal.
+      spent: What clients have spent in earlier runs: a file or an `accounting.SpentBefore`, as `accounting.read_spent`
+        takes it. Budgets and figures count from there. None: that of the configuration.
+      **options: Those of every plan, see `options.PlanOptions`. Exact functions of clients' data (`client_metrics`) are
+        released only if they are asked for.
+
+    Raises:
+      TypeError: If `config` or `averaging` is of another type.
+      ValueError: If a cohort is invalid, nobody takes part, nobody's budget pays for a round, a choice needs a schedule
+        that is not given, or the run cannot get a certificate. The message says what to change.
+    """
+    if not isinstance(config, guarantees.GuaranteeConfig):
+      raise TypeError(
+        'A certified plan begins with its configuration, a quap_tff.CertifiedConfig or quap_tff.HeldConfig, found '
+        f'{type(config).__name__}: Plan.certified(config, schedule).'
+      )
+    _check_averaging(averaging)
+    if spent is not None:
+      config = dataclasses.replace(config, spent_before=accounting.read_spent(spent, config.num_clients))
+    colluders = tuple(checks.integer('colluders', k, at_least=1) for k in colluders)
+    cohorts: Sequence[np.ndarray] = ()
+    if schedule is None:
+      settling.check_needs_no_schedule(config, attendance, colluders, min_separation)
+      settled = settling.for_any_cohorts(config, expected, averaging)
+    elif expected is not None:
+      raise ValueError(
+        'The noise follows from a schedule or from what is expected, found both. Leave `expected` out if the cohorts '
+        'of all rounds are known, and `schedule` otherwise.'
+      )
+    else:
+      cohorts = checks.schedule(schedule, config.num_clients)
+      settled = config.settled(cohorts, averaging, min_separation)
+      settled.mechanism.check_colluders(colluders, attendance is not None)
+      settling.check_colluders_before(config, colluders)
+      if attendance is None and not config.holds_noise:
+        attendance = cohorts or None
+    plan = cls(
+      settled.mechanism,
+      schedule=cohorts,
+      attendance=attendance,
+      averaging=settled.averaging,
+      colluders=colluders,
+      **options,
+    )
+    if certificate:
+      ahead.check(plan)
+    return plan
 
   def __post_init__(self) -> None:
+    _check_averaging(self.averaging)
     if not isinstance(self.mechanism, mechanisms.Mechanism):
       raise TypeError(
         f'A plan needs a configuration, such as quap_tff.QuapConfig(num_clients=100), found {self.mechanism!r}.'
       )
     if not isinstance(self.draw, samplers.CohortSampler):
       raise TypeError(
-        f'draw must be a CohortSampler, found {type(self.draw).__name__}. A schedule is for quap_tff.certified_plan.'
+        f'draw must be a CohortSampler, found {type(self.draw).__name__}. A schedule is for quap_tff.certified.'
       )
     # Of a copy with other options, the mechanism is sparse already.
     mechanism = self.mechanism.inner if isinstance(self.mechanism, sparsities.Sparse) else self.mechanism
@@ -167,6 +239,15 @@ class RunAccount:
   def held(self) -> Optional[held_config.Held]:
     """`core`, if clients hold the noise; None otherwise."""
     return self.core if isinstance(self.core, held_config.Held) else None
+
+  @property
+  def shape(self) -> layers_lib.ModelShape:
+    """The model's shape. Raises `ValueError` before it is known."""
+    if self.model is None:
+      raise ValueError(
+        'This plan does not know its model. Use the plan that plan.build_process(model_fn) returns with the process.'
+      )
+    return self.model
 
   @property
   def num_clients(self) -> int:
@@ -231,8 +312,7 @@ class RunAccount:
     """Of a certified run, see `planning.share_of_ceiling`; None if its cohorts are not planned."""
     if not self.schedule:
       return None
-    assert self.averaging is not None
-    return planning.share_of_ceiling(guarantees.SettledMechanism(self.guarantee, self.averaging), self.schedule)
+    return planning.share_of_ceiling(guarantees.Settled(self.guarantee, self.averaging), self.schedule)
 
   @property
   def sampler(self) -> samplers.CohortSampler:
@@ -299,14 +379,14 @@ class RunAccount:
       ValueError: If the plan is not certified, all of its rounds are over, or other clients are planned for this one.
     """
     if not self.mechanism.facts.is_certified:
-      raise ValueError('Only certified plans limit what clients spend: `ask` is for those of quap_tff.certified_plan.')
+      raise ValueError('Only certified plans limit what clients spend: `ask` is for those of quap_tff.certified.')
     self._check_ledger(ledger)
     ids, round_num = checks.cohort(cohort, self.num_clients), ledger.num_rounds + 1
     self._check_round(round_num)
     if self.schedule and len(strangers := np.setdiff1d(ids, self.schedule[round_num - 1])):
       raise ValueError(
         f'Client {strangers[0]} is not planned for round {round_num}. Ask for those of plan.schedule. Where nobody '
-        'knows who will come, plan without a schedule: certified_plan(config, expected=…).'
+        'knows who will come, plan without a schedule: quap_tff.certified(expected=…).'
       )
     history = list(ledger.history)
     return self.guarantee.allowed([one.cohort for one in history], [one.weights for one in history], ids)
@@ -375,7 +455,7 @@ class RunAccount:
     found, before = dict[int, np.ndarray](), held.config.spent_before
     for count in sorted(set(self.colluders)):
       earlier = None if before is None else before.against_any(count)
-      assert before is None or earlier is not None  # `settling.settled` asks for it.
+      assert before is None or earlier is not None  # `certified` asks for it.
       own = np.square(held_noise.mu_against_any(account, count))
       found[count] = own if earlier is None else own + earlier
     return found
@@ -539,3 +619,12 @@ class RunAccount:
     noise_note = self.mechanism.facts.noise_note
     account = self.delta, self.protection, self.sampler, noise_note, self.neighbours, self.slack
     return accounting.formal_report(ledger, *account, note)
+
+
+def _check_averaging(averaging: object) -> None:
+  """Raises `TypeError` unless it is a value of `postprocessing`."""
+  if not isinstance(averaging, postprocessing.Averaging):
+    raise TypeError(
+      f'averaging must be a value such as postprocessing.PlannedAverage(), found {averaging!r}. The names in '
+      'postprocessing.AVERAGINGS are those of the flag --averaging.'
+    )

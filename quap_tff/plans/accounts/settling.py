@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 import dataclasses
 import os
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 import numpy as np
 
-from quap_tff import accounting
 from quap_tff.accounting import logs
 from quap_tff.common import checks
 from quap_tff.mechanisms.certified import guarantee
@@ -20,61 +19,7 @@ from quap_tff.mechanisms.parts import postprocessing
 _NUMBERS = ('noise_multiplier', 'divisor', 'num_rounds')
 
 
-class Settled(NamedTuple):
-  """What a certified plan is made of, by the names that a `RunAccount` has for it."""
-
-  mechanism: guarantee.Guarantee
-  schedule: Optional[list[np.ndarray]]
-  attendance: Optional[Sequence[Any]]
-  averaging: postprocessing.Averaging
-  colluders: tuple[int, ...]
-
-
-def settled(
-  config: guarantee.GuaranteeConfig,
-  schedule: Optional[Sequence[Any]] = None,
-  *,
-  expected: Optional[Any] = None,
-  averaging: postprocessing.Averaging = postprocessing.LastIterate(),
-  attendance: Optional[Sequence[Any]] = None,
-  colluders: Sequence[int] = (),
-  min_separation: Optional[int] = None,
-  spent: Any = None,
-) -> Settled:
-  """What `quap_tff.certified_plan` makes its plan of. Arguments and errors are those that it has by the same names."""
-  if not isinstance(config, guarantee.GuaranteeConfig):
-    raise TypeError(
-      'A certified plan begins with its configuration, a quap_tff.CertifiedConfig or quap_tff.HeldConfig, found '
-      f'{type(config).__name__}: certified_plan(config, schedule).'
-    )
-  if not isinstance(averaging, postprocessing.Averaging):
-    raise TypeError(
-      f'averaging must be a value such as quap_tff.postprocessing.PlannedAverage(), found {averaging!r}. The names in '
-      'postprocessing.AVERAGINGS are those of the flag --averaging.'
-    )
-  if spent is not None:
-    config = dataclasses.replace(config, spent_before=accounting.read_spent(spent, config.num_clients))
-  colluders = tuple(checks.integer('colluders', k, at_least=1) for k in colluders)
-  if schedule is not None:
-    if expected is not None:
-      raise ValueError(
-        'The noise follows from a schedule or from what is expected, found both. Leave `expected` out if the cohorts '
-        'of all rounds are known, and `schedule` otherwise.'
-      )
-    cohorts = checks.schedule(schedule, config.num_clients)
-    mechanism, averaging = config.settled(cohorts, averaging, min_separation)
-    mechanism.check_colluders(colluders, attendance is not None)
-    _check_colluders_before(config, colluders)
-    if attendance is None and not config.holds_noise:
-      attendance = cohorts or None
-  else:
-    cohorts = None
-    check_needs_no_schedule(config, attendance, colluders, min_separation)
-    mechanism, averaging = _settled_on(config, expected, averaging)
-  return Settled(mechanism, cohorts, attendance, averaging, colluders)
-
-
-def _check_colluders_before(config: guarantee.GuaranteeConfig, colluders: Sequence[int]) -> None:
+def check_colluders_before(config: guarantee.GuaranteeConfig, colluders: Sequence[int]) -> None:
   """Raises `ValueError` if it is not known what was spent before against so many colluders."""
   before = config.spent_before
   missing = [k for k in colluders if before is not None and before.against_any(k) is None]
@@ -110,12 +55,12 @@ def check_needs_no_schedule(
     )
 
 
-def _settled_on(
+def for_any_cohorts(
   config: guarantee.GuaranteeConfig, expected: Optional[Any], averaging: postprocessing.Averaging
-) -> guarantee.SettledMechanism:
-  """The mechanism without a schedule."""
+) -> guarantee.Settled:
+  """The mechanism for cohorts as they come; `RunAccount.certified` has arguments and errors."""
   if expected is not None:
-    return _for_any_cohorts(config.settled(_expected_cohorts(config, expected), averaging))
+    return _of_any_size(config.settled(_expected_cohorts(config, expected), averaging))
   missing = [name for name in _NUMBERS if getattr(config, name) is None]
   if not config.correlation.is_settled:
     missing.append(f'the numbers of correlation={config.correlation!r}')
@@ -172,7 +117,7 @@ def _expected_cohorts(config: guarantee.GuaranteeConfig, expected: Any) -> list[
   return cohorts
 
 
-def _for_any_cohorts(planned: guarantee.SettledMechanism) -> guarantee.SettledMechanism:
+def _of_any_size(planned: guarantee.Settled) -> guarantee.Settled:
   """A mechanism that was settled on expected cohorts, for cohorts of any clients and of any size."""
   mechanism = planned.mechanism
   if not isinstance(mechanism, held_config.Held):

@@ -11,7 +11,7 @@ import collections
 import collections.abc
 from collections.abc import Mapping, Sequence
 import functools
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Union
 
 import attrs
 import numpy as np
@@ -48,7 +48,7 @@ class PerClient(list):
 class MadeOnDemand(collections.abc.Sequence):
   """`make(client)` for each of `clients`, called anew each time that the item is asked for."""
 
-  def __init__(self, make: Callable[..., Any], clients: Sequence[Any]):
+  def __init__(self, make: Callable[..., Any], clients: Union[Sequence[Any], np.ndarray]):
     self._make = make
     self._clients = clients
 

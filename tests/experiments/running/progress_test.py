@@ -161,7 +161,7 @@ class TestLines:
 
 class TestEpsilon:
   def _plan(self, **options):
-    return plans.certified_plan(
+    return plans.Plan.certified(
       CertifiedConfig(num_clients=9, epsilon=3.0, delta=1e-5, noise_multiplier=4.0, **options), [[0, 1]] * 6
     )
 

@@ -59,7 +59,7 @@ _certified = functools.partial(examples.certified, num_clients=3)
 
 
 def _refusals(ledger):
-  plan = plans.certified_plan(_certified(), [[0, 1, 2]] * 4, model=_MODEL)
+  plan = plans.Plan.certified(_certified(), [[0, 1, 2]] * 4, model=_MODEL)
   return certificate.refusals(plan, ledger, abouts.About('x', 'x', 'x', 'x'))
 
 

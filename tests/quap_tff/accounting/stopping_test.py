@@ -158,7 +158,7 @@ class TestPlans:
     config = examples.guarantee(num_clients=5, delta=_DELTA, own_epsilon=own)
     if own:
       config = dataclasses.replace(config, weights=quap_tff.mechanisms.certified.weight_rules.ScaledWeights())
-    plan = quap_tff.certified_plan(config, _COHORTS)
+    plan = quap_tff.Plan.certified(config, _COHORTS)
     found = plan.report(plan.new_ledger(), plan.schedule).formal
     bounds = np.array(own or [3.0] * 5)
     # Of each bound, 1/2048 is kept for rounding. It costs everyone as much as the smallest bound keeps, at most.

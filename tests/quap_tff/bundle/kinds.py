@@ -67,7 +67,7 @@ class Kind:
 
 def _certified(options=None, **changes):
   fields = {'num_clients': CLIENTS, 'clip': clip_rules.Fixed(0.5), **changes}
-  return Kind(lambda: plans.certified_plan(examples.guarantee(**fields), SCHEDULE, **(options or {})))
+  return Kind(lambda: plans.Plan.certified(examples.guarantee(**fields), SCHEDULE, **(options or {})))
 
 
 def _quap(**changes):

@@ -30,7 +30,7 @@ _ABOUT = abouts.About('made-up numbers', 'They were written down.', 'Not tuned.'
 
 def _certified(schedule=tuple(examples.SCHEDULE), averaging=postprocessing.LastIterate(), **changes):
   config = examples.guarantee(clip=clip_rules.Fixed(0.5), **changes)
-  plan = quap_tff.certified_plan(config, schedule, certificate='noise_seed' not in changes, averaging=averaging)
+  plan = quap_tff.Plan.certified(config, schedule, certificate='noise_seed' not in changes, averaging=averaging)
   return plan.build_process(_MODEL_FN)
 
 

@@ -21,7 +21,7 @@ ABOUT = dataclasses.replace(made.ABOUT, tests=1, cohorts='Phones came when they 
 
 def _plan(schedule=None, **config):
   config = examples.guarantee(num_clients=made.NUM_CLIENTS, **config)
-  return plans.certified_plan(config, schedule, expected=None if schedule else EXPECTED, model=made.MODEL)
+  return plans.Plan.certified(config, schedule, expected=None if schedule else EXPECTED, model=made.MODEL)
 
 
 def _ledger(plan, came=CAME):
@@ -126,10 +126,10 @@ class TestRefusals:
   @pytest.mark.slow
   def test_a_planned_run_with_other_clients_is_certified_without_its_schedule(self, tmp_path):
     planned = _plan(EXPECTED)
-    unplanned = plans.certified_plan(planned.config, model=made.MODEL)
+    unplanned = plans.Plan.certified(planned.config, model=made.MODEL)
     ledger = _ledger(unplanned)
     with pytest.raises(
-      ValueError, match=r'Round 1 of ledger.npz has other .* So have 2 other rounds.* certified_plan\(plan'
+      ValueError, match=r'Round 1 of ledger.npz has other .* So have 2 other rounds.* Plan.certified\(plan'
     ):
       certificates.write_run(str(tmp_path / 'planned'), planned, made.leaving(planned), ledger, made.WEIGHTS, ABOUT)
     certificates.write_run(str(tmp_path / 'came'), unplanned, made.leaving(unplanned), ledger, made.WEIGHTS, ABOUT)

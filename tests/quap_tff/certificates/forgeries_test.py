@@ -53,7 +53,7 @@ def _refit(path):
   value = made.read(path, _MECHANISM)
   config = folders.read_config(value['trust'], value['mechanism'])
   schedule, attendance = folders._schedule(str(path), config)
-  plan = plans.certified_plan(
+  plan = plans.Plan.certified(
     config,
     schedule,
     attendance=attendance,

@@ -41,7 +41,7 @@ HELD = {'correlation': correlation.HeldNoise(0.5)}
 def plan(options=(), schedule=SCHEDULE, num_clients=NUM_CLIENTS, epsilon=3.0, delta=1e-5, **config):
   """A plan whose model's shape is known. Its process was never built."""
   config = examples.guarantee(num_clients=num_clients, epsilon=epsilon, delta=delta, **config)
-  return plans.certified_plan(config, schedule, **{'model': MODEL, **dict(options)})
+  return plans.Plan.certified(config, schedule, **{'model': MODEL, **dict(options)})
 
 
 def leaving(of):

@@ -229,7 +229,7 @@ class TestComputation:
       (tff.TensorType(np.int64, [1]), 'an integer scalar'),
       (
         tff.to_type(collections.OrderedDict(weight=np.float32)),
-        "(?s)must carry the client's id as `client_id`.*quap_tff.with_client_ids",
+        "(?s)must carry the client's id as `client_id`.*client_ids.with_client_ids",
       ),
       (tff.to_type(collections.OrderedDict(client_id=np.float32)), 'an integer scalar'),
       (tff.SequenceType(np.int64), 'an integer scalar'),
@@ -241,9 +241,9 @@ class TestComputation:
 
   def test_a_config_of_another_kind(self):
     with pytest.raises(
-      TypeError, match='config must be a mechanism such as a quap_tff.QuapConfig or a quap_tff.Certified, found dict'
+      TypeError, match='config must be a mechanism such as a quap_tff.QuapConfig, or a certified one, found dict'
     ):
-      aggregation.QuapAggregationFactory({})
+      aggregation.AggregationFactory({})
 
   @pytest.mark.parametrize(
     'config, value_type, given, message',
@@ -345,7 +345,7 @@ class TestExecution:
 
   def test_unseeded_processes_and_initializations_differ(self):
     config = _config(noise=NoiseConfig())
-    first, second = (aggregation.QuapAggregationFactory(config).create(_VALUE, _ID) for _ in range(2))
+    first, second = (aggregation.AggregationFactory(config).create(_VALUE, _ID) for _ in range(2))
     seeds = {tuple(p.initialize().noise.seed) for p in (first, first, second, second)}
     assert len(seeds) == 4
 
@@ -401,7 +401,7 @@ class TestInnerSum:
 
   def test_what_is_no_sum(self):
     with pytest.raises(TypeError, match='inner_sum must be a tff.aggregators.UnweightedAggregationFactory.*found Mean'):
-      aggregation.QuapAggregationFactory(_config(), inner_sum=tff.aggregators.MeanFactory())
+      aggregation.AggregationFactory(_config(), inner_sum=tff.aggregators.MeanFactory())
 
     class First(tff.aggregators.UnweightedAggregationFactory):
       def create(self, value_type):

@@ -9,7 +9,9 @@ import tensorflow_federated as tff
 
 import quap_tff
 from quap_tff import runtime
+from quap_tff.federated import aggregation
 from quap_tff.federated import client_ids
+from quap_tff.federated import client_work
 from tests.quap_tff import examples
 from tests.quap_tff import linear_model
 
@@ -45,7 +47,7 @@ def _process(aggregator, work):
 
 @pytest.fixture(name='work', scope='module')
 def _work():
-  return quap_tff.with_client_ids(_stock_work())
+  return client_ids.with_client_ids(_stock_work())
 
 
 @pytest.fixture(name='process', scope='module')
@@ -91,7 +93,7 @@ class TestWithClientIds:
   def test_stock_client_work_under_certified(self, work):
     config = examples.noised(num_clients=4, noise_seed=1)
     with _in_process():
-      process = _process(quap_tff.CertifiedAggregationFactory(config), work)
+      process = _process(aggregation.AggregationFactory(config), work)
       output = process.next(process.initialize(), [linear_model.client(3, 2.0)])
     assert output.metrics['aggregator']['cohort_size'] == 1
 
@@ -103,21 +105,35 @@ class TestWithClientIds:
 
   def test_what_is_no_client_work(self):
     with pytest.raises(TypeError, match='must be a tff.learning.templates.ClientWorkProcess, found function'):
-      quap_tff.with_client_ids(lambda: None)
+      client_ids.with_client_ids(lambda: None)
 
   def test_work_that_has_ids(self, work):
-    for one in (quap_tff.build_client_work(linear_model.Linear, _SGD(0.1)), work):
+    for one in (client_work.build_client_work(linear_model.Linear, _SGD(0.1)), work):
       with pytest.raises(TypeError, match='have ids already'):
-        quap_tff.with_client_ids(one)
+        client_ids.with_client_ids(one)
+
+
+class TestWithIds:
+  @pytest.mark.parametrize('datasets', [{3: ['a'], 5: ['b']}, [None, None, None, ['a'], None, ['b']]])
+  def test_each_client_says_who_it_is(self, datasets):
+    found = client_ids.with_ids(np.array([5, 3]), datasets)
+    assert found == [{'client_id': [5], 'examples': ['b']}, {'client_id': [3], 'examples': ['a']}]
+    assert found[0]['client_id'][0].dtype == np.int64
+
+  def test_a_process_takes_them(self, process):
+    datasets = [linear_model.client(i, 2.0)['examples'] for i in range(4)]
+    with _in_process():
+      output = process.next(process.initialize(), client_ids.with_ids([1, 2], datasets))
+    np.testing.assert_array_equal(np.flatnonzero(output.state.aggregator.participation['counts']), [1, 2])
 
 
 class TestStockBuilders:
   @pytest.mark.parametrize(
     'aggregator',
-    [quap_tff.QuapAggregationFactory(_config()), quap_tff.CertifiedAggregationFactory(examples.noised(num_clients=4))],
+    [aggregation.AggregationFactory(_config()), aggregation.AggregationFactory(examples.noised(num_clients=4))],
   )
   def test_the_error_names_the_adapter(self, aggregator):
-    with pytest.raises(TypeError, match='(?s)Found the type float32.*quap_tff.with_client_ids'):
+    with pytest.raises(TypeError, match='(?s)Found the type float32.*client_ids.with_client_ids'):
       tff.learning.algorithms.build_weighted_fed_avg(
         linear_model.Linear, _SGD(0.1), _SGD(1.0), model_aggregator=aggregator
       )

@@ -38,7 +38,7 @@ _PLANS = {
 def _plan(name):
   changes, options = _PLANS[name]
   values = dict(num_clients=4, epsilon=3.0, delta=1e-5, clip=clip_rules.Fixed(0.5), noise_seed=3)
-  return plans.certified_plan(examples.guarantee(**{**values, **changes}), _SCHEDULE, certificate=False, **options)
+  return plans.Plan.certified(examples.guarantee(**{**values, **changes}), _SCHEDULE, certificate=False, **options)
 
 
 def _clients(plan, round_num):

@@ -17,7 +17,7 @@ _SCHEDULE = examples.SCHEDULE
 
 
 def _plan(**options):
-  return plans.certified_plan(examples.held(), _SCHEDULE, **options)
+  return plans.Plan.certified(examples.held(), _SCHEDULE, **options)
 
 
 @pytest.fixture(scope='module')

@@ -33,9 +33,13 @@ _weight = linear_model.weight
 _METRICS = ['distributor', 'client_work', 'aggregator', 'finalizer']
 
 
+def _built(model_fn, config, *optimizers, extension=None, **options):
+  return plans.Plan(config, extension=extension).build_process(model_fn, *optimizers, **options).process
+
+
 @pytest.fixture(name='plain_process', scope='module')
 def _plain_process():
-  return quap_tff.build_quap_fed_avg(linear_model.Linear, _config(), _sgd(0.1))
+  return _built(linear_model.Linear, _config(), _sgd(0.1))
 
 
 def _normalized(layer):
@@ -55,8 +59,8 @@ class TestVariablesThatAreNotTrainable:
     model_fn = _normalized(tf.keras.layers.BatchNormalization)
     message = r'Training changes batch_norm\S+/moving_mean, batch_norm\S+/moving_variance, which .*GroupNormalization'
     with pytest.raises(ValueError, match=message):
-      quap_tff.build_quap_fed_avg(model_fn, _config(critical_layers='all'))
-    certified = plans.certified_plan(examples.guarantee(num_clients=4), examples.SCHEDULE)
+      _built(model_fn, _config(critical_layers='all'))
+    certified = plans.Plan.certified(examples.guarantee(num_clients=4), examples.SCHEDULE)
     with pytest.raises(ValueError, match=message):
       certified.build_process(model_fn)
 
@@ -70,7 +74,7 @@ class TestVariablesThatAreNotTrainable:
     ],
   )
   def test_others_train(self, layer):
-    process = quap_tff.build_quap_fed_avg(_normalized(layer), _config(critical_layers='all'), _sgd(0.1))
+    process = _built(_normalized(layer), _config(critical_layers='all'), _sgd(0.1))
     state = process.initialize()
     before = process.get_model_weights(state)
     batch = collections.OrderedDict(x=np.eye(4, dtype=np.float32), y=np.ones(4, np.int32))
@@ -115,14 +119,14 @@ class TestQuap:
   @pytest.mark.thorough
   def test_with_a_clip_known_before_next_compiles_to_mergeable_form(self):
     config = _config(clip=clip_rules.PrivateQuantile(), noise=NoiseConfig(), update_scale='pseudo_gradient')
-    process = quap_tff.build_quap_fed_avg(linear_model.Linear, config)
+    process = _built(linear_model.Linear, config)
     form = tff.backends.native.compile_to_mergeable_comp_form(process.next)
     assert isinstance(form, tff.framework.MergeableCompForm)
 
   @pytest.mark.thorough
   def test_with_a_clip_of_this_round_next_does_not(self):
     config = _config(clip=clip_rules.QuantileEma(), noise=NoiseConfig())
-    process = quap_tff.build_quap_fed_avg(linear_model.Linear, config)
+    process = _built(linear_model.Linear, config)
     with pytest.raises(ValueError, match='aggregate dependent on another'):
       tff.backends.native.compile_to_mergeable_comp_form(process.next)
 
@@ -130,7 +134,7 @@ class TestQuap:
   def test_unknown_critical_layers_are_named_by_the_model(self):
     model_fn = models.build_model_fn('digits_cnn', (8, 8, 1), 10)
     with pytest.raises(ValueError, match="Unknown critical layer 'logit'. Did you mean 'logits'.*conv.*dense"):
-      quap_tff.build_quap_fed_avg(model_fn, _config(critical_layers='logit'))
+      _built(model_fn, _config(critical_layers='logit'))
 
   def test_by_hand(self, plain_process):
     # At w = 0 and rate 0.1 the update is -0.2·y: -0.4 for y = 2; -2 for y = 10, clipped to -1.
@@ -146,7 +150,7 @@ class TestQuap:
     # In units of the rate (0.1, then 0.05) the update is -2·(y - w), clipped to 1: w moves by the rate.
     work = quap_tff.ClientWorkConfig(learning_rate_decay=0.5)
     config = _config(update_scale='pseudo_gradient')
-    process = quap_tff.build_quap_fed_avg(linear_model.Linear, config, _sgd(0.1), client_work=work)
+    process = _built(linear_model.Linear, config, _sgd(0.1), client_work=work)
     state = process.initialize()
     for norm, weight in ((20.0, 0.1), (19.8, 0.15)):
       output = process.next(state, [_client(0, 10.0)])
@@ -157,7 +161,7 @@ class TestQuap:
   @pytest.mark.thorough
   def test_an_empty_cohort_moves_nothing_even_with_server_momentum(self):
     config = _config(clip=clip_rules.QuantileEma(), noise=NoiseConfig(seed=1))
-    process = quap_tff.build_quap_fed_avg(linear_model.Linear, config, _sgd(0.1), _sgd(1.0, momentum=0.9))
+    process = _built(linear_model.Linear, config, _sgd(0.1), _sgd(1.0, momentum=0.9))
     before = process.next(process.initialize(), [_client(3, 2.0)]).state
     output = process.next(before, [])
     assert _weight(process, output.state) == _weight(process, before) != 0.0
@@ -224,7 +228,7 @@ class TestRejectUpdate:
 @pytest.fixture(name='certified', scope='module')
 def _certified():
   config = examples.noised(noise_seed=1)
-  return quap_tff.build_certified_fed_avg(linear_model.functional(1, 20, 20), config, _sgd(0.1))
+  return _built(linear_model.functional(1, 20, 20), config, _sgd(0.1))
 
 
 def _twenty(client_id, x=0.0, y=0.0):
@@ -285,7 +289,7 @@ class TestCertified:
   def test_layers_of_a_split_are_the_models(self):
     config = examples.noised(clip_split='sqrt_size')
     model_fn = models.build_model_fn('logistic_regression', (2,), 2)
-    assert isinstance(quap_tff.build_certified_fed_avg(model_fn, config), tff.learning.templates.LearningProcess)
+    assert isinstance(_built(model_fn, config), tff.learning.templates.LearningProcess)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -336,9 +340,7 @@ class TestExtension:
   def test_every_part_by_hand(self):
     work = quap_tff.ClientWorkConfig(learning_rate_decay=0.5, seed=1, attack=malicious.SignFlip(), attackers=(3,))
     config = _config(num_clients=4, clip=clip_rules.Unclipped())
-    process = quap_tff.build_quap_fed_avg(
-      linear_model.Linear, config, _sgd(0.1), client_work=work, extension=_Everything()
-    )
+    process = _built(linear_model.Linear, config, _sgd(0.1), client_work=work, extension=_Everything())
     state = process.initialize()
     assert list(state.client_work) == ['work', 'memory', 'own']
     w, table = 0.0, np.zeros(4)
@@ -370,7 +372,7 @@ class TestExtension:
         return collections.OrderedDict()
 
     with pytest.raises(ValueError, match="hyperparameter 'learning_rate'"):
-      quap_tff.build_quap_fed_avg(linear_model.Linear, _config(), NoLearningRate(0.1), extension=_Everything())
+      _built(linear_model.Linear, _config(), NoLearningRate(0.1), extension=_Everything())
 
 
 class TestLineSearch:

@@ -149,7 +149,7 @@ def test_functions_are_refused():
 
 def _quap_process(**options):
   config = configs.QuapConfig(num_clients=9, clip=clip_rules.Fixed(1.0))
-  factory = aggregation.QuapAggregationFactory(config, [layers.Layer('head', (0,), True)], **options)
+  factory = aggregation.AggregationFactory(config, [layers.Layer('head', (0,), True)], **options)
   return factory.create(tff.to_type([(np.float32, [3])]), tff.TensorType(np.int64))
 
 

@@ -184,7 +184,7 @@ class TestPlans:
     independent = dict(correlation=correlation.Independent(), weights=UniformWeights())
     config = CertifiedConfig(num_clients=4, epsilon=3.0, delta=1e-5, noise_seed=3, **independent)
     cohorts = [[0, 1], [1, 2], [1, 3]]
-    plan = plans.certified_plan(config, cohorts, certificate=False, sparsity=sparsity.RandomMask(0.1))
+    plan = plans.Plan.certified(config, cohorts, certificate=False, sparsity=sparsity.RandomMask(0.1))
     process = rounds.Process(plan.mechanism, _SPECS)
     state, ledger = process.initialize(), plan.new_ledger()
     for cohort in cohorts:
@@ -198,7 +198,7 @@ class TestPlans:
   def test_certified_with_correlated_noise_is_refused(self):
     config = CertifiedConfig(num_clients=2, epsilon=3.0, delta=1e-5, correlation=correlation.Ar1(0.5))
     with pytest.raises(ValueError, match='noise=independent'):
-      plans.certified_plan(config, [[0, 1]], certificate=False, sparsity=sparsity.RandomMask(0.1))
+      plans.Plan.certified(config, [[0, 1]], certificate=False, sparsity=sparsity.RandomMask(0.1))
 
   def test_what_cannot_be_sparse_is_refused(self):
     config = _config(_NOISE, budget=BudgetConfig(client_rule=pt_adp.PtAdp(), round_rule='each_own'))

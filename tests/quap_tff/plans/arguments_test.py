@@ -7,6 +7,7 @@ import pytest
 import quap_tff
 from quap_tff import plans
 from quap_tff.mechanisms import sparsity
+from quap_tff.mechanisms.parts import postprocessing
 from tests.quap_tff import examples
 
 _SCHEDULE = examples.SCHEDULE
@@ -16,16 +17,16 @@ _SCHEDULE = examples.SCHEDULE
   'make, message',
   [
     (
-      lambda: quap_tff.certified_plan(_SCHEDULE, examples.guarantee()),
-      r'begins with its configuration, a .*CertifiedConfig or .*HeldConfig, found list: certified_plan\(config, sch',
+      lambda: quap_tff.Plan.certified(_SCHEDULE, examples.guarantee()),
+      r'begins with its configuration, a .*CertifiedConfig or .*HeldConfig, found list: Plan.certified\(config, sch',
     ),
     (
-      lambda: quap_tff.certified_plan(quap_tff.QuapConfig(num_clients=4), _SCHEDULE),
+      lambda: quap_tff.Plan.certified(quap_tff.QuapConfig(num_clients=4), _SCHEDULE),
       'begins with its configuration, a .*, found QuapConfig',
     ),
     (
-      lambda: quap_tff.certified_plan(examples.guarantee(), _SCHEDULE, averaging='planned'),
-      r"averaging must be a value such as quap_tff.postprocessing.PlannedAverage\(\), found 'planned'",
+      lambda: quap_tff.Plan.certified(examples.guarantee(), _SCHEDULE, averaging='planned'),
+      r"averaging must be a value such as postprocessing.PlannedAverage\(\), found 'planned'",
     ),
     (lambda: plans.Plan([1]), r'needs a configuration, such as quap_tff.QuapConfig\(num_clients=100\), found \[1\]'),
     (
@@ -34,7 +35,7 @@ _SCHEDULE = examples.SCHEDULE
     ),
     (
       lambda: plans.Plan(examples.whole(), _SCHEDULE),
-      'draw must be a CohortSampler, found list. A schedule is for quap_tff.certified_plan',
+      'draw must be a CohortSampler, found list. A schedule is for quap_tff.certified',
     ),
   ],
 )
@@ -48,12 +49,12 @@ def test_what_is_no_schedule(schedule):
   with pytest.raises(
     ValueError, match=r'A schedule must be a sequence with int\[clients\] for each planned round, found'
   ):
-    quap_tff.certified_plan(examples.guarantee(), schedule)
+    quap_tff.Plan.certified(examples.guarantee(), schedule)
 
 
 def test_the_values_that_the_errors_name():
-  averaging = quap_tff.postprocessing.PlannedAverage()
-  plan = quap_tff.certified_plan(examples.guarantee(), _SCHEDULE, averaging=averaging)
+  averaging = postprocessing.PlannedAverage()
+  plan = quap_tff.Plan.certified(examples.guarantee(), _SCHEDULE, averaging=averaging)
   assert plan.averaging in averaging.candidates(len(_SCHEDULE))
 
 

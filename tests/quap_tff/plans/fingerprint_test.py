@@ -40,7 +40,7 @@ def _stock(stock, **noise):
 
 
 def _changed(**changes):
-  return plans.certified_plan(dataclasses.replace(_CERTIFIED, **changes), _SCHEDULE, certificate=False)
+  return plans.Plan.certified(dataclasses.replace(_CERTIFIED, **changes), _SCHEDULE, certificate=False)
 
 
 _PLANS = [

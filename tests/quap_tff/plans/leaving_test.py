@@ -109,7 +109,7 @@ def _undrawn(undrawn):
 
 def _plan(extension=None, options=(), **config):
   config = examples.guarantee(**{'clip': clip_rules.Fixed(0.5), **config})
-  return plans.certified_plan(config, examples.SCHEDULE, certificate=False, extension=extension, **dict(options))
+  return plans.Plan.certified(config, examples.SCHEDULE, certificate=False, extension=extension, **dict(options))
 
 
 def _held(extension=None, options=(), noise='held', **config):

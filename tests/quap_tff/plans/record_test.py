@@ -53,7 +53,7 @@ def _stock(stock, cohorts):
 _PLANS = {
   'quap': lambda: plans.Plan(_quap()),
   'local': lambda: plans.Plan(local.LocalPrivacy(_quap(noise=NoiseConfig('client', calibration='analytic')))),
-  'certified': lambda: plans.certified_plan(_CERTIFIED, _ROUNDS),
+  'certified': lambda: plans.Plan.certified(_CERTIFIED, _ROUNDS),
   'fedbuff': lambda: plans.Plan(buffered.Buffered(_quap(), 1, stalenesses.Staleness(max_staleness=0))),
   'lee_kifer': lambda: plans.Plan(LineSearchConfig(_CLIENTS, epsilon=2.0, delta=1e-5, planned_rounds=4)),
   'tff_dp_fedavg': lambda: _stock(stocks.DpFedAvg(), _ROUNDS),
@@ -157,7 +157,7 @@ class TestSchedule:
   @pytest.mark.parametrize(
     'make',
     [
-      lambda cohorts: plans.certified_plan(_CERTIFIED, cohorts),
+      lambda cohorts: plans.Plan.certified(_CERTIFIED, cohorts),
       lambda cohorts: calibrated(_CERTIFIED, cohorts),
       lambda cohorts: scheduled.stock_plan(stocks.DpFedAvg(), _quap(), cohorts, 2.0),
       lambda cohorts: scheduled.stock_plan(stocks.DpFtrl(), _quap(), cohorts, 2.0),
@@ -173,7 +173,7 @@ class TestSchedule:
       make(cohorts)
 
   def test_an_empty_round_is_one(self):
-    assert [len(cohort) for cohort in plans.certified_plan(_CERTIFIED, [[], [0, 9]]).schedule] == [0, 2]
+    assert [len(cohort) for cohort in plans.Plan.certified(_CERTIFIED, [[], [0, 9]]).schedule] == [0, 2]
 
 
 def test_a_ledger_checks_its_cohorts_as_plans_do():

@@ -20,7 +20,7 @@ class TestLargeDelta:
 
   @pytest.mark.parametrize('delta, said', [(0.999, True), (0.25, False), (1e-5, False)])
   def test_is_warned_of_once(self, delta, said):
-    plan = plans.certified_plan(examples.guarantee(delta=delta), examples.SCHEDULE)
+    plan = plans.Plan.certified(examples.guarantee(delta=delta), examples.SCHEDULE)
     assert plan.protection.text.count(self._SAID) == str(plan.report(plan.new_ledger())).count(self._SAID) == said
 
   def test_not_without_noise(self):

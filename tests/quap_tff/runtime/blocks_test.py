@@ -10,6 +10,7 @@ import tensorflow_federated as tff
 
 import quap_tff
 from quap_tff import runtime
+from quap_tff.mechanisms.quap.config import NoiseConfig
 from quap_tff.runtime.in_process import context as in_process
 from quap_tff.training import models
 from tests.quap_tff.runtime import comparison
@@ -43,12 +44,12 @@ def _process(model, algorithm):
   optimizer = tff.learning.optimizers.build_sgdm(0.1)
   work = quap_tff.ClientWorkConfig(batch_size=4, seed=2)
   if algorithm == 'quap':  # The norms come first, and then the clipped updates: two passes.
-    config = quap_tff.QuapConfig(num_clients=_CLIENTS, noise=quap_tff.NoiseConfig('none'))
-    process = quap_tff.build_quap_fed_avg(model_fn, config, client_optimizer=optimizer, client_work=work)
+    config = quap_tff.QuapConfig(num_clients=_CLIENTS, noise=NoiseConfig('none'))
+    plan = quap_tff.Plan(config)
   else:
     config = quap_tff.CertifiedConfig(num_clients=_CLIENTS, epsilon=3.0, delta=1e-5, noise_seed=1)
-    plan = quap_tff.certified_plan(config, [list(range(_CLIENTS))] * _ROUNDS, certificate=False)
-    process = plan.build_process(model_fn, optimizer, client_work=work).process
+    plan = quap_tff.Plan.certified(config, [list(range(_CLIENTS))] * _ROUNDS, certificate=False)
+  process = plan.build_process(model_fn, optimizer, client_work=work).process
   with _context(1, 1):
     return process, process.initialize()
 

@@ -13,6 +13,8 @@ from quap_tff import runtime
 from quap_tff.mechanisms.held import guarded_clients
 from quap_tff.mechanisms.noise import correlation
 from quap_tff.mechanisms.parts import clip_rules
+from quap_tff.mechanisms.parts.budgets import BudgetConfig
+from quap_tff.mechanisms.quap.config import NoiseConfig
 from quap_tff.runtime import workers
 from tests.quap_tff import examples
 from tests.quap_tff import linear_model
@@ -28,9 +30,9 @@ def _quap():
   return quap_tff.Plan(
     quap_tff.QuapConfig(
       num_clients=8,
-      budget=quap_tff.BudgetConfig(epsilon_total=1.0, num_rounds=2),
+      budget=BudgetConfig(epsilon_total=1.0, num_rounds=2),
       clip=clip_rules.QuantileEma(timing='previous', initial_clip=1.0),
-      noise=quap_tff.NoiseConfig(seed=5),
+      noise=NoiseConfig(seed=5),
     )
   )
 
@@ -39,7 +41,7 @@ def _certified(trust):
   """A certified run, of which clients hold the noise if the server is not trusted."""
   held = dict(correlation=correlation.HeldNoise(0.5)) if trust == 'secure_sum' else {}
   config = examples.guarantee(num_clients=8, clip=clip_rules.Fixed(0.5), noise_seed=5, **held)
-  return quap_tff.certified_plan(config, _COHORTS, certificate=False)
+  return quap_tff.Plan.certified(config, _COHORTS, certificate=False)
 
 
 def _client(client_id, answer=None):

@@ -100,7 +100,7 @@ class TestQuap:
 class TestCertified:
   def _plan(self):
     config = examples.guarantee(num_clients=10, delta=DELTA, clip=clip_rules.Fixed(CLIP))
-    return plans.certified_plan(config, [list(range(10))] * 5)
+    return plans.Plan.certified(config, [list(range(10))] * 5)
 
   @pytest.mark.slow
   def test_the_aggregate_has_noise_everywhere(self):

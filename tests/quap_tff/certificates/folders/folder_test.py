@@ -173,8 +173,8 @@ def test_exact_functions_of_clients_data_are_refused(options, words, tmp_path):
 
 def test_a_plan_that_does_not_know_its_model_is_refused(tmp_path):
   plan = made.plan()
-  unknown = plans.certified_plan(plan.config, made.SCHEDULE)
-  with pytest.raises(ValueError, match='give the plan of what plan.build_process returned'):
+  unknown = plans.Plan.certified(plan.config, made.SCHEDULE)
+  with pytest.raises(ValueError, match='Use the plan that plan.build_process'):
     certificates.write_run(
       str(tmp_path / 'run'), unknown, made.leaving(plan), made.ledger(plan), made.WEIGHTS, made.ABOUT
     )

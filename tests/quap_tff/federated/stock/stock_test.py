@@ -18,6 +18,8 @@ from quap_tff import accounting
 from quap_tff.federated.stock import aggregation as stock_aggregation
 from quap_tff.federated.stock import stock as stocks
 from quap_tff.mechanisms.parts import layers
+from quap_tff.mechanisms.parts.budgets import BudgetConfig
+from quap_tff.mechanisms.quap.config import NoiseConfig
 from quap_tff.plans import scheduled
 from tests.quap_tff import noise_checks
 
@@ -43,7 +45,7 @@ _SILENT = 1e-9
 
 
 def _config(rounds=6, **flags):
-  return quap_tff.QuapConfig(8, quap_tff.BudgetConfig(epsilon_total=3.0, num_rounds=rounds), **flags)
+  return quap_tff.QuapConfig(8, BudgetConfig(epsilon_total=3.0, num_rounds=rounds), **flags)
 
 
 def _plan(
@@ -63,7 +65,7 @@ def _plan(
 
 
 def _aggregator(spec, noise_multiplier, clients_per_round=2.0):
-  config = _config(noise=quap_tff.NoiseConfig(seed=5))
+  config = _config(noise=NoiseConfig(seed=5))
   stock = _STOCK.get(spec, spec)
   exposure = stocks.Exposure()
   settled = stocks.Stock(
@@ -421,7 +423,7 @@ class TestConfig:
     assert config.max_agg_norm is None and not config.clip.uses_current_norms
 
   def test_refusals(self):
-    noise = quap_tff.NoiseConfig
+    noise = NoiseConfig
     with pytest.raises(ValueError, match='--noise_seed out'):
       _plan('tff_dp_fedavg', noise=noise(seed=1))
     assert _plan('tff_dp_ftrl', noise=noise(seed=1)).config.noise.seed == 1

@@ -36,7 +36,7 @@ class Bundle(player.Bundle):
 
   def __init__(self, num_clients=10, threshold=0.5, rounds=3, modulus=2**32 - 1):
     config = examples.held(num_clients=num_clients, correlation=correlation.HeldNoise(0.0), threshold=threshold)
-    self.plan = plans.certified_plan(config, [list(range(num_clients))] * rounds)
+    self.plan = plans.Plan.certified(config, [list(range(num_clients))] * rounds)
     self.digest, self._modulus, self.worked = 'ab' * 32, modulus, []
 
   data_type = {'fields': [[name, None] for name in ('client_id', 'examples', 'answer')]}

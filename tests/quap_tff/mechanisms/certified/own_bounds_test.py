@@ -75,7 +75,7 @@ class TestWeights:
   def test_everyone_who_is_always_there_spends_what_it_chose(self, rule):
     rounds = 200
     schedule = [np.arange(6)] * rounds
-    plan = plans.certified_plan(_config(weights=rule), schedule)
+    plan = plans.Plan.certified(_config(weights=rule), schedule)
     squares = np.sum([r.weights.astype(np.float64) ** 2 for r in plan.core.simulated(schedule)], axis=0)
     spent = np.sqrt(squares) / plan.config.noise_multiplier
     chosen = np.array([tradeoff.mu_at_most(own * _KEPT, _DELTA * _KEPT) for own in _OWN])
@@ -93,7 +93,7 @@ class TestFilter:
       # Less noise than planned, so that the filter and not the rule decides.
       config = _config(weights=rule, correlation=noise).settled(cohorts).mechanism
       config = dataclasses.replace(config.config, noise_multiplier=config.noise_multiplier / 3).to_mechanism()
-      plan = plans.certified_plan(config.config, cohorts, model=_MODEL)
+      plan = plans.Plan.certified(config.config, cohorts, model=_MODEL)
       found = config.simulated(cohorts)
       ledger = plan.new_ledger()
       for number, (cohort, one) in enumerate(zip(cohorts, found), 1):
@@ -102,7 +102,7 @@ class TestFilter:
       assert found[-1].spent_max <= 1 + 1e-9
       # Much smaller bounds would be passed: budgets are used.
       tighter = dataclasses.replace(config.config, own_epsilon=tuple(own / 4 for own in _OWN))
-      [excess] = _excesses(plans.certified_plan(tighter, cohorts, model=_MODEL), ledger)
+      [excess] = _excesses(plans.Plan.certified(tighter, cohorts, model=_MODEL), ledger)
       assert 'have spent more than their bound' in excess
 
   @pytest.mark.slow
@@ -126,8 +126,8 @@ class TestFilter:
 
   def test_equal_bounds_are_the_run_that_everyone_knows(self):
     cohorts = _cohorts(3)
-    uniform = plans.certified_plan(_config(own_epsilon=None, weights=weight_rules.UniformWeights()), cohorts)
-    scaled = plans.certified_plan(_config(own_epsilon=(2.0,) * 6), cohorts)
+    uniform = plans.Plan.certified(_config(own_epsilon=None, weights=weight_rules.UniformWeights()), cohorts)
+    scaled = plans.Plan.certified(_config(own_epsilon=(2.0,) * 6), cohorts)
     assert scaled.config.noise_multiplier == uniform.config.noise_multiplier
     for a, b in zip(*(plan.core.simulated(cohorts) for plan in (uniform, scaled))):
       np.testing.assert_array_equal(a.weights, b.weights)

@@ -36,7 +36,7 @@ class _State(NamedTuple):
 
 def _run(config, cohorts):
   """The state after rounds of these cohorts, and their ledger."""
-  plan_of_run = plans.certified_plan(config.config, [], certificate=False)
+  plan_of_run = plans.Plan.certified(config.config, [], certificate=False)
   ledger = plan_of_run.new_ledger()
   process = rounds.Process(config, [[1]])
   state = process.initialize()
@@ -170,7 +170,7 @@ class TestRoundRecord:
   def test_by_hand(self):
     config = _config(clip=clip_rules.PrivateQuantile(count_stddev=3.0), noise_multiplier=4.0, divisor=1.0)
     output = _State(np.float32([0, 1, 0.5, 0])), dict(clipping_norm=0.25, cohort_size=2)
-    record = plans.certified_plan(config, [], certificate=False).recorded(*output, np.array([2, 1]))
+    record = plans.Plan.certified(config, [], certificate=False).recorded(*output, np.array([2, 1]))
     np.testing.assert_array_equal(record.cohort, [2, 1])
     np.testing.assert_array_equal(record.weights, [0.5, 1.0])
     assert (record.noise_multiplier, record.count_noise_multiplier, record.clipping_norm) == (4.0, 6.0, 0.25)
@@ -181,7 +181,7 @@ class TestRoundRecord:
   def test_a_client_that_adds_nothing_stays_on_record_and_spends_nothing(self, clip):
     config = _config(clip=clip, noise_multiplier=1.0, divisor=1.0)
     output = _State(np.float32([1, 0])), dict(clipping_norm=1.0, cohort_size=2)
-    record = plans.certified_plan(config, [], certificate=False).recorded(*output, np.array([0, 1]))
+    record = plans.Plan.certified(config, [], certificate=False).recorded(*output, np.array([0, 1]))
     np.testing.assert_array_equal(record.cohort, [0, 1])
     assert record.weights[1] == 0 and 0 < record.budgets[1] < 1e-300
     assert record.count_noise_multiplier == clip.count_noise_multiplier

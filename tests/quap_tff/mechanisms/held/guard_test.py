@@ -28,7 +28,7 @@ _KEY = bytes(range(32))
 
 def _plan(schedule=_SCHEDULE, decay=0.5, **changes):
   config = examples.held(num_clients=_CLIENTS, correlation=correlation.HeldNoise(decay), **changes)
-  return plans.certified_plan(config, schedule)
+  return plans.Plan.certified(config, schedule)
 
 
 @pytest.fixture(name='plan', scope='module')
@@ -100,7 +100,7 @@ class TestAnswer:
     assert float(sent) > 0.3 and guard.PublicPlan.of(config).weights[0] == sent
 
   def test_a_plan_that_holds_no_noise_has_no_guards(self):
-    with pytest.raises(ValueError, match='quap_tff.certified_plan of a HeldConfig'):
+    with pytest.raises(ValueError, match='quap_tff.Plan.certified of a HeldConfig'):
       guard.ClientGuard(examples.noised(num_clients=_CLIENTS), 0, _KEY)
 
 

@@ -130,7 +130,7 @@ class TestAccount:
   def test_a_simulation_goes_on_where_its_ledger_ends(self, undrawn):
     schedule = _schedule()
     config = _config(schedule)
-    plan = plans.certified_plan(config.config, schedule)
+    plan = plans.Plan.certified(config.config, schedule)
     rounds, guarded, ledger = _rounds(config), _guarded(config), plan.new_ledger()
     state = rounds.initial_state()
     for round_num, cohort in enumerate(schedule[:5], 1):

@@ -160,7 +160,7 @@ class TestAccount:
     rng = np.random.default_rng(2)
     cohorts = [np.flatnonzero(rng.uniform(size=6) < np.linspace(0.2, 0.9, 6)) for _ in range(15)]
     config = _config(epsilon=3.0, correlation=correlation, clip=clip, weights=weight_rules.Online(), num_rounds=15)
-    plan = plans.certified_plan(config.config, cohorts, certificate=False)
+    plan = plans.Plan.certified(config.config, cohorts, certificate=False)
     ledger = plan.new_ledger()
     for (state, _, measurements), cohort, expected in zip(_rounds(config, cohorts), cohorts, config.simulated(cohorts)):
       np.testing.assert_allclose(state.weights[cohort], expected.weights, rtol=1e-6)
@@ -183,7 +183,7 @@ class TestAccount:
       num_rounds=40,
       noise_multiplier=24.0,
     )
-    plan, kept = plans.certified_plan(config.config, cohorts, certificate=False), []
+    plan, kept = plans.Plan.certified(config.config, cohorts, certificate=False), []
     ledger = plan.new_ledger()
     for t, cohort in enumerate(cohorts):
       weights = config.simulated(cohorts[: t + 1], kept)[t].weights

@@ -144,7 +144,7 @@ class TestPrivacy:
 
   def test_a_secure_sum_is_refused(self):
     with pytest.raises(ValueError, match='no secure sum is possible'):
-      factory = aggregation.QuapAggregationFactory(_config(robust.Median()), inner_sum=tff.aggregators.SumFactory())
+      factory = aggregation.AggregationFactory(_config(robust.Median()), inner_sum=tff.aggregators.SumFactory())
       factory.create(_VALUE, tff.TensorType(np.int64))
 
   def test_noise_at_the_clients_is_refused(self):

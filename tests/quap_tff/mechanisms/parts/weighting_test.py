@@ -83,7 +83,7 @@ class TestMechanism:
   def test_clients_add_their_share_of_their_clipped_update(self):
     config = _config(noise=NoiseConfig('none', delta=_DELTA))
     value_type = tff.to_type(collections.OrderedDict(kernel=(np.float32, [1, 2])))
-    process = aggregation.QuapAggregationFactory(config).create(value_type, tff.TensorType(np.int64))
+    process = aggregation.AggregationFactory(config).create(value_type, tff.TensorType(np.int64))
     value = lambda *entries: collections.OrderedDict(kernel=np.float32([entries]))
     with runtime.activate():
       state = process.initialize()

@@ -49,9 +49,9 @@ def _aggregator(rule):
   if rule.startswith('certified'):
     clip = _RULES[rule[len('certified_') :]]
     config = examples.noised(num_clients=_CLIENTS, clip=clip)
-    return aggregation.CertifiedAggregationFactory(config, _LAYERS)
+    return aggregation.AggregationFactory(config, _LAYERS)
   config = configs.QuapConfig(num_clients=_CLIENTS, clip=_RULES[rule], noise=configs.NoiseConfig(seed=1))
-  return aggregation.QuapAggregationFactory(config, _LAYERS)
+  return aggregation.AggregationFactory(config, _LAYERS)
 
 
 @functools.cache
@@ -142,7 +142,7 @@ def test_number_of_threads_changes_no_bit(context, rule):
 def test_a_large_part_that_is_not_finite_takes_the_clipped_part_with_it():
   large, small = tff.to_type((np.float32, [2])), tff.to_type((np.float32, [2]))
   config = configs.QuapConfig(num_clients=4, clip=clip_rules.QuantileEma(), noise=configs.NoiseConfig('none'))
-  process = aggregation.QuapAggregationFactory(config, _LAYERS).create(
+  process = aggregation.AggregationFactory(config, _LAYERS).create(
     tff.to_type([large, small]), tff.TensorType(np.int64)
   )
   ones, not_finite = np.ones(2, np.float32), np.float32([1, np.inf])

@@ -199,7 +199,7 @@ class TestProcesses:
     ],
   )
   def test_quap_aggregation_adds_id_and_norm(self, clip, down):
-    factory = aggregation.QuapAggregationFactory(
+    factory = aggregation.AggregationFactory(
       config.QuapConfig(
         num_clients=10, budget=budgets.BudgetConfig(epsilon_total=6.0, num_rounds=200), clip=clip, critical_layers='all'
       )

@@ -1,0 +1,49 @@
+"""The options of every plan, whatever its mechanism: what is published, and how."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Optional, Protocol
+
+from quap_tff.mechanisms import sparsity as sparsities
+from quap_tff.mechanisms.parts import layers
+from quap_tff.mechanisms.parts import postprocessing
+
+
+class AccountedExtension(Protocol):
+  """What an account asks of a method around the mechanism, a `quap_tff.training.extension.Extension`.
+
+  Attributes:
+    statement: The method's effect on privacy, in a sentence or two.
+    exact_releases: Exact functions of clients' data that the mechanism does not release and the method does.
+  """
+
+  @property
+  def statement(self) -> str: ...
+
+  @property
+  def exact_releases(self) -> tuple[str, ...]: ...
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class PlanOptions:
+  """The options of every plan, whatever its mechanism.
+
+  Attributes:
+    averaging: The average of the iterates that is published. A certified plan chooses its noise for it.
+    client_metrics: Whether exact functions of clients' data (training loss, norms) are released with the model. By
+      default (None) they are, unless the run is certified, or each client noises all that it sends.
+    test_is_of_clients: Whether models are tested on examples of the clients themselves, and the figures released.
+    model: The model's shape; None before it is known.
+    extension: A method of `quap_tff.training.heterogeneity` around the mechanism; by default none.
+    sparsity: Which part of the weights a round updates.
+    sparsity_seed: The public seed of that choice.
+  """
+
+  averaging: postprocessing.Averaging = postprocessing.LastIterate()
+  client_metrics: Optional[bool] = None
+  test_is_of_clients: bool = False
+  model: Optional[layers.ModelShape] = None
+  extension: Optional[AccountedExtension] = None
+  sparsity: sparsities.Sparsity = sparsities.NotSparse()
+  sparsity_seed: int = 0
