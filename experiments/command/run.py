@@ -392,7 +392,7 @@ def _check_secret_cohorts(run: Run) -> None:
   written, method, refused = run.flags, run.method, f'--cohort_seed={run_choices.SECRET}'
   if method.gives_certificate:
     raise ValueError(
-      f'{refused}: a certificate rests on public cohorts, and the schedule lies alongside it. Leave this flag out, '
+      f'{refused}: a certificate rests on public cohorts, and its folder holds the schedule. Leave this flag out, '
       'or use --algorithm=tff_dp_fedavg.'
     )
   if not (method.divides_by_planned_cohort and run.facts.adds_noise):

@@ -166,7 +166,7 @@ def _checked(
 
 
 def _read_clients_file(path: str) -> spent_before.SpentBefore:
-  """What a certificate's clients.csv says, under the conditions of the mechanism beside it."""
+  """What a certificate's clients.csv says, under the conditions of the mechanism alongside it."""
   folder = os.path.dirname(path)
   try:
     content = _read(path)
@@ -180,7 +180,7 @@ def _read_clients_file(path: str) -> spent_before.SpentBefore:
   except FileNotFoundError as error:
     raise ValueError(
       f'{path}: {os.path.basename(str(error.filename))} is not there. The δ of its ε, and what its run protected, '
-      f'follow from the files beside it: give the clients.csv in the folder of a certificate, or the ledger of the run.'
+      f'follow from the files alongside it: give the clients.csv in the folder of a certificate, or a ledger.'
     ) from None
   except (ValueError, KeyError, TypeError, AttributeError) as error:
     raise ValueError(f'{path}: the certificate in its folder cannot be read ({error}).') from None

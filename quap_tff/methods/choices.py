@@ -39,9 +39,10 @@ class Spent:
   """The budgets that clients have spent in earlier runs.
 
   Attributes:
-    spent: File of an earlier run of the same clients, with the same numbers: its ledger.npz, its clients.csv in the
-      folder of its certificate, or the state of a gate. Budgets and figures count from what they have spent there. It
-      must be the last of the earlier runs, which carries what those before it have spent, and it must have ended.
+    spent: File of an earlier run of the same clients, with the same numbers: its ledger.npz or its clients.csv, which a
+      certified run has in its folder certificate, or the state of a gate. Budgets and figures count from what they have
+      spent there. It must be the last of the earlier runs, which carries what those before it have spent, and it must
+      have ended.
   """
 
   spent: Optional[Any] = flag_fields.flag()

@@ -44,10 +44,9 @@ class _Round(NamedTuple):
   clients: np.ndarray
   weights: np.ndarray
   planned: np.ndarray
-  spent_max: float
 
 
-def rounds(plan: run_account.RunAccount, ledger: accounting.RunLedger) -> list[_Round]:
+def _rounds(plan: run_account.RunAccount, ledger: accounting.RunLedger) -> list[_Round]:
   """The rounds of a ledger with the weights that they must have, after the weights of the rounds before.
 
   The ledger must have the cohorts of the plan, if it has planned any.
@@ -59,10 +58,7 @@ def rounds(plan: run_account.RunAccount, ledger: accounting.RunLedger) -> list[_
   places = [_places(cohort, own) for cohort, own in zip(cohorts, clients)]
   kept = [own[np.argsort(place)] for own, place in zip(weights, places)]
   planned = plan.guarantee.simulated(cohorts, kept)
-  return [
-    _Round(ids, own, one.weights[place], one.spent_max)
-    for ids, own, one, place in zip(clients, weights, planned, places)
-  ]
+  return [_Round(ids, own, one.weights[place]) for ids, own, one, place in zip(clients, weights, planned, places)]
 
 
 def _places(planned: np.ndarray, clients: np.ndarray) -> np.ndarray:
@@ -104,7 +100,7 @@ def ledger_problems(plan: run_account.RunAccount, ledger: accounting.RunLedger) 
   if not np.allclose(ledger.against, plan.new_ledger().against, rtol=_SAME_BOUND, atol=0):
     problems.append(f'{folders.LEDGER} has other figures against colluders than the plan.')
   clip = float(np.float32(plan.guarantee.clip.initial_norm))
-  for number, one in enumerate(rounds(plan, ledger), 1):
+  for number, one in enumerate(_rounds(plan, ledger), 1):
     if not np.allclose(one.weights, one.planned, rtol=_SAME_WEIGHT, atol=0):
       problems.append(f'Round {number} of {folders.LEDGER} has other weights than follow from the cohorts.')
     planned = plan.guarantee.cost(one.clients, one.weights, clip, number)

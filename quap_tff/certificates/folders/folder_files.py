@@ -6,7 +6,6 @@ who checks a folder. So nothing is opened before `entries` has looked at it.
 
 from collections.abc import Iterable, Iterator, Sequence
 import contextlib
-import csv
 import hashlib
 import json
 import math
@@ -173,21 +172,8 @@ def read_text(path: str, name: str) -> str:
     return f.read()
 
 
-def read_rows(path: str, name: str) -> list[dict[str, str]]:
-  """The rows of a CSV file in the folder. Raises `FolderError` if it is missing or damaged."""
-  whole = check_regular(path, name)
-  with damage(name, 'cannot be read'), open(whole, newline='', encoding='utf-8') as f:
-    reader = csv.DictReader(f)
-    rows = list(reader)
-    if len(set(reader.fieldnames or ())) != len(reader.fieldnames or ()):
-      raise FolderError(f'{name} is damaged: two of its columns have one name.')
-  if any(None in row or None in row.values() for row in rows):
-    raise FolderError(f'{name} is damaged: its rows have different lengths.')
-  return rows
-
-
 def check_archive(path: str, name: str) -> str:
-  """The path of a ZIP file in the folder (.npz, .keras), if it does not unpack to more than is read.
+  """The path of an .npz file in the folder, if it does not unpack to more than is read.
 
   Raises:
     FolderError: If it is missing or damaged, or too large.
@@ -200,7 +186,9 @@ def check_archive(path: str, name: str) -> str:
     # Readers take no notice of other bytes before the first member, or after the last.
     if (begin, f.read(len(_END))) != (_MEMBER, _END):
       raise ValueError('it holds more than an archive')
-    check_unpacked(sum(item.file_size for item in archive.infolist()))
+    num_bytes = sum(item.file_size for item in archive.infolist())
+    if num_bytes > _MOST_UNPACKED:
+      raise ValueError(f'it unpacks to {num_bytes:,} bytes, and at most {_MOST_UNPACKED:,} are read')
   return whole
 
 
@@ -229,12 +217,6 @@ def read_arrays(path: str, name: str, expected: Sequence[Iterable[str]]) -> dict
       if f.read() != files.npz(arrays):
         raise ValueError('it holds more than its arrays, or is written in another way')
     return arrays
-
-
-def check_unpacked(num_bytes: int) -> None:
-  """Raises `ValueError` for content that is larger than what is read."""
-  if num_bytes > _MOST_UNPACKED:
-    raise ValueError(f'it unpacks to {num_bytes:,} bytes, and at most {_MOST_UNPACKED:,} are read')
 
 
 def digest(path: str, name: str) -> str:

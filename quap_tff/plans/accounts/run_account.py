@@ -528,19 +528,6 @@ class RunAccount(options_lib.PlanOptions):
         away.
     """
     self._check_ledger(ledger)
-    return self.report_of(ledger, cohorts)
-
-  def _check_ledger(self, ledger: accounting.RunLedger) -> None:
-    """Raises `ValueError` if the ledger is of another plan."""
-    own, given = (one.state_dict()['fingerprint'] for one in (self.new_ledger(), ledger))
-    if not np.array_equal(own, given):
-      raise ValueError(
-        'This ledger is of another plan, because their fingerprints differ. Give a ledger that new_ledger of this plan '
-        'has made, or ask the plan of the run for the report.'
-      )
-
-  def report_of(self, ledger: accounting.RunLedger, cohorts: Optional[Sequence[Any]] = None) -> reports.Report:
-    """As `report`, for a ledger of a plan that may differ from this one in the last bits of its noise."""
     nominal, protection = self.has_nominal, self.protection
     is_reading = self._came(ledger) or (cohorts is not None and ledger.num_rounds < len(cohorts))
     with_reading = is_reading and protection.model_protected
@@ -551,6 +538,15 @@ class RunAccount(options_lib.PlanOptions):
       nominal_delta=ledger.delta if nominal else None,
       trust=self.mechanism.facts.trust,
     )
+
+  def _check_ledger(self, ledger: accounting.RunLedger) -> None:
+    """Raises `ValueError` if the ledger is of another plan."""
+    own, given = (one.state_dict()['fingerprint'] for one in (self.new_ledger(), ledger))
+    if not np.array_equal(own, given):
+      raise ValueError(
+        'This ledger is of another plan, because their fingerprints differ. Give a ledger that new_ledger of this plan '
+        'has made, or ask the plan of the run for the report.'
+      )
 
   def stayed_away(self, ledger: accounting.RunLedger) -> bool:
     """Whether some clients that were planned for a round did not come, where the plan does not say who comes.

@@ -73,7 +73,7 @@ class TestEntries:
 
 
 @pytest.mark.parametrize(
-  'read', [folder_files.read_json, folder_files.read_rows, folder_files.digest, folder_files.check_archive]
+  'read', [folder_files.read_json, folder_files.read_text, folder_files.digest, folder_files.check_archive]
 )
 class TestOpening:
   def test_a_pipe_is_not_waited_for(self, read, tmp_path):
@@ -164,26 +164,6 @@ class TestJson:
     (tmp_path / 'it').write_text(text)
     with pytest.raises(folder_files.FolderError, match=words):
       folder_files.read_json(str(tmp_path), 'it')
-
-
-class TestRows:
-  def test_reads_a_table(self, tmp_path):
-    (tmp_path / 'it').write_text('a,b\n1,2\n3,\n')
-    assert folder_files.read_rows(str(tmp_path), 'it') == [{'a': '1', 'b': '2'}, {'a': '3', 'b': ''}]
-
-  @pytest.mark.parametrize(
-    'text, words',
-    [
-      ('a,b\n1\n', 'different lengths'),
-      ('a\n1,2\n', 'different lengths'),
-      ('a,a\n1,2\n', 'two of its columns have one name'),
-      (b'a\n\xff\n', 'cannot be read'),
-    ],
-  )
-  def test_everything_else_is_damage(self, text, words, tmp_path):
-    (tmp_path / 'it').write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(folder_files.FolderError, match=words):
-      folder_files.read_rows(str(tmp_path), 'it')
 
 
 @pytest.mark.parametrize(
