@@ -81,8 +81,11 @@ def play_round(
   budget = round_budget(config, t, rates[cohort])
 
   clipped = critical if config.clip_scope == 'critical' else range(len(state.weights))
-  finite = {i: g for i, g in updates.items() if all(np.isfinite(tensor).all() for tensor in g)}
-  norms = {i: float(np.linalg.norm([np.linalg.norm(g[layer]) for layer in clipped])) for i, g in finite.items()}
+  finite, norms = {}, {}
+  for i, g in updates.items():
+    if all(np.isfinite(tensor).all() for tensor in g):
+      finite[i] = g
+      norms[i] = float(np.linalg.norm([np.linalg.norm(g[layer]) for layer in clipped]))
   next_clip = next_clipping_norm(config, state.clip, list(norms.values()))
   clip = next_clip if config.clip.uses_current_norms else state.clip
   sigma = noise_stddev(config, budgets, budget, clip)

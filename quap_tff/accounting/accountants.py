@@ -155,9 +155,13 @@ def delta_of(history: histories_lib.History, epsilon: float, name: str) -> float
   """
   accountant = get(name)
   checks.number('epsilon', epsilon, at_least=0)
-  low, high = math.log(theorems.Pld.MIN_DELTA * (1 + 1e-9) if name == 'pld' else 1e-300), math.log1p(-1e-12)
-  # ε falls as δ grows.
-  excess = lambda log_delta: accountant.epsilon(history, math.exp(log_delta)) - epsilon
+  least_delta = theorems.Pld.MIN_DELTA * (1 + 1e-9) if name == 'pld' else 1e-300
+  low, high = math.log(least_delta), math.log1p(-1e-12)
+
+  def excess(log_delta: float) -> float:
+    """How far ε is above the one asked for. It falls as δ grows."""
+    return accountant.epsilon(history, math.exp(log_delta)) - epsilon
+
   if excess(high) > 0:
     raise ValueError(f'epsilon={epsilon} is out of reach: {name} proves it for no delta below 1 with this noise.')
   return math.exp(least(excess, low, high, tolerance=1e-9))
@@ -264,7 +268,10 @@ def solve(
     checks.number('noise_multiplier', noise_multiplier, at_least=MIN_FACTOR, at_most=MAX_FACTOR)
   checks.integer('rounds', rounds, at_least=1)
   checks.number('sampling_rate', sampling_rate, above=0, at_most=1)
-  history_at = lambda z: histories_lib.History.gaussian(z, rounds, sampling_rate)
+
+  def history_at(z: float) -> histories_lib.History:
+    return histories_lib.History.gaussian(z, rounds, sampling_rate)
+
   name = accountant if accountant is not None else default_name(history_at(1.0), delta)
   by = get(name)
   try:

@@ -88,7 +88,7 @@ def _seen(log: logs.Log) -> _Seen:
 
 
 def _tests(seen: _Seen, rate: float) -> list[tuple[float, str]]:
-  """For each test, the logarithm of a bound on its p-value, and what it found."""
+  """The logarithm of a bound on the p-value of each test, and what the test found."""
   (counts, sizes, repeats), (n, rounds) = seen, (len(seen.counts), len(seen.sizes))
   log_absent = rounds * np.log1p(-rate)  # The log of the probability that a client never comes.
   log_present = float(np.log(-np.expm1(log_absent)))

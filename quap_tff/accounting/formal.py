@@ -77,7 +77,7 @@ class Reading:
   bound: str = 'The figures above are for all planned rounds.'
 
   def as_dict(self) -> dict[str, Any]:
-    """For JSON. An ε that is not finite becomes None."""
+    """The reading as JSON has it. An ε that is not finite becomes None."""
     largest, mean = _max_and_mean(self.epsilon)
     return _finite({'rounds': self.rounds, 'epsilon_max': largest, 'epsilon_mean': mean, 'why': self.why})
 
@@ -113,7 +113,7 @@ class FormalReport:
   noise_note: str = ''
 
   def as_dict(self) -> Optional[dict[str, Any]]:
-    """For JSON: None if nothing is covered. An infinite ε becomes None."""
+    """The report as JSON has it; None if nothing is covered. An infinite ε becomes None."""
     if self.covers == protections.NOTHING:
       return None
     return {
@@ -264,8 +264,10 @@ def _unamplified(
   exact = slack.epsilon_of(took_part, mu, delta)
   merged = histories_lib.merged_histories(mu)
   whole = merged if ledger.correlation.num_buffers else histories_lib.histories(ledger)
-  populations = {name: merged if accountant.merges else whole for name, accountant in accountants.ACCOUNTANTS.items()}
-  del populations['gaussian_exact']
+  populations = {}
+  for name, accountant in accountants.ACCOUNTANTS.items():
+    if name != 'gaussian_exact':
+      populations[name] = merged if accountant.merges else whole
   others = _by_accountant(populations, delta - slack.delta, notes)
   for values in others.values():
     values[took_part] += slack.epsilon
@@ -349,6 +351,8 @@ def _max_and_mean(epsilon: np.ndarray) -> tuple[float, float]:
 
 def _finite(values: dict[str, Any]) -> dict[str, Any]:
   """The values, with None in place of a number that JSON cannot hold."""
-  return {
-    name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
-  }
+  found = {}
+  for name, value in values.items():
+    is_lost = isinstance(value, float) and not math.isfinite(value)
+    found[name] = None if is_lost else value
+  return found

@@ -79,7 +79,7 @@ class Reservation(NamedTuple):
 
 
 class Gate:
-  """Who may take part in the next round, and with what weight. See the module for what this guarantees.
+  """Says who may take part in the next round, and with what weight. See the module for what this guarantees.
 
   Attributes:
     config: The parameters, checked.

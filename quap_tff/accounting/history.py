@@ -21,6 +21,7 @@ from quap_tff.accounting import run_ledger
 from quap_tff.common import checks
 from quap_tff.common import lazy
 from quap_tff.common.numbers import tradeoff
+from quap_tff.mechanisms import mechanism as mechanism_lib
 from quap_tff.mechanisms.certified import spending
 
 sparse = lazy.module('scipy.sparse')
@@ -87,7 +88,7 @@ class History:
 
   @classmethod
   def gaussian(cls, noise_multiplier: float, rounds: int, sampling_rate: float = 1.0) -> 'History':
-    """The same mechanism in each of `rounds` rounds."""
+    """A history of one mechanism, the same in each of `rounds` rounds."""
     return cls.of([(GaussianMechanism(noise_multiplier, sampling_rate), rounds)])
 
   @property
@@ -154,7 +155,11 @@ def coarsened(histories: Sequence[History], step: float) -> list[History]:
     pairs = list(zip((1 / mu).tolist(), rates.tolist()))
   made = {pair: GaussianMechanism(*pair) for pair in set(pairs)}
   coarse = {mechanism: made[pair] for mechanism, pair in zip(mechanisms, pairs)}
-  return [History.of((coarse[mechanism], n) for mechanism, n in history.releases) for history in histories]
+
+  def coarsened_history(history: History) -> History:
+    return History.of((coarse[mechanism], n) for mechanism, n in history.releases)
+
+  return list(map(coarsened_history, histories))
 
 
 def rounded_up(values: np.ndarray, step: float) -> np.ndarray:
@@ -244,7 +249,10 @@ def total_mu(ledger: run_ledger.RunLedger, num_rounds: Optional[float] = None) -
   Raises:
     ValueError: If a μ is NaN, which is not a bound; or if noise multipliers differ under correlated noise.
   """
-  spent = lambda history: spending.spending(history, ledger.correlation, ledger.num_clients, num_rounds).mu_squared
+
+  def spent(history: Iterable[mechanism_lib.RoundRecord]) -> np.ndarray:
+    return spending.spending(history, ledger.correlation, ledger.num_clients, num_rounds).mu_squared
+
   mu = spent(ledger.history)
   whole = np.sqrt(mu + ledger.spent_before)
   if np.isnan(whole).any():

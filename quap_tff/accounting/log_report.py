@@ -188,9 +188,10 @@ def text(tables: Sequence[TextTable]) -> str:
   for table in tables:
     rows = [list(map(console.shown, row)) for row in (table.header, *table.rows)]
     widths = [max(map(len, cells)) for cells in zip(*rows)]
-    lines += [f'{table.title}:'] + [
-      ('  ' + '  '.join(cell.ljust(width) for cell, width in zip(row, widths))).rstrip() for row in rows
-    ]
+    lines.append(f'{table.title}:')
+    for row in rows:
+      cells = [cell.ljust(width) for cell, width in zip(row, widths)]
+      lines.append('  '.join(['', *cells]).rstrip())
     lines += [f'  {table.note}', ''] if table.note else ['']
   return '\n'.join(lines)
 
@@ -250,7 +251,10 @@ def _image(made: LogReport) -> bytes:
 
 def _page(made: LogReport, head: Sequence[str], image: bytes) -> str:
   """One HTML file that needs no network."""
-  row = lambda cells, tag: '<tr>' + ''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells) + '</tr>'
+
+  def row(cells: Sequence[str], tag: str) -> str:
+    return '<tr>' + ''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells) + '</tr>'
+
   parts = [f'<p>{html.escape(one)}</p>' for one in head]
   if image:
     parts.append(f'<img alt="Clients by ε" src="data:image/png;base64,{base64.b64encode(image).decode()}">')

@@ -64,7 +64,7 @@ class Conditions(NamedTuple):
 
   @property
   def text(self) -> str:
-    """For a file."""
+    """The conditions as a file has them."""
     return json.dumps(self._asdict())
 
   @classmethod

@@ -247,7 +247,8 @@ class RunLedger:
     checks.integer('num_rounds', num_rounds, at_least=0, at_most=self.num_rounds)
     state = self.state_dict()
     ends = _ends(state['offsets'], num_rounds)
-    return RunLedger.from_state_dict({**state, **{name: state[name][:end] for name, end in ends.items()}})
+    state.update((name, state[name][:end]) for name, end in ends.items())
+    return RunLedger.from_state_dict(state)
 
   def state_dict(self) -> dict[str, np.ndarray]:
     """The arrays that a checkpoint and `ledger.npz` keep: round t, from 1, holds clients[offsets[t-1]:offsets[t]].
@@ -260,20 +261,17 @@ class RunLedger:
       `protection.Conditions`) and against float64[K, N].
       The arrays are read-only and not copied; later rounds leave them as they are.
     """
-    return {
-      **{name: self._arrays[name].values for name in ARRAYS},
-      'num_clients': np.array(self._num_clients, np.int64),
-      'delta': np.array(self._delta, np.float64),
-      'fingerprint': np.frombuffer(self._digest, np.uint8),
-      'correlation': np.frombuffer(self._spec.encode(), np.uint8),
-      **({} if self._before is None else {SPENT_BEFORE: self._before}),
-      **self._conditions_arrays(),
-    }
-
-  def _conditions_arrays(self) -> dict[str, np.ndarray]:
-    if self._conditions is None:
-      return {}
-    return {CONDITIONS: np.frombuffer(self._conditions.text.encode(), np.uint8), AGAINST: self._against}
+    state = {name: self._arrays[name].values for name in ARRAYS}
+    state['num_clients'] = np.array(self._num_clients, np.int64)
+    state['delta'] = np.array(self._delta, np.float64)
+    state['fingerprint'] = np.frombuffer(self._digest, np.uint8)
+    state['correlation'] = np.frombuffer(self._spec.encode(), np.uint8)
+    if self._before is not None:
+      state[SPENT_BEFORE] = self._before
+    if self._conditions is not None:
+      state[CONDITIONS] = np.frombuffer(self._conditions.text.encode(), np.uint8)
+      state[AGAINST] = self._against
+    return state
 
   def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
     """Loads a saved state.

@@ -43,6 +43,11 @@ def unamplified(history: histories_lib.History, delta: float) -> float:
   return float(tradeoff.epsilon_of(history.always_in().total_mu, delta))
 
 
+def _is_noised(history: histories_lib.History) -> bool:
+  """Whether no mechanism of the history releases anything without noise."""
+  return all(math.isfinite(mechanism.mu) for mechanism, _ in history.releases)
+
+
 class Accountant:
   """Interprets a history. Stateless. A subclass defines `_epsilon`, or `_epsilons` if it takes many at once.
 
@@ -79,19 +84,24 @@ class Accountant:
     delta = checks.number('delta', delta, above=0, below=1)
     if not self.supports_sampling and any(history.is_sampled for history in histories):
       raise NotApplicableError('cannot count amplification by sampling')
-    keys = [history.merged() if self.merges else history for history in histories]
+    keys = list(histories)
+    if self.merges:
+      keys = [history.merged() for history in keys]
     places = {key: place for place, key in enumerate(dict.fromkeys(keys))}
     exact = coarse = list(places)
     step = self.population_step
     while 0 < step < 1 and len(set(coarse)) > _MOST_HISTORIES:
       coarse, step = histories_lib.coarsened(exact, step), 2 * step
-    known = {key: 0.0 if not key.releases else math.inf for key in coarse}
-    noised = [key for key in known if key.releases and all(math.isfinite(one.mu) for one, _ in key.releases)]
-    known.update(zip(noised, checked(self._epsilons(noised, delta)) if noised else ()))
+    known = {}
+    for key in coarse:
+      known[key] = math.inf if key.releases else 0.0
+    noised = [key for key in known if key.releases and _is_noised(key)]
+    if noised:
+      known.update(zip(noised, checked(self._epsilons(noised, delta))))
     return np.array([known[coarse[places[key]]] for key in keys], np.float64)
 
   def _epsilons(self, histories: Sequence[histories_lib.History], delta: float) -> np.ndarray:
-    """As `epsilons`, of distinct histories that have at least one mechanism, all of them with noise."""
+    """`epsilons` for distinct histories that have at least one mechanism, all of them with noise."""
     return np.array([self._bounded(history, delta) for history in histories])
 
   def _bounded(self, history: histories_lib.History, delta: float) -> float:

@@ -136,11 +136,11 @@ def replaced(canaries: Canaries, basis: Directions, update: Sequence[tf.Tensor],
 
   def canary() -> list[tf.Tensor]:
     flat = canaries.norm * one_direction(basis, tf.argmax(is_own, output_type=tf.int32))
-    parts = dict(zip(places, tf.split(flat, [sizes[i] for i in places])))
-    return [
-      tf.cast(tf.reshape(parts[i], leaf.shape), leaf.dtype) if i in parts else tf.zeros(leaf.shape, leaf.dtype)
-      for i, leaf in enumerate(update)
-    ]
+    tensors = [tf.zeros(leaf.shape, leaf.dtype) for leaf in update]
+    for i, part in zip(places, tf.split(flat, [sizes[i] for i in places])):
+      leaf = update[i]
+      tensors[i] = tf.cast(tf.reshape(part, leaf.shape), leaf.dtype)
+    return tensors
 
   return tf.cond(tf.reduce_any(is_own), canary, lambda: [tf.identity(part) for part in update])
 

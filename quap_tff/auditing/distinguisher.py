@@ -197,8 +197,10 @@ def held(
       elif client != target:
         others += float(answer['weight']) * clip * moves
     total += tf.cast(tf.round(others / clip * rounds.grid.steps), tf.int64)
-    reports = {name: np.array([one[name] for one in answers.values()]) for name in ('round', 'last_round', 'weight')}
-    admitted = rounds.admit(state, {}, dict(reports, client_id=tf.constant(list(answers), tf.int64)))
+    reports = {'client_id': tf.constant(list(answers), tf.int64)}
+    for name in ('round', 'last_round', 'weight'):
+      reports[name] = np.array([answer[name] for answer in answers.values()])
+    admitted = rounds.admit(state, {}, reports)
     state, (mean,), _ = rounds.release(state, admitted, [total])
     if not float(admitted.noise_multiplier):
       return (state, guarded), None

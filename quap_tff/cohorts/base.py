@@ -198,8 +198,11 @@ def independent(population: Population, rates: np.ndarray) -> ParticipationModel
 def fixed_size(population: Population) -> ParticipationModel:
   """A uniformly random set of `cohort_size` clients."""
   total, size = population.num_clients, population.required_cohort_size()
-  # Without a shuffle numpy's cost grows with the cohort, not with the population.
-  draw = lambda round_num: population.round_rng(round_num).choice(total, size, replace=False, shuffle=False)
+
+  def draw(round_num: int) -> np.ndarray:
+    # Without a shuffle NumPy's cost grows with the cohort, not with the population.
+    return population.round_rng(round_num).choice(total, size, replace=False, shuffle=False)
+
   sampler = samplers.CohortSampler('fixed_size', cohort_size=size)
   return ParticipationModel(population, draw, sampler=sampler, mean_cohort_size=float(size))
 

@@ -16,7 +16,7 @@ CHECK, TYPE = 'check', 'type'
 NOT_IN_KEYS = 'not_in_keys'
 # A key of a field's metadata: it is in keys only where it is not None, so that adding it changed no others.
 IN_KEYS_IF_GIVEN = 'in_keys_if_given'
-# Of a field's metadata: its own fields take its place in keys.
+# A key of a field's metadata: the value is a dataclass, whose fields stand in keys as if they were fields here.
 KEYS_IN_PLACE = 'keys_in_place'
 
 
@@ -39,7 +39,8 @@ def number(
   expected = ' and '.join(f'{words} {bound:g}' for bound, words, _ in bounds if bound is not None)
   is_number = isinstance(value, numbers.Real) and not isinstance(value, bool) and _is_finite(value)
   if not is_number or not all(holds(value, bound) for bound, _, holds in bounds if bound is not None):
-    raise ValueError(f'{name} must be a finite number{" " + expected if expected else ""}, found {plain(value)!r}.')
+    words = f'a finite number {expected}'.rstrip()
+    raise ValueError(f'{name} must be {words}, found {plain(value)!r}.')
   return float(value)
 
 
@@ -94,7 +95,7 @@ def number_field(name: str, default: Any = dataclasses.MISSING, **bounds: float)
 
 
 def integer_field(name: str, default: Any = dataclasses.MISSING, **bounds: int) -> Any:
-  """As `number_field`, for `integer`."""
+  """A field of a `Checked`. Its values must be an `integer` inside the bounds, or None if that is the default."""
   return dataclasses.field(default=default, metadata={CHECK: functools.partial(integer, name, **bounds), TYPE: int})
 
 

@@ -100,7 +100,7 @@ def id_of(path: str) -> str:
 
 
 def counters_folder() -> str:
-  """Where counters lie by default."""
+  """The folder of counters, if no other is given."""
   state = os.environ.get('XDG_STATE_HOME') or os.path.join(os.path.expanduser('~'), '.local', 'state')
   return os.path.join(state, 'quap_tff')
 
@@ -339,7 +339,7 @@ class _Log:
     return not self._close.alive
 
   def append(self, line: str) -> None:
-    """On disk when it returns."""
+    """Writes a line. It is on disk when this returns."""
     text = f'{line}\n'.encode()
     os.ftruncate(self._file, self._end)
     os.pwrite(self._file, text, self._end)

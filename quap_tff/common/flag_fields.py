@@ -20,6 +20,10 @@ _T = TypeVar('_T', bound='DataclassInstance')
 _KEY = 'flag'
 
 
+def _as_written(value: Any) -> Any:
+  return value
+
+
 @dataclasses.dataclass(frozen=True)
 class Flag:
   """The facts of a flag, alongside the type of its field.
@@ -46,7 +50,7 @@ class Flag:
   one_of: Sequence[str] = ()
   lower: Optional[float] = None
   upper: Optional[float] = None
-  parse: Callable[[Any], Any] = lambda value: value
+  parse: Callable[[Any], Any] = _as_written
   is_control: bool = False
   is_neutral: bool = False
   differs: bool = False

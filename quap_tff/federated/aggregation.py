@@ -81,7 +81,7 @@ class AggregationFactory(tff.aggregators.WeightedAggregationFactory):
     self._inner_sum = inner_sum
 
   def create(self, value_type: tff.Type, weight_type: tff.Type) -> tff.templates.AggregationProcess:
-    """See the module's docstring.
+    """Makes the aggregation process for these types, as the module's docstring describes it.
 
     Args:
       value_type: A struct of float tensors (with Python containers), or one float tensor.
@@ -271,7 +271,11 @@ def _layers_of(specs: array_types.StructureSpec, layers: Optional[mechanisms.Lay
   if tf.nest.is_nested(specs):
     declared = tff.structure.flatten(tff.structure.from_container(positions, recursive=True))
   all_layers = layers_lib.from_leaves([paths[i] for i in declared], [leaves[i].shape for i in declared])
-  return [layer._replace(indices=tuple(declared[i] for i in layer.indices)) for layer in all_layers]
+  ordered = []
+  for layer in all_layers:
+    indices = tuple(declared[i] for i in layer.indices)
+    ordered.append(layer._replace(indices=indices))
+  return ordered
 
 
 def _own_reader(

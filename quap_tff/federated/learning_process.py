@@ -45,7 +45,9 @@ class _ServerMemory:
   learning_rate_at: Callable[[tf.Tensor], tf.Tensor]
 
   def _cohort(self, state: array_types.Structure, reports: array_types.Structure) -> extensions.Cohort:
-    learning_rate = lambda: self.learning_rate_at(state['work']['round'])
+    def learning_rate() -> tf.Tensor:
+      return self.learning_rate_at(state['work']['round'])
+
     # Clients' own vectors pass by the extension: whatever it makes of a report is a release.
     reported = collections.OrderedDict((name, reports[name]) for name in reports if name not in ('client_id', 'own'))
     return extensions.Cohort(self.num_clients, reports['client_id'], reported, learning_rate)
@@ -189,7 +191,10 @@ def compose(
   server = None
   if extension is not None:
     own_work = extension.client_work(client_work)
-    learning_rate_at = lambda round_num: client_update.learning_rate_at(client_optimizer, own_work, round_num)
+
+    def learning_rate_at(round_num: tf.Tensor) -> tf.Tensor:
+      return client_update.learning_rate_at(client_optimizer, own_work, round_num)
+
     server = _ServerMemory(extension, model_fn, cast(int, num_clients), learning_rate_at)
 
   @tff.federated_computation

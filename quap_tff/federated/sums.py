@@ -55,7 +55,7 @@ def collected(reports: tff.Value) -> tff.Value:
 
 
 def collected_by_id(reports: tff.Value) -> tff.Value:
-  """As `collected`, for reports with an int64 `client_id`, in the order of the ids."""
+  """The reports of all clients at the server, in the order of their int64 `client_id`."""
   joined = collected(reports)
 
   @tff.tensorflow.computation(joined.type_signature.member)
@@ -67,7 +67,7 @@ def collected_by_id(reports: tff.Value) -> tff.Value:
 
 
 def summed_by_id(reports: tff.Value, num_clients: int) -> tff.Value:
-  """As `collected_by_id`, for reports of scalars, by a sum if the population is small.
+  """What `collected_by_id` gives, for reports of scalars. In a small population a sum makes it.
 
   An id that several clients have appears as often, and so does -1, which stands for no id.
 
@@ -94,9 +94,13 @@ def summed_by_id(reports: tff.Value, num_clients: int) -> tff.Value:
     with tf.control_dependencies(in_range):
       # The last place is for those without an id.
       place = tf.reshape(tf.where(client_id >= 0, client_id, num_clients), [1, 1])
-    spread = lambda value: tf.scatter_nd(place, tf.reshape(value, [1]), [tf.constant(num_clients + 1, tf.int64)])
-    one = tf.constant(1, tf.int32)
-    return collections.OrderedDict((name, spread(one if name == 'client_id' else report[name])) for name in report)
+    size = [tf.constant(num_clients + 1, tf.int64)]
+    placed = collections.OrderedDict()
+    for name in report:
+      # Ids become counts: how many reports a place has.
+      value = tf.constant(1, tf.int32) if name == 'client_id' else report[name]
+      placed[name] = tf.scatter_nd(place, tf.reshape(value, [1]), size)
+    return placed
 
   total = tff.federated_sum(tff.federated_map(at_own_place, reports))
 

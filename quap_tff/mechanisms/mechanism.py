@@ -88,7 +88,7 @@ class AdmittedRound(NamedTuple):
     clip: float32 scalar, C_t.
     noise_multiplier: Scalar, σ of the noise on the sum over C_t; 0 if there is none.
     sigma: Scalar, the standard deviation of the noise that is drawn for each noised entry of the result.
-    after: The state after the round, as far as it is known by now.
+    after: The state after the round, but for what follows from the sum.
     metrics: Measurements that are known by now, scalars by name.
   """
 
@@ -293,7 +293,7 @@ class Rounds(abc.ABC):
   Attributes:
     specs: A `tf.TensorSpec` for each tensor of an update.
     prepares: Whether the round is about something other than the update itself, see `prepared`.
-    own_fields: The fields that must come with an update in addition to the id: the end of "must say …" by name.
+    own_fields: The names of the fields that must come with an update in addition to the id, with the words of errors.
     kept_fields: Names in a report that the client keeps to itself. Only its own `contribution` sees them.
     secure_bounds: For each of the sums the largest absolute value of a client's int64 entries, if they go into a secure
       sum; None for a plain one.

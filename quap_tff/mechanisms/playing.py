@@ -42,7 +42,9 @@ def play_round(
     updates: For each client, the tensors of its update.
     own: For each client its id, or its `client_id` and the other fields that are its own, by name.
   """
-  clients = [(list(u), o if isinstance(o, dict) else {'client_id': o}) for u, o in zip(updates, own)]
+  clients = []
+  for update, fields in zip(updates, own):
+    clients.append((list(update), fields if isinstance(fields, dict) else {'client_id': fields}))
   count = len(clients)
   if not clients:
     # Somebody with an update of zeros shows which reports there would be. Nothing of it is counted.
@@ -61,9 +63,14 @@ def play_round(
   for (update, _), report in zip(clients, reports):
     added = rounds.contribution({i: update[i] for i in waiting}, report, announced, clip)
     rest = {i: update[i] for i in every if i not in waiting}
-    totals = {**dict(zip(waiting, added)), **(rounds.early(rest, report) if rest else {})}
+    totals = dict(zip(waiting, added))
+    if rest:
+      totals.update(rounds.early(rest, report))
     sent.append([totals[i] for i in every] + added[len(waiting) :])
-  each = [tf.stack([tf.cast(one, rounds.sum_dtype or one.dtype) for one in parts])[:count] for parts in zip(*sent)]
+  each = []
+  for parts in zip(*sent):
+    in_sum = [tf.cast(part, rounds.sum_dtype or part.dtype) for part in parts]
+    each.append(tf.stack(in_sum)[:count])
   if rounds.needs_each_update:
     total = rounds.combined(each, admitted.weights)
   else:
@@ -72,4 +79,7 @@ def play_round(
 
 
 def _stacked(reports: Sequence[mechanism.Struct], count: int) -> mechanism.Struct:
-  return collections.OrderedDict((name, tf.stack([one[name] for one in reports])[:count]) for name in reports[0])
+  stacked = collections.OrderedDict()
+  for name in reports[0]:
+    stacked[name] = tf.stack([report[name] for report in reports])[:count]
+  return stacked

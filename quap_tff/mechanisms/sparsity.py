@@ -146,12 +146,12 @@ def round_indices(
   sparsity: Sparsity, seed: tf.Tensor, sizes: Sequence[int], released: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
   """The indices of each tensor; `released` is empty unless they depend on it. `seed` is that of the round."""
-  return [
-    sparsity.indices(
-      seeds.fold_in(seed, tf.constant(index, tf.int64)), size, released[index] if sparsity.uses_releases else None
-    )
-    for index, size in enumerate(sizes)
-  ]
+  found = []
+  for index, size in enumerate(sizes):
+    own_seed = seeds.fold_in(seed, tf.constant(index, tf.int64))
+    last = released[index] if sparsity.uses_releases else None
+    found.append(sparsity.indices(own_seed, size, last))
+  return found
 
 
 def _random_part(seed: tf.Tensor, size: int, count: int, taken: Optional[tf.Tensor] = None) -> tf.Tensor:

@@ -78,7 +78,7 @@ class Setting:
 
   @functools.cached_property
   def drawn_schedule(self) -> list[np.ndarray]:
-    """The same with those who were drawn and do not come."""
+    """int64[M_t] for each planned round, with the clients that were drawn and do not come."""
     assert self.participation is not None
     return self.rounds_of(self.participation.drawn)
 

@@ -60,6 +60,12 @@ _TRUSTS = (certified_configs.CertifiedConfig.trust, held_config.HeldConfig.trust
 WEIGHTS: Mapping[str, Any] = collections.ChainMap({'participation': ByParticipation}, weight_rules.RULES)
 
 
+def _checked_count(count: float) -> int:
+  """A number of colluders, which a spec may write as 2.0."""
+  whole = int(count) if count == int(count) else count
+  return checks.integer('colluders', whole, at_least=1)
+
+
 @dataclasses.dataclass(frozen=True)
 class CertifiedMethod(
   choices.SparseChoice, choices.ServerOptimizer, choices.Tuned, choices.Spent, choices.Budget, base.Method
@@ -187,8 +193,7 @@ class CertifiedMethod(
         'threshold: the account of whichever clients drop out is known for independent noise, and without colluders. '
         'Give noise=independent without colluders, or leave threshold out.'
       )
-    counts = [int(count) if count == int(count) else count for count in self.colluders]
-    object.__setattr__(self, 'colluders', tuple(checks.integer('colluders', one, at_least=1) for one in counts))
+    object.__setattr__(self, 'colluders', tuple(map(_checked_count, self.colluders)))
 
   def flag_names(self) -> frozenset[str]:
     # --alpha and --beta are for weights that have none of their own, and flags of rates for weights that follow rates.

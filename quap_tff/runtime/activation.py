@@ -51,9 +51,11 @@ def prepare(config: Union[config_lib.RuntimeConfig, str]) -> Sequence[str]:
   if not gpus:
     if config.device == 'gpu':
       has_cuda = tf.test.is_built_with_cuda()
-      advice = 'Check the driver and CUDA_VISIBLE_DEVICES' if has_cuda else 'Install a build with CUDA'
+      build, advice = 'with', 'Check the driver and CUDA_VISIBLE_DEVICES'
+      if not has_cuda:
+        build, advice = 'without', 'Install a build with CUDA'
       raise errors.DeviceError(
-        f'device="gpu" was asked for, but TensorFlow {tf.__version__}, a build {"with" if has_cuda else "without"} '
+        f'device="gpu" was asked for, but TensorFlow {tf.__version__}, a build {build} '
         f'CUDA, sees no GPU here. {advice}, or use device="cpu" or device="auto".'
       )
     _one_core_per_client(config.resolved_num_threads())

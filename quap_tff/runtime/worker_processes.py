@@ -35,7 +35,7 @@ def ending_with_this_one(command: Sequence[str]) -> list[str]:
 
 
 def _worker_binary() -> str:
-  """Where TFF's worker is installed."""
+  """The path of TFF's worker."""
   spec = importlib.util.find_spec('tensorflow_federated')
   if spec is None or not spec.submodule_search_locations:
     raise errors.RuntimeStackError(
@@ -81,7 +81,8 @@ class WorkerProcess:
   def how_it_ended(self) -> str:
     """The signal or the status with which the process ended, a sentence."""
     code = self._process.returncode
-    return f'It ended with {f"signal {-code}" if code < 0 else f"status {code}"}.'
+    how = f'signal {-code}' if code < 0 else f'status {code}'
+    return f'It ended with {how}.'
 
   def last_output(self) -> str:
     """The end of its output, in words; '' if there is none."""

@@ -256,7 +256,7 @@ class WorkersContext(tff.program.FederatedContext):
 
 
 def split(argument: Any, type_spec: tff.Type, count: int) -> list[Any]:
-  """At most `count` arguments, each with a contiguous part of the clients and with everything else in full.
+  """Splits an argument into at most `count`, each with some successive clients and with everything else in full.
 
   The sizes differ by at most one, the larger parts come first, and no part is empty unless the cohort is. They depend
   on the size of the cohort and on `count` alone.

@@ -7,6 +7,7 @@ a function that returns one.
 import collections
 from collections.abc import Mapping, Sequence
 import copy
+import functools
 import inspect
 from typing import Any, Callable, Optional, Union
 
@@ -149,7 +150,7 @@ def without_initial_weights(model_fn: ModelFn) -> ModelFn:
         shape, dtype = blank[index]
         declared = kwargs.get('shape'), kwargs.get('dtype')
         if declared[0] is not None and tf.TensorShape(declared[0]) == shape and declared[1] == dtype:
-          kwargs['initial_value'] = lambda: tf.zeros(shape, dtype)
+          kwargs['initial_value'] = functools.partial(tf.zeros, shape, dtype)
       return next_creator(**kwargs)
 
     with tf.variable_creator_scope(create):
@@ -280,8 +281,12 @@ class Classifier(tff.learning.models.VariableModel):
     return tf.nest.map_structure(lambda variable: variable.read_value(), self._metrics)
 
   def metric_finalizers(self) -> collections.OrderedDict[str, Callable[[Any], tf.Tensor]]:
-    mean = lambda values: tf.math.divide_no_nan(*values)
-    only = lambda values: values[0]
+    def mean(values: Any) -> tf.Tensor:
+      return tf.math.divide_no_nan(*values)
+
+    def only(values: Any) -> tf.Tensor:
+      return values[0]
+
     return collections.OrderedDict(accuracy=mean, loss=mean, num_examples=only, num_batches=only)
 
   @tf.autograph.experimental.do_not_convert
@@ -328,9 +333,9 @@ def pooled_first(model: tf.keras.Sequential, x: tf.Tensor, training: bool) -> tf
   while layers:
     layer = layers.pop(0)
     if layers and _adds_bias_and_relu(layer) and type(layers[0]) is tf.keras.layers.MaxPooling2D:
-      compute = lambda tensor, dtype=layer.compute_dtype: tf.cast(tensor, dtype)
-      pooled = layers.pop(0)(layer.convolution_op(compute(x), compute(layer.kernel)))
-      x = tf.nn.relu(tf.nn.bias_add(pooled, compute(layer.bias)))
+      dtype = layer.compute_dtype
+      pooled = layers.pop(0)(layer.convolution_op(tf.cast(x, dtype), tf.cast(layer.kernel, dtype)))
+      x = tf.nn.relu(tf.nn.bias_add(pooled, tf.cast(layer.bias, dtype)))
     elif 'training' in inspect.signature(layer.call).parameters:
       x = layer(x, training=training)
     else:

@@ -172,7 +172,7 @@ def count(inserted: Any, unseen: Any, threshold: float) -> Guesses:
 
 
 def as_dict(guesses: Guesses, audited: Bound) -> dict[str, Any]:
-  """For JSON."""
+  """The guesses and their bound, as JSON has them."""
   return {
     **guesses._asdict(),
     'true_positive_rate_at_least': audited.true_positive_rate,

@@ -218,13 +218,20 @@ def distances(kind: str, recovered: Sequence[tf.Tensor], wanted: Sequence[tf.Ten
     wanted: The same shapes.
     visible: float32 for each tensor: 1 if the attack looks at it, else 0.
   """
-  inner = lambda a, b: tf.reduce_sum(tf.reshape(a * b, [a.shape[0], -1]), axis=1)
-  add = lambda left, right: tf.add_n([visible[i] * inner(a, b) for i, (a, b) in enumerate(zip(left, right))])
-  size = tf.maximum(add(wanted, wanted), 1e-30)
+
+  def inner(left: Sequence[tf.Tensor], right: Sequence[tf.Tensor]) -> tf.Tensor:
+    """The inner product of what the attack looks at, for each target."""
+    products = []
+    for i, (a, b) in enumerate(zip(left, right)):
+      product = tf.reduce_sum(tf.reshape(a * b, [a.shape[0], -1]), axis=1)
+      products.append(visible[i] * product)
+    return tf.add_n(products)
+
+  size = tf.maximum(inner(wanted, wanted), 1e-30)
   if kind == 'l2':
     apart = [a - b for a, b in zip(recovered, wanted)]
-    return add(apart, apart) / size
-  return 1 - add(recovered, wanted) / tf.sqrt(size * tf.maximum(add(recovered, recovered), 1e-30))
+    return inner(apart, apart) / size
+  return 1 - inner(recovered, wanted) / tf.sqrt(size * tf.maximum(inner(recovered, recovered), 1e-30))
 
 
 ATTACKS: dict[str, InversionAttack] = {
@@ -243,14 +250,16 @@ def same_problem(first: Problem, second: Problem, up_to_scale: bool) -> bool:
   if first.visible != second.visible:
     return False
   seen = [i for i, visible in enumerate(first.visible) if visible]
-  sizes = [_norms([problem.observed[i] for i in seen]) for problem in (first, second)]
-  if not up_to_scale and not np.allclose(sizes[0], sizes[1], rtol=1e-4):
+  size = _norms([first.observed[i] for i in seen])
+  other_size = _norms([second.observed[i] for i in seen])
+  if not up_to_scale and not np.allclose(size, other_size, rtol=1e-4):
     return False
-  scale = sizes[0] / np.maximum(sizes[1], 1e-30)
-  apart = _norms(
-    [first.observed[i] - second.observed[i] * scale.reshape([-1] + [1] * (second.observed[i].ndim - 1)) for i in seen]
-  )
-  return bool((apart <= 1e-4 * sizes[0]).all())
+  scale = size / np.maximum(other_size, 1e-30)
+  apart = []
+  for i in seen:
+    other = second.observed[i]
+    apart.append(first.observed[i] - other * scale.reshape([-1] + [1] * (other.ndim - 1)))
+  return bool((_norms(apart) <= 1e-4 * size).all())
 
 
 def _norms(tensors: Sequence[np.ndarray]) -> np.ndarray:

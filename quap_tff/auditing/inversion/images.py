@@ -32,7 +32,7 @@ def ssim(true: np.ndarray, recovered: np.ndarray) -> np.ndarray:
 
 
 def nearest(true: np.ndarray, recovered: np.ndarray) -> np.ndarray:
-  """For each true image the recovered one that belongs to it: the assignment with the least squared error.
+  """Assigns a recovered image to each true one, with the least squared error in all.
 
   No recovered image belongs to two true ones, so an attack that returns one good image many times gains nothing.
 

@@ -55,7 +55,7 @@ def observe(
   critical = sorted(layers_lib.critical_indices(layers, facts.noised_layers))
   seen: dict[str, list[View]] = {'client_update': [], 'aggregate': []}
   for t in range(targets):
-    float_updates = [[tf.convert_to_tensor(tensor[t], tf.float32) for tensor in update] for update in updates]
+    float_updates = [_of_target(update, t) for update in updates]
     state = rounds.initial_state()._replace(noise=rounds.initial_noise(seed * targets + t))
     played = playing.play_round(rounds, state, float_updates, list(range(len(float_updates))))
     clip, sigma = float(played.admitted.clip), float(played.admitted.sigma)
@@ -71,12 +71,17 @@ def observe(
     factor = facts.divisor / len(float_updates) if facts.divisor else 1.0
     mean = [factor * np.asarray(m, np.float64) for m in played.result]
     seen['aggregate'].append(View(mean, noised, clip, factor * sigma))
-  return {
-    observer: View(
-      [np.stack(tensors) for tensors in zip(*(one.update for one in of_targets))],
-      of_targets[0].noised,
-      float(np.mean([one.clip for one in of_targets])),
-      float(np.mean([one.noise for one in of_targets])),
-    )
-    for observer, of_targets in seen.items()
-  }
+  return {observer: _stacked(of_targets) for observer, of_targets in seen.items()}
+
+
+def _of_target(update: Sequence[np.ndarray], target: int) -> list[tf.Tensor]:
+  """The update of one target, from those of all targets."""
+  return [tf.convert_to_tensor(tensor[target], tf.float32) for tensor in update]
+
+
+def _stacked(views: Sequence[View]) -> View:
+  """The views of all targets as one, with their mean clipping norm and noise."""
+  updates = [view.update for view in views]
+  stacked = [np.stack(tensors) for tensors in zip(*updates)]
+  clip, noise = np.mean([view.clip for view in views]), np.mean([view.noise for view in views])
+  return View(stacked, views[0].noised, float(clip), float(noise))

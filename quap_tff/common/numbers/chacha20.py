@@ -44,7 +44,11 @@ def blocks(key: tf.Tensor, nonces: tf.Tensor, count: Any, first: int = 0) -> tf.
   """
   streams, count = tf.shape(nonces)[0], tf.cast(count, tf.int32)
   counters = tf.tile(tf.cast(first + tf.range(count), tf.uint32), [streams])
-  columns = lambda values: tf.tile(tf.reshape(values, [4, 1]), [1, tf.size(counters)])
+
+  def columns(values: tf.Tensor) -> tf.Tensor:
+    """Repeats four words for each block."""
+    return tf.tile(tf.reshape(values, [4, 1]), [1, tf.size(counters)])
+
   words = tf.reshape(tf.bitcast(key, tf.uint32), [2, 4])
   last = tf.concat([counters[tf.newaxis], tf.repeat(tf.transpose(nonces), count, axis=1)], axis=0)
   rows = (columns(_CONSTANTS), columns(words[0]), columns(words[1]), last)

@@ -43,7 +43,8 @@ class CohortSampler(checks.Checked):
     for name, kind, needs in (('rates', 'bernoulli', 'needs'), ('cohort_size', 'fixed_size', 'needs a')):
       is_given = getattr(self, name) is not None
       if is_given != (self.kind == kind):
-        raise ValueError(f'Sampler {self.kind!r} {"takes no" if is_given else needs} {name}.')
+        what = 'takes no' if is_given else needs
+        raise ValueError(f'Sampler {self.kind!r} {what} {name}.')
     if self.rates is not None:
       rates = np.asarray(self.rates, np.float64)
       if rates.ndim != 1 or not ((rates >= 0) & (rates <= 1)).all():

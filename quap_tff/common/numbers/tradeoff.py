@@ -19,7 +19,7 @@ special = lazy.module('scipy.special')
 # Answers exceed the true value by at most this share. The rounding of μ and of ε/μ - μ/2 stays below a tenth of it.
 RELATIVE_MARGIN = 1e-12
 
-# By this share an inverse is lower, so that its ε, which is rounded up, is not above the given one.
+# An inverse is lowered by this share. So its ε, which is rounded up, is not above the given one.
 _MU_MARGIN = 1e-11
 _BISECTION_STEPS = 80
 # The size of an array from which equal values are computed once.
@@ -120,7 +120,9 @@ def mu_at_most(epsilon: float, delta: float) -> float:
 
 
 def mu_of(epsilon: Union[float, np.ndarray], delta: float) -> np.ndarray:
-  """As `mu_at_most` for many ε >= 0, to a share of 2e-11: the most that was spent, if an ε at δ is all that is known.
+  """The largest μ whose ε at δ is at most the given one, for many ε >= 0; too small by a share of at most 2e-11.
+
+  It is the most that was spent, if an ε at δ is all that is known.
 
   Args:
     epsilon: ε >= 0, float or array.

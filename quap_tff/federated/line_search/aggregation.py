@@ -39,7 +39,7 @@ class LineSearchAggregationFactory(tff.aggregators.WeightedAggregationFactory):
     self._config, self._model_fn = config, model_functions.of(model)
 
   def create(self, value_type: tff.Type, weight_type: tff.Type) -> tff.templates.AggregationProcess:
-    """See the module's docstring.
+    """Makes the aggregation process for these types, as the module's docstring describes it.
 
     Args:
       value_type: The type of the model's trainable weights.

@@ -29,6 +29,10 @@ from quap_tff.mechanisms.parts import layers as layers_lib
 _Factory = tff.aggregators.DifferentiallyPrivateFactory
 
 
+def _unchanged(state: array_types.Structure) -> array_types.Structure:
+  return state
+
+
 class StockAggregator(NamedTuple):
   """A `DifferentiallyPrivateFactory` and the facts about it.
 
@@ -54,8 +58,8 @@ class StockAggregator(NamedTuple):
   clip: Optional[float] = None
   has_one_sigma: bool = True
   grouped: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]] = list
-  kept: Callable[[array_types.Structure], array_types.Structure] = lambda query_state: query_state
-  taken_up: Callable[[array_types.Structure], array_types.Structure] = lambda kept: kept
+  kept: Callable[[array_types.Structure], array_types.Structure] = _unchanged
+  taken_up: Callable[[array_types.Structure], array_types.Structure] = _unchanged
 
   def query(self, record_type: tff.Type) -> Any:
     """The TensorFlow Privacy query inside `factory`, which does all that is private about it. Audits use it."""
@@ -146,7 +150,7 @@ class StockAggregationFactory(tff.aggregators.WeightedAggregationFactory):
 
 
 def fixed_clip(noise_multiplier: float, clients_per_round: float, clip: float) -> StockAggregator:
-  """See `mechanism.DpFedAvg`."""
+  """The aggregator of `mechanism.DpFedAvg`."""
   return StockAggregator(
     noise_multiplier,
     clients_per_round,
@@ -159,7 +163,7 @@ def fixed_clip(noise_multiplier: float, clients_per_round: float, clip: float) -
 def adaptive_clip(
   value_multiplier: float, count_stddev: float, clients_per_round: float, quantile: float, clip: float, rate: float
 ) -> StockAggregator:
-  """See `mechanism.DpFedAvgAdaptive`; `count_stddev` is s."""
+  """The aggregator of `mechanism.DpFedAvgAdaptive`; `count_stddev` is s."""
   factory = _Factory.gaussian_adaptive(
     # TFF takes its own z, and finds z_sum from it.
     noise_multiplier=(value_multiplier**-2 + (2 * count_stddev) ** -2) ** -0.5,
@@ -186,7 +190,7 @@ def layerwise_clip(
   clip: float,
   rate: float,
 ) -> StockAggregator:
-  """See `mechanism.LayerwiseAdaptive`."""
+  """The aggregator of `mechanism.LayerwiseAdaptive`."""
   queries = [
     quantile_adaptive_clip_sum_query.QuantileAdaptiveClipSumQuery(
       initial_l2_norm_clip=clip,
@@ -199,18 +203,25 @@ def layerwise_clip(
     for _ in layers
   ]
   query = normalized_query.NormalizedQuery(nested_query.NestedSumQuery(queries), clients_per_round)
+
+  def grouped(update: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
+    groups = []
+    for layer in layers:
+      groups.append([update[i] for i in layer.indices])
+    return groups
+
   return StockAggregator(
     value_multiplier,
     clients_per_round,
     lambda record_type: _Factory(query),
     lambda query_state: [state.sum_state.l2_norm_clip for state in query_state.numerator_state],
     has_one_sigma=False,
-    grouped=lambda update: [[update[i] for i in layer.indices] for layer in layers],
+    grouped=grouped,
   )
 
 
 def tree(noise_multiplier: float, clients_per_round: float, clip: float, rounds: int, seed: int) -> StockAggregator:
-  """See `mechanism.DpFtrl`, for up to `rounds` rounds. The state, hence a checkpoint, holds the seed."""
+  """The aggregator of `mechanism.DpFtrl`, for up to `rounds` rounds. The state, hence a checkpoint, holds the seed."""
   levels = (rounds + 1).bit_length()
 
   def factory(record_type: tff.Type) -> tff.aggregators.UnweightedAggregationFactory:

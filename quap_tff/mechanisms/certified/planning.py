@@ -96,8 +96,9 @@ def share_of_ceiling(planned: guarantee.Settled, cohorts: Sequence[array_types.I
   """
   mechanism = planned.mechanism
   limits = np.broadcast_to(np.sqrt(mechanism.limit), [mechanism.num_clients])
-  # Who has nothing left has no part in a round, and where nobody has anything left, there is none.
-  cohorts = [ids for ids in (np.asarray(one)[limits[one] > 0] for one in cohorts) if len(ids)]
+  # A client without budget is in no round, and a round without clients is none.
+  with_budget = [np.asarray(ids)[limits[ids] > 0] for ids in cohorts]
+  cohorts = [ids for ids in with_budget if len(ids)]
   sums = np.array([one.weights.sum(dtype=np.float64) for one in mechanism.simulated(cohorts)])
   published = np.cumsum(planned.averaging.shares(len(cohorts))[::-1])[::-1]
   scales = list(mechanism.noise_multiplier * _scales(mechanism.config, len(cohorts)))
@@ -219,7 +220,7 @@ def _candidates(mechanism: configs.Certified, cohorts: Sequence[np.ndarray], cou
 def simulated(
   mechanism: configs.Certified, cohorts: Sequence[array_types.Ids], kept: Sequence[Optional[np.ndarray]] = ()
 ) -> list[guarantee.PlannedRound]:
-  """See `guarantee.Guarantee.simulated`."""
+  """The rounds of a schedule, without updates; `guarantee.Guarantee.simulated` says more."""
   rounds, largest, prices = [], 0.0, mechanism.prices
   for ids, (weights, spent) in zip(cohorts, _run(mechanism, prices, cohorts, kept)):
     limit = privacy_filter.prices_of(prices, np.asarray(ids, np.int64)).limit

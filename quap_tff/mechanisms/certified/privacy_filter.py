@@ -251,6 +251,9 @@ def _charged(
 
 def _chosen(pays: array_types.Array, after: Accounts, before: Accounts) -> Accounts:
   xp = arrays.namespace(pays, after.spent)
-  choose = lambda new, old: old if new is old else xp.where(pays, new, old)
+
+  def choose(new: array_types.Array, old: array_types.Array) -> array_types.Array:
+    return old if new is old else xp.where(pays, new, old)
+
   sums = [choose(new, old) for new, old in zip(after.sums, before.sums)]
   return Accounts(choose(after.spent, before.spent), sums, choose(after.latest, before.latest))

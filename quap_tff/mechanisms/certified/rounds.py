@@ -107,7 +107,10 @@ class RoundsInIntegers(mechanism.Rounds):
     self.grid = core.grid(sum(self._sizes))
 
   def _norms(self, update: mechanism.Parts) -> list[tf.Tensor]:
-    return [clip_rules.global_norm([update[i] for i in group.indices]) for group in self.groups]
+    norms = []
+    for group in self.groups:
+      norms.append(clip_rules.global_norm([update[i] for i in group.indices]))
+    return norms
 
   def _on_grid(self, update: mechanism.Parts, weight: tf.Tensor, clip: tf.Tensor) -> list[tf.Tensor]:
     """The update on the grid, each group clipped to norm r_l·w·C."""
@@ -164,7 +167,12 @@ class CertifiedRounds(RoundsInIntegers):
     if count <= _BLOCK:
       return self._weights_of(state, tf.range(count, dtype=tf.int64))
     starts = tf.range(0, count, _BLOCK, dtype=tf.int64)
-    block = lambda start: self._weights_of(state, tf.minimum(start + tf.range(_BLOCK, dtype=tf.int64), count - 1))
+
+    def block(start: tf.Tensor) -> tf.Tensor:
+      ids = start + tf.range(_BLOCK, dtype=tf.int64)
+      # The last block goes on with the last client, so that all blocks have one size. What is too much is cut off.
+      return self._weights_of(state, tf.minimum(ids, count - 1))
+
     weights = tf.map_fn(block, starts, fn_output_signature=tf.TensorSpec([_BLOCK], tf.float32), parallel_iterations=1)
     return tf.reshape(weights, [-1])[:count]
 

@@ -83,7 +83,7 @@ class SpentBefore:
     return np.array(covering[0]) if covering else None
 
   def padded(self, num_clients: int) -> SpentBefore:
-    """With clients that follow the known ones and have spent nothing, N in all."""
+    """The same spending for N clients: those after the known ones have spent nothing."""
     more = (0.0,) * (num_clients - len(self.mu_squared))
     against = tuple((k, part + more) for k, part in self.against)
     return dataclasses.replace(self, mu_squared=self.mu_squared + more, against=against)

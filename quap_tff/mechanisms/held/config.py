@@ -42,8 +42,8 @@ from quap_tff.mechanisms.parts import postprocessing
 rounds = lazy.module('quap_tff.mechanisms.held.rounds')
 special = lazy.module('scipy.special')
 
-# The least standard deviation of a client's noise in grid steps: this, and so many for each root of a draw. What its
-# discreteness costs is the number of draws over the square of the steps.
+# The least standard deviation of a client's noise in grid steps is the larger of the first and, for D draws, √D times
+# the second: what discreteness costs is the number of draws over the square of the steps.
 _SHARE_STEPS, _SHARE_STEPS_BY_DRAW = 2.0**20, 16.0
 # SecAgg+ of Flower sums modulo 2³². Where a cohort's sums do not fit, the grid is coarser, by a power of two up to this
 # one. The account has the cost.
@@ -212,7 +212,11 @@ class HeldConfig(guarantee.GuaranteeConfig):
     weights = np.zeros(self.num_clients)
     weights[members] = np.minimum(ratios * multiplier, 1.0) * (1 - _ROOM)
     sums = (1 - self.dropout) * np.array([weights[cohort].sum() for cohort in cohorts])
-    ratio = lambda v: float(v @ sums / (multiplier * np.sqrt(v @ covariance @ v)))
+
+    def ratio(v: np.ndarray) -> float:
+      """The signal-to-noise ratio of an average of iterates with these shares."""
+      return float(v @ sums / (multiplier * np.sqrt(v @ covariance @ v)))
+
     objective, average = max((ratio(v[released]), -index) for index, v in enumerate(shares))
     return _Plan(objective, -average, multiplier, weights, float(sums.mean()))
 
@@ -282,7 +286,7 @@ class Held(guarantee.Guarantee):
     return account.after(ids[weights > 0], weights[weights > 0].astype(np.float64))
 
   def allowed(self, cohorts: Sequence[array_types.Ids], kept: Sequence[np.ndarray], cohort: np.ndarray) -> np.ndarray:
-    """Those whose budgets do not pay for the round have no weight, and the others have theirs.
+    """The weights of a cohort in the next round: 0 for clients whose budgets do not pay for it.
 
     Nobody has one if the budget of somebody outside the cohort does not pay for what the round takes back.
     """

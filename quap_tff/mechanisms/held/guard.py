@@ -118,11 +118,11 @@ class PublicPlan:
     )
 
   def sends(self, clients: np.ndarray) -> np.ndarray:
-    """Those of the clients that have a weight. The others send nothing, and add no noise."""
+    """The clients among these that have a weight. The others send nothing, and add no noise."""
     return clients[self.weights[clients] > 0]
 
   def charged(self, cohort: np.ndarray, came: np.ndarray) -> np.ndarray:
-    """Who is charged for a round: those who came. With a threshold, all who were announced, if anybody came.
+    """The clients that a round charges: those who came. With a threshold, all who were announced, if anybody came.
 
     Then the noise of the threshold's share of the cohort is counted, and a sum that opens has at least as much.
     """
@@ -300,12 +300,12 @@ class ClientGuard:
       return self._taken(self._standing.chain.then(round_num, cohort, came), answers=True)
 
   def follow(self, round_num: int, cohort: array_types.Ids, came: array_types.Ids) -> None:
-    """As `answer`, for a round in which the client is not. Rounds of which it hears nothing are rounds of nobody."""
+    """Notes a round in which the client has no part. Rounds of which it hears nothing are rounds of nobody."""
     with self._remembering():
       self._taken(self._standing.chain.then(round_num, cohort, came), answers=False)
 
   def answer_at(self, chain: Chain) -> Answer:
-    """As `answer`, for the last link of a chain that goes on from the client's own."""
+    """What `answer` gives, for the last link of a chain that goes on from the client's own."""
     with self._remembering():
       return self._taken(chain, answers=True)
 
@@ -345,7 +345,7 @@ class ClientGuard:
 
   @contextlib.contextmanager
   def _remembering(self) -> Iterator[None]:
-    """In the block, the guard knows all that its memory knows, and no other process works with it."""
+    """Locks the guard's memory for a block, at whose begin the guard learns all that its memory knows."""
     if self._memory is None:
       yield
       return
@@ -386,7 +386,7 @@ class _Standing(NamedTuple):
   charged: Optional[held_noise.Account] = None
 
   def after(self, link: Chain, own: int) -> _Standing:
-    """After the next link, which says who came in the round before."""
+    """What the guard knows after the next link, which says who came in the round before."""
     before, plan, charged = self.chain, link.plan, self.charged
     answered = before.round_num == self.last_answered > 0
     in_sum = own in link.came

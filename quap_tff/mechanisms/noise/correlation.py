@@ -215,9 +215,9 @@ class Banded(Correlation):
     left, step, moved = xp.minimum(elapsed, float(self.num_buffers)), 1, list(buffers)
     while step <= self.num_buffers:
       moves = xp.equal(xp.floor(left / step) % 2.0, 1.0)
-      moved = [
-        xp.where(moves, moved[j - step] if j >= step else xp.zeros_like(own), own) for j, own in enumerate(moved)
-      ]
+      # What comes in at the near end is 0: no noise was drawn there.
+      came_in = [xp.zeros_like(buffer) for buffer in moved[:step]] + moved[:-step]
+      moved = [xp.where(moves, new, old) for new, old in zip(came_in, moved)]
       step *= 2
     return moved
 
@@ -270,7 +270,10 @@ def _along(values: array_types.Array, start: int, gap: array_types.Numbers) -> a
   places = arrays.cast(gap, np.float64)[..., np.newaxis] * np.arange(last, dtype=np.float64)
   whole = xp.floor(places)
   part = places - whole
-  at = lambda index: arrays.take(padded, arrays.cast(xp.minimum(index, float(last)), np.int64))
+
+  def at(index: array_types.Array) -> array_types.Array:
+    return arrays.take(padded, arrays.cast(xp.minimum(index, float(last)), np.int64))
+
   return xp.sum((1.0 - part) * at(whole + start) + part * at(whole + (start + 1)), axis=-1)
 
 

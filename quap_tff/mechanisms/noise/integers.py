@@ -296,6 +296,9 @@ def product(values: tf.Tensor, factor: float) -> tf.Tensor:
   A factor below 1/2 is rounded to a multiple of 2^-53.
   """
   high, low = divmod(round(factor * 2**53), 2**27)
-  shifted = lambda value, bits: tf.bitwise.right_shift(value, tf.constant(bits, tf.int64))
+
+  def shifted(value: tf.Tensor, bits: int) -> tf.Tensor:
+    return tf.bitwise.right_shift(value, tf.constant(bits, tf.int64))
+
   above, below = shifted(values, 31), tf.bitwise.bitwise_and(values, tf.constant(2**31 - 1, tf.int64))
   return above * (high * 32) + shifted(above * low, 22) + shifted(below * high, 26) + shifted(below * low, 53)

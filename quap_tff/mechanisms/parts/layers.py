@@ -76,19 +76,24 @@ def from_shapes(shapes: Sequence[Sequence[int]]) -> tuple[Layer, ...]:
 
 def from_leaves(paths: Sequence[Sequence], shapes: Sequence[Sequence[int]]) -> tuple[Layer, ...]:
   """Layers of a structure of weights: by name if every key is a string (`{'dense': {'kernel': …}}`), else by shape."""
-  if all(path and all(isinstance(key, str) for key in path) for path in paths):
+  if all(map(_is_named, paths)):
     return _group(['/'.join(path) for path in paths], shapes)
   return from_shapes(shapes)
+
+
+def _is_named(path: Sequence) -> bool:
+  return bool(path) and all(isinstance(key, str) for key in path)
 
 
 def _group(names: Sequence[str], shapes: Sequence[Sequence[int]]) -> tuple[Layer, ...]:
   members: dict[str, list[int]] = {}
   for index, name in enumerate(names):
     members.setdefault(name.rpartition('/')[0] or name, []).append(index)
-  return tuple(
-    Layer(layer, tuple(indices), _is_dense([(names[i].rpartition('/'), shapes[i]) for i in indices]))
-    for layer, indices in members.items()
-  )
+  layers = []
+  for layer, indices in members.items():
+    weights = [(names[i].rpartition('/'), shapes[i]) for i in indices]
+    layers.append(Layer(layer, tuple(indices), _is_dense(weights)))
+  return tuple(layers)
 
 
 def _is_dense(weights: Sequence[tuple[tuple[str, str, str], Sequence[int]]]) -> bool:
@@ -170,7 +175,8 @@ def clip_groups(split: str, sizes: Sequence[int], layers: Optional[Sequence[Laye
       f'The layers must hold each of the {len(sizes)} trained tensors once, found '
       f'{[(layer.name, layer.indices) for layer in layers]}.'
     )
-  shares = [sum(sizes[i] for i in layer.indices) ** power for layer in layers]
+  layer_sizes = [sum(map(sizes.__getitem__, layer.indices)) for layer in layers]
+  shares = [size**power for size in layer_sizes]
   return tuple(ClipGroup(layer.indices, math.sqrt(share / sum(shares))) for layer, share in zip(layers, shares))
 
 

@@ -296,8 +296,10 @@ def _shares_function(staleness: stalenesses.Staleness) -> Callable[[tf.Tensor, t
   """One graph for all rounds and cohorts of a distribution: eager operations one by one would take seconds."""
 
   def shares(round_num: tf.Tensor, ids: tf.Tensor, versions: tf.Tensor) -> tf.Tensor:
-    of_one = lambda client_id: stalenesses.share(staleness.of(round_num, client_id, versions))
-    return tf.map_fn(of_one, ids, fn_output_signature=tf.float32)
+    def share(client_id: tf.Tensor) -> tf.Tensor:
+      return stalenesses.share(staleness.of(round_num, client_id, versions))
+
+    return tf.map_fn(share, ids, fn_output_signature=tf.float32)
 
   signature = [tf.TensorSpec([], tf.int64), tf.TensorSpec([None], tf.int64), tf.TensorSpec([], tf.int64)]
   return tf.function(shares, input_signature=signature)

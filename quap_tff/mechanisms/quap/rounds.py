@@ -71,7 +71,7 @@ class QuapRounds(mechanism.Rounds):
     layers: Sequence[layers_lib.Layer],
     learning_rate_fn: mechanism.LearningRateFn = None,
   ):
-    self._scale_fn: Callable[[tf.Tensor], tf.Tensor] = lambda round_num: 1.0
+    self._scale_fn: Optional[Callable[[tf.Tensor], tf.Tensor]] = None
     if config.update_scale == 'pseudo_gradient':
       if learning_rate_fn is None:
         raise ValueError(
@@ -103,6 +103,8 @@ class QuapRounds(mechanism.Rounds):
 
   def _scale(self, state: QuapState) -> tf.Tensor:
     """The unit of norms: updates are divided by it before clipping and multiplied by it after noise."""
+    if self._scale_fn is None:
+      return tf.constant(1.0)
     return tf.cast(self._scale_fn(state.round + 1), tf.float32)
 
   def announce(self, state: mechanism.State) -> mechanism.Struct:
@@ -122,10 +124,9 @@ class QuapRounds(mechanism.Rounds):
     critical = clip_rules.global_norm([update[i] for i in self.critical])
     other = clip_rules.global_norm([u for i, u in enumerate(update) if i not in self.critical])
     whole = tf.sqrt(tf.square(critical) + tf.square(other))
-    norm, whole = (
-      clip_rules.as_float32(one / tf.cast(scale, tf.float64))
-      for one in (whole if self.config.clip_scope == 'all_layers' else critical, whole)
-    )
+    clipped = whole if self.config.clip_scope == 'all_layers' else critical
+    unit = tf.cast(scale, tf.float64)
+    norm, whole = clip_rules.as_float32(clipped / unit), clip_rules.as_float32(whole / unit)
     return tf.where(tf.math.is_finite(whole), norm, float('nan'))
 
   def report(self, update: list[tf.Tensor], own: mechanism.Struct, announced: mechanism.Struct) -> mechanism.Struct:

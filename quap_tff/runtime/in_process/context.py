@@ -137,7 +137,7 @@ class InProcessContext(tff.program.FederatedContext):
 
   @contextlib.contextmanager
   def measure_traffic(self) -> Iterator[traffic.TrafficMeasurement]:
-    """See `runtime.measure_traffic`."""
+    """The bytes that a computation moves; `runtime.measure_traffic` says more."""
     outer, self._measurement = self._measurement, traffic.TrafficMeasurement()
     try:
       yield self._measurement

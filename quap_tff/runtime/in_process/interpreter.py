@@ -35,9 +35,17 @@ class InterpretedProgram:
   def __init__(self, block: tff.framework.ComputationBuildingBlock, on_trace: Callable[[], None]):
     self._on_trace = on_trace
     self._sections: dict[bytes, tensorflow_blocks.TensorFlowBlock] = {}
+    self._root: streaming.Run
     if isinstance(block, tff.framework.Lambda):
       name, body = block.parameter_name, streaming.Body(block, self)
-      self._root = lambda bindings: lambda argument: body(bindings if name is None else {**bindings, name: argument})
+
+      def root(bindings: streaming.Bindings) -> streaming.Value:
+        def run(argument: streaming.Value) -> streaming.Value:
+          return body(bindings if name is None else {**bindings, name: argument})
+
+        return run
+
+      self._root = root
     else:
       self._root = self.compile(block)
 
@@ -85,8 +93,12 @@ class InterpretedProgram:
     intrinsics = [part.uri for block in blocks for part in streaming.parts_of(block, tff.framework.Intrinsic)]
     if not _READING_INTRINSICS.isdisjoint(intrinsics):
       return None
-    shared, own = ({name: values.tensor_specs(t) for name, t in types.items()} for types in (shared_types, own_types))
-    traced = lambda tracer, bindings, clients: make({_RUNNER: tracer, **bindings}, clients)
+    shared = {name: values.tensor_specs(type_) for name, type_ in shared_types.items()}
+    own = {name: values.tensor_specs(type_) for name, type_ in own_types.items()}
+
+    def traced(tracer: Any, bindings: streaming.Bindings, clients: Any) -> Any:
+      return make({_RUNNER: tracer, **bindings}, clients)
+
     return tensorflow_blocks.Joined(traced, shared, own, self._on_trace)
 
   def _section(self, block: tff.framework.CompiledComputation) -> tensorflow_blocks.TensorFlowBlock:

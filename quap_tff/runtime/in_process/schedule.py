@@ -14,7 +14,7 @@ The rules, for each pass:
 * Work on the caller's arguments (training) is not done before it is needed: the arguments are there in any case.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 import dataclasses
 from typing import Callable, Union
 
@@ -74,7 +74,10 @@ def plan(local_values: Sequence[NamedValue], result: Iterable[str]) -> list[Unio
     Names of server values, and passes.
   """
   by_name = {local.name: local for local in local_values}
-  uses = lambda name: by_name[name].uses
+
+  def uses(name: str) -> Collection[str]:
+    return by_name[name].uses
+
   needed = closure(result, uses)
   left = [local for local in local_values if local.name in needed]
   waited_for = closure((local.name for local in left if local.kind == CLIENT), uses)

@@ -87,7 +87,10 @@ class Body:
       self.local_values[name] = schedule.NamedValue(name, _kind(name, block), uses, reads_argument)
     in_result = references(body.result) & known
     order = schedule.plan(list(self.local_values.values()), in_result)
-    needs = [self.needs([entry] if isinstance(entry, str) else entry.steps + entry.aggregates) for entry in order]
+    needs = []
+    for entry in order:
+      names = [entry] if isinstance(entry, str) else entry.steps + entry.aggregates
+      needs.append(self.needs(names))
     self._steps: list[tuple[Callable[[Bindings], None], set[str]]] = []
     for position, (entry, own_needs) in enumerate(zip(order, needs), 1):
       later = in_result.union(*needs[position:])
@@ -182,10 +185,11 @@ class _Pass:
     self._without_examples = body.without_examples if reads_argument else None
     blocks = [body.blocks[name] for name in entry.steps] + [one.value_block for one in self._aggregations]
     self._functions = program.functions_of(blocks)
-    own_names = [*([self._argument_name] if reads_argument else []), *self._earlier]
-    types_of = lambda names: {name: body.types[name] for name in names}
+    own_names = [self._argument_name, *self._earlier] if reads_argument else self._earlier
+    shared_types = {name: body.types[name] for name in self._shared}
+    own_types = {name: body.types[name] for name in own_names}
     # A client's values, for one or several clients, as one call of TensorFlow; None if that cannot be.
-    self._joined = program.join(blocks, self._each, types_of(self._shared), types_of(own_names))
+    self._joined = program.join(blocks, self._each, shared_types, own_types)
     # A zip gathers values that are there already, such as what the server has sent to all.
     made = [name for name in entry.steps if _intrinsic(body.blocks[name]) != 'federated_zip_at_clients']
     self._num_bytes = sum(values.static_bytes(body.types[name]) for name in made)
@@ -202,7 +206,8 @@ class _Pass:
     if joined is not None:
       # What a client draws may depend on all who came before it.
       size = 1 if joined.function(1).must_run_in_order else runner.block_size(self._num_bytes, self._clients_before)
-      functions = [joined.function(count) for count in sorted({size, 1} if runner.num_clients % size else {size})]
+      counts = [1, size] if runner.num_clients % size else [size]
+      functions = [joined.function(count) for count in counts]
       wanted = True if self._argument_name is None else joined.wanted(self._argument_name)
 
     def several(clients: Sequence[Bindings]) -> Sequence[tuple[tuple[Any, ...], tuple[Any, ...]]]:
@@ -239,7 +244,8 @@ class _Pass:
     aggregations, runner = self._aggregations, bindings[RUNNER]
     if runner.meter is not None:
       runner.meter.add(up=sum(one.num_bytes(value) for inputs in block for one, value in zip(aggregations, inputs)))
-    clients = [{one.value_name: value for one, value in zip(aggregations, inputs)} for inputs in block]
+    value_names = [one.value_name for one in aggregations]
+    clients = [dict(zip(value_names, inputs)) for inputs in block]
     totals = {one.name: bindings[one.name] for one in aggregations}
     # A sum that draws random numbers draws them one client after another.
     if self._sums is not None and runner.joins and not self._sums.function(1).must_run_in_order:

@@ -55,7 +55,7 @@ class WorkerError(RuntimeStackError):
 
 
 def in_own_words(error: tf.errors.OpError) -> tf.errors.OpError:
-  """The same error with nothing but its own message."""
+  """An error of the same kind, with nothing but its own message."""
   return type(error)(error.node_def, error.op, _own_words(error))
 
 

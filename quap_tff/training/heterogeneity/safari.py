@@ -48,7 +48,7 @@ class Safari(extension.Extension):
     )
 
   def with_examples(self, examples: Any) -> Safari:
-    """The same with D_s, which has arrays `x` and `y`."""
+    """A copy of it with D_s, which has arrays `x` and `y`."""
     return dataclasses.replace(self, examples=collections.OrderedDict(x=examples.x, y=examples.y))
 
   def server_training(self) -> extension.ServerTraining:
