@@ -73,7 +73,8 @@ class Examples:
 
 def together(parts: Sequence[Examples]) -> Examples:
   """The examples of all parts, one part after the other; at least one part."""
-  return Examples(*(np.concatenate([getattr(part, name) for part in parts]) for name in ('x', 'y')))
+  x = np.concatenate([part.x for part in parts])
+  return Examples(x, np.concatenate([part.y for part in parts]))
 
 
 class _Numbered(Sequence[_T]):
@@ -106,7 +107,7 @@ class OnDemand(_Numbered[Examples]):
     self.digest = digest
 
   def checked(self, check: Callable[[int, Examples], None]) -> 'OnDemand':
-    """The same clients, each checked as it is read."""
+    """A copy whose clients are checked as they are read."""
 
     def read(index: int) -> Examples:
       examples = self._make(index)

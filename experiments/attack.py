@@ -100,7 +100,9 @@ class Part(NamedTuple):
 
 def _inversion_settings() -> inversion_study.InversionSettings:
   values = {field.name: _FLAGS[field.name].value for field in dataclasses.fields(inversion_study.InversionSettings)}
-  given = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+  given = {}
+  for name, value in values.items():
+    given[name] = tuple(value) if isinstance(value, list) else value
   for name in ('batches', 'steps'):
     try:
       given[name] = tuple(map(int, given[name]))
@@ -174,16 +176,21 @@ def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
   return {key: shown(key, value) for key, value in row.items()}
 
 
+def _say(text: str) -> None:
+  print(text, file=sys.stderr, flush=True)
+
+
 def _run(settings: Mapping[str, Any]) -> dict[str, Any]:
   begin = time.monotonic()
-  say = lambda text: print(text, file=sys.stderr, flush=True)
-  results = {name: PARTS[name].run(own, say) for name, own in settings.items()}
-  summary: dict[str, Any] = {name: results[name].rows if name in results else [] for name in _JSON_PARTS}
+  results = {name: PARTS[name].run(own, _say) for name, own in settings.items()}
+  summary: dict[str, Any] = {}
+  for name in _JSON_PARTS:
+    summary[name] = results[name].rows if name in results else []
   summary['seconds'] = round(time.monotonic() - begin, 1)
   if _OUTPUT_DIR.value is not None:
     with interrupts.held_back():
       _write(_OUTPUT_DIR.value, results, summary)
-    say(f'Written: {os.path.join(_OUTPUT_DIR.value, _PAGE)}')
+    _say(f'Written: {os.path.join(_OUTPUT_DIR.value, _PAGE)}')
   return summary
 
 

@@ -150,7 +150,8 @@ def _cases(note: turns.Note) -> list[turns.Row]:
   workload = dict(clients=_CLIENTS.value, examples=_EXAMPLES.value, batch_size=_BATCH_SIZE.value, device=_DEVICE.value)
   cases, references = list(_CASES), list(_REFERENCES)
   if _DEVICE.value != 'gpu' and models.emulates_bfloat16():
-    cases, references = ([name for name in names if 'bfloat16' not in name] for names in (cases, references))
+    cases = [name for name in cases if 'bfloat16' not in name]
+    references = [name for name in references if 'bfloat16' not in name]
     print(
       'Without quap_bfloat16 and ceiling_bfloat16: this CPU has no bfloat16 instructions, and to emulate them takes '
       'minutes a round. --device=gpu measures them on a GPU.',
@@ -169,14 +170,11 @@ def _aggregation(note: turns.Note) -> list[turns.Row]:
   cases: turns.Cases = {'aggregation': ('aggregation', dict(clients=_CLIENTS.value))}
   timed = turns.timed(cases, max(10, _ROUNDS.value), note)
   adaptive = {one.labels['weights']: one.seconds for one in timed if one.labels['kind'] == 'TFF adaptive clip'}
-  rows = [
-    {
-      **one.labels,
-      'ms': turns.figure(1000 * seconds for seconds in one.seconds),
-      'of_adaptive_clip': turns.ratio(one.seconds, adaptive[one.labels['weights']]),
-    }
-    for one in timed
-  ]
+  rows = []
+  for one in timed:
+    milliseconds = turns.figure(1000 * seconds for seconds in one.seconds)
+    ratio = turns.ratio(one.seconds, adaptive[one.labels['weights']])
+    rows.append({**one.labels, 'ms': milliseconds, 'of_adaptive_clip': ratio})
   return _shown(f'The aggregation alone, {_CLIENTS.value} clients, in process', rows)
 
 
@@ -229,14 +227,10 @@ def _first_round() -> tuple[float, float]:
 
 def _growth(note: turns.Note) -> list[turns.Row]:
   sizes = dict(cohorts=[10, 30, 100, 300], populations=[100, 1000, 10000], examples=60, batch_size=_BATCH_SIZE.value)
-  rows = [
-    {
-      **one.labels,
-      'seconds_per_round': turns.figure(one.seconds),
-      'ms_per_client': turns.figure(1000 * seconds / one.labels['cohort'] for seconds in one.seconds),
-    }
-    for one in turns.timed({'growth': ('growth', sizes)}, _ROUNDS.value, note)
-  ]
+  rows = []
+  for one in turns.timed({'growth': ('growth', sizes)}, _ROUNDS.value, note):
+    each_client = turns.figure(1000 * seconds / one.labels['cohort'] for seconds in one.seconds)
+    rows.append({**one.labels, 'seconds_per_round': turns.figure(one.seconds), 'ms_per_client': each_client})
   return _shown('Growth of a QuAP round, clients of 60 examples', rows)
 
 

@@ -233,26 +233,23 @@ def _run(setting: ComparisonSetting, epsilons: Sequence[float], folder: str) -> 
 def base_flags(setting: ComparisonSetting, folder: str, data_dir: Optional[str]) -> list[str]:
   """The flags of all runs, for the sweep."""
   network = os.path.join(folder, 'network')
-  return [
-    f'--flagfile={os.path.join(_PRESETS, setting.preset)}.flags',
-    *setting.flags,
-    *([f'--features=pretrained:path={network},size=128,centred=true'] if setting.needs_network else []),
-    *([f'--data_dir={data_dir}'] if data_dir else []),
-    f'--rounds={setting.rounds}',
-    f'--eval_every={setting.rounds}',
-    '--calibration=exact',
-    '--noclient_metrics',
-  ]
+  found = [f'--flagfile={os.path.join(_PRESETS, setting.preset)}.flags', *setting.flags]
+  if setting.needs_network:
+    found.append(f'--features=pretrained:path={network},size=128,centred=true')
+  if data_dir:
+    found.append(f'--data_dir={data_dir}')
+  found += [f'--rounds={setting.rounds}', f'--eval_every={setting.rounds}', '--calibration=exact', '--noclient_metrics']
+  return found
 
 
 def grids_of(setting: ComparisonSetting, epsilons: Sequence[float]) -> list[list[str]]:
   """The axes of the two sweeps."""
   tail = f'tail:start={setting.rounds * 3 // 4 + 1}'
   *pairs, (norm_of_secret, rate_of_secret) = setting.constants
-  rows = [
-    (f'{method}{norm:g}', f'sgd:learning_rate={rate:g}', 'planned' if method in _OURS else tail, _UNEVEN)
-    for method, (norm, rate) in zip((*_OURS, *_THEIRS), pairs)
-  ]
+  rows = []
+  for method, (norm, rate) in zip((*_OURS, *_THEIRS), pairs):
+    averaging = 'planned' if method in _OURS else tail
+    rows.append((f'{method}{norm:g}', f'sgd:learning_rate={rate:g}', averaging, _UNEVEN))
   rows.append((*rows[0][:-1], _UNIFORM))
   names = ('algorithm', 'client_optimizer', 'averaging', 'participation')
   together = ';'.join(_axis(name, values) for name, values in zip(names, zip(*rows)))

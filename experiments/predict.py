@@ -134,8 +134,9 @@ class Predictor:
     if images.size and not (images.min() >= 0 and images.max() <= largest):
       divide = f'Divide pixels from 0 to {self.white:g} by {self.white:g}, or give them as integers.'
       hint = divide if is_float else 'Or give floats in [0, 1].'
+      kind = 'Floats' if is_float else 'Integers'
       raise ValueError(
-        f'{"Floats" if is_float else "Integers"} must be pixels from 0 to {largest:g}, but the input has values from '
+        f'{kind} must be pixels from 0 to {largest:g}, but the input has values from '
         f'{images.min():g} to {images.max():g}. {hint}'
       )
     return np.divide(images, np.float32(largest), dtype=np.float32)

@@ -243,12 +243,16 @@ def _check_together() -> None:
   imports = _IMPORT_MODEL.value is not None
   for name in _OF_TRAINING if imports else _OF_IMPORTING:
     if _FLAGS[name].present:
-      used, other = ('train', 'leave --import_model out') if imports else ('import a model', 'give --import_model')
-      raise ValueError(
-        f'--{name} has no effect {"with" if imports else "without"} --import_model. Leave it out, or {other} to {used}.'
-      )
+      how, remedy = 'with', 'leave --import_model out to train'
+      if not imports:
+        how, remedy = 'without', 'give --import_model to import a model'
+      raise ValueError(f'--{name} has no effect {how} --import_model. Leave it out, or {remedy}.')
   if imports and not _LAYER.value:
     raise ValueError('--layer is missing: name the layer of the model whose output is the features.')
+
+
+def _say(text: str) -> None:
+  print(text, file=sys.stderr, flush=True)
 
 
 def _train() -> tuple[tf.keras.Model, dict[str, Any]]:
@@ -259,12 +263,11 @@ def _train() -> tuple[tf.keras.Model, dict[str, Any]]:
   seed = checks.integer('seed', _SEED.value, at_least=0, at_most=2**32 - 1)
   begin = time.monotonic()
   images = source.read(_DATA_DIR.value, seed)
-  say = lambda text: print(text, file=sys.stderr, flush=True)
-  say(f'{len(images.y):,} images of {images.num_classes} classes.')
+  _say(f'{len(images.y):,} images of {images.num_classes} classes.')
   if epochs is None:
     epochs = max(1, round(_IMAGES_SEEN / len(images.y)))
   extractor, accuracy = pretrain(
-    images, num_features=num_features, epochs=epochs, whitening=whitening, seed=seed, progress=say
+    images, num_features=num_features, epochs=epochs, whitening=whitening, seed=seed, progress=_say
   )
   return extractor, {
     'public_data': images.description,

@@ -113,6 +113,10 @@ def _answers_about_participation() -> tuple[np.ndarray, list[str]]:
   return answers, [f'{20 * fifth}-{20 * fifth + 20}% of rounds' for fifth in range(_FIFTHS)]
 
 
+def _rounded(values: np.ndarray) -> list[float]:
+  return [round(float(value), 6) for value in values]
+
+
 def _ask(mechanism: randomized_response.ResponseMechanism, answers: np.ndarray, names: Sequence[str]) -> None:
   """Randomises the answers, estimates their shares, and prints both."""
   clients, reports = len(answers), _REPORTS.value
@@ -125,15 +129,14 @@ def _ask(mechanism: randomized_response.ResponseMechanism, answers: np.ndarray, 
   print(f'{"answer":<20}{"estimated":>12}{"± 1 s.d.":>12}{"true":>12}')
   for name, share, stddev, real in zip(names, estimate.shares, estimate.stddev, true):
     print(f'{name:<20}{share:>12.4f}{stddev:>12.4f}{real:>12.4f}')
-  rounded = lambda values: [round(float(value), 6) for value in values]
   summary = {
     'question': _QUESTION.value,
     'mechanism': _MECHANISM.value,
     'clients': clients,
     'epsilon': epsilon,
-    'estimated': rounded(estimate.shares),
-    'stddev': rounded(estimate.stddev),
-    'true': rounded(true),
+    'estimated': _rounded(estimate.shares),
+    'stddev': _rounded(estimate.stddev),
+    'true': _rounded(true),
   }
   print(json.dumps(summary, allow_nan=False), flush=True)
 

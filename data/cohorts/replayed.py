@@ -97,12 +97,12 @@ class ReplayedLog(base.ParticipationChoice):
     by_order = 'in the order in which they come first' if unknown else 'by their ids'
     stays = total - len(names)
     never = f' {stays} of the {total} clients of the data are not in the log, and never come.' if stays else ''
+    rounds = self._content.rounds
+    if not unknown:
+      place_of = np.array([places[name] for name in names])
+      rounds = [place_of[ids] for ids in rounds]
     return Replayed(
-      self._content.rounds
-      if unknown
-      else [np.array([places[name] for name in names])[ids] for ids in self._content.rounds],
-      self.provenance,
-      f'{self.path}: its {len(names)} clients stand for clients of the data {by_order}.{never}',
+      rounds, self.provenance, f'{self.path}: its {len(names)} clients stand for clients of the data {by_order}.{never}'
     )
 
   def over(self, population: base.Population) -> base.ParticipationModel:

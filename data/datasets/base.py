@@ -118,8 +118,11 @@ def divide_clients(request: Request, ids: Sequence[Any], test_share: float = 0.0
       )
     raise ValueError(f'{request.name} has {left} clients, found num_clients={num_clients}.{more}')
   order = client_order(len(ids), request.seed)
-  parts = order[:num_clients], order[left:], order[left - helpers : left]
-  return Division(*([ids[i] for i in np.sort(part)] for part in parts))
+
+  def named(part: np.ndarray) -> list[Any]:
+    return [ids[i] for i in np.sort(part)]
+
+  return Division(named(order[:num_clients]), named(order[left:]), named(order[left - helpers : left]))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -147,18 +150,20 @@ class Pool:
   def _federation(
     self, request: Request, rows: Sequence[np.ndarray], client_ids: Sequence[str], helpers: np.ndarray, **facts: Any
   ) -> federation.Federation:
-    # Only the rows of one client at a time are converted, so that the pool is never copied as float32.
-    train = lambda own: self._examples(self.train_x[own], self.train_y[own])
+    def examples_of(client_rows: np.ndarray) -> federation.Examples:
+      # Only the rows of one client at a time are converted, so that the pool is never copied as float32.
+      return self._examples(self.train_x[client_rows], self.train_y[client_rows])
+
     clients = []
-    for own in rows:
-      clients.append(train(own))
+    for client_rows in rows:
+      clients.append(examples_of(client_rows))
       request.progress(len(clients), len(rows))
     return federation.Federation(
       num_classes=self.num_classes,
       client_ids=client_ids,
       clients=clients,
       test=self._examples(self.test_x, self.test_y),
-      auxiliary=train(helpers) if len(helpers) else None,
+      auxiliary=examples_of(helpers) if len(helpers) else None,
       **{'name': request.name, **facts},
     )
 
@@ -192,7 +197,11 @@ class Pool:
     names, owner_indices = np.unique(owners, return_inverse=True)
     rows = np.split(np.argsort(owner_indices, kind='stable'), np.cumsum(np.bincount(owner_indices))[:-1])
     chosen, testers, helpers = divide_clients(request, range(len(names)), test_share)
-    together = lambda some: np.concatenate([rows[i] for i in some]) if some else np.zeros([0], np.int64)
+
+    def together(some: Sequence[int]) -> np.ndarray:
+      """The rows of several owners; owners may be none."""
+      return np.concatenate([np.zeros([0], np.int64), *(rows[i] for i in some)])
+
     pool = self
     if testers:
       tested = together(testers)

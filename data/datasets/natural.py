@@ -236,7 +236,10 @@ class Shakespeare(_TffDataset):
     path, (train, test) = self._open(request, 'shakespeare.sqlite')
     features = {'snippets': tf.io.FixedLenFeature([], tf.string)}
     splits = [tff_files.Split(path, name, features) for name in self.splits]
-    examples = lambda split, ids: examples_of_speeches(splits[split].read(ids)['snippets'], self.length)
+
+    def examples(split: int, ids: Sequence[str]) -> federation.Examples:
+      return examples_of_speeches(splits[split].read(ids)['snippets'], self.length)
+
     division = base.divide_clients(request, train.client_ids, self.test_roles)
     tested = federation.together([examples(split, ids) for split, ids in _test_clients(train, test, division)])
     sequences = f'{len(tested):,} sequences'
@@ -281,7 +284,10 @@ class StackOverflowWords(_TffDataset):
     vocabulary = Vocabulary(_words(self.words, request.data_dir))
     features = {'tokens': tf.io.FixedLenFeature([], tf.string)}
     split = tff_files.Split(path, 'train', features, self.sentences)
-    encode = lambda sentences: examples_of_sentences(sentences, vocabulary, self.length)
+
+    def encode(sentences: Any) -> federation.Examples:
+      return examples_of_sentences(sentences, vocabulary, self.length)
+
     division = base.divide_clients(request, train.client_ids)
     tested = self._test_sentences(path, features, held_out.client_ids, request.seed)
     return _on_demand(

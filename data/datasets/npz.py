@@ -203,7 +203,7 @@ def _examples(path: str, arrays: dict[str, Any], x_name: str, y_name: str) -> tu
 
 
 def _first_not_finite(x: np.ndarray, x_name: str, arrays: Mapping[str, np.ndarray]) -> str:
-  """Where the first number is that is NaN or infinite, and what to do."""
+  """The place of the first number that is NaN or infinite, and what to do."""
   numbers = x.reshape(len(x), -1)
   wrong = ~np.isfinite(numbers)
   row, column = np.argwhere(wrong)[0]

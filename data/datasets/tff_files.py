@@ -177,12 +177,16 @@ class Split:
         parsed = tf.io.parse_example(tf.constant(protos, tf.string, [len(protos)]), self._features)
       return {name: value.numpy() for name, value in parsed.items()}
     except (sqlite3.Error, tf.errors.OpError) as e:
-      one = lambda name, f: f'{name} {f.dtype.name}{list(f.shape) if f.shape else ""}'
-      expected = ' and '.join(one(*item) for item in self._features.items())
+      expected = ' and '.join(_in_words(name, feature) for name, feature in self._features.items())
       raise reading.DataFileError(
         f'{self._path} is damaged or the wrong file: expected examples with {expected} in split {self._name!r}, found '
         f'{getattr(e, "message", e)}'
       ) from e
+
+
+def _in_words(name: str, feature: Any) -> str:
+  shape = str(list(feature.shape)) if feature.shape else ''
+  return f'{name} {feature.dtype.name}{shape}'
 
 
 def digest(path: str, names: Sequence[str] = ()) -> bytes:

@@ -266,7 +266,8 @@ def latin() -> Characters:
 
 def _points(stroke: str) -> np.ndarray:
   """Points float[32, 2] at equal distances along a stroke, x in [-0.75, 0.75] and y in [-1, 1]."""
-  path = np.array([[int(digit) for digit in place] for place in stroke[1:].split()], np.float64)
+  places = [list(map(int, place)) for place in stroke[1:].split()]
+  path = np.array(places, np.float64)
   if stroke[0] == '~':
     path = _catmull_rom(path)
   length = np.append(0, np.cumsum(np.hypot(*np.diff(path, axis=0).T)))

@@ -202,8 +202,10 @@ def _responses(learned: Mapping[str, np.ndarray], image_size: Sequence[int]) -> 
 
   @tf.function(input_signature=[tf.TensorSpec([None, *image_size, 3], tf.float32)])
   def respond(x: tf.Tensor) -> tf.Tensor:
-    numbers = lambda images: tf.concat([_pooled(images, learned, scale) for scale in SCALES], axis=-1)
-    return (numbers(x) + numbers(x[:, :, ::-1])) / 2
+    mirrored = x[:, :, ::-1]
+    numbers = tf.concat([_pooled(x, learned, scale) for scale in SCALES], axis=-1)
+    numbers_of_mirrored = tf.concat([_pooled(mirrored, learned, scale) for scale in SCALES], axis=-1)
+    return (numbers + numbers_of_mirrored) / 2
 
   return lambda x: respond(x).numpy()
 
@@ -217,7 +219,10 @@ def _pooled(x: tf.Tensor, learned: Mapping[str, np.ndarray], scale: int) -> tf.T
   steps = [count // GRID for count in places]
   # Cells overlap where the grid does not divide the places.
   cell = [count - (GRID - 1) * step for count, step in zip(places, steps)]
-  convolve = lambda images, kernel: tf.nn.conv2d(images, kernel, 1, 'VALID')
+
+  def convolve(images: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
+    return tf.nn.conv2d(images, kernel, 1, 'VALID')
+
   mean = convolve(x, average)
   contrast = tf.sqrt(tf.maximum(convolve(x * x, average) - mean**2, 0) + _CONTRAST)
   answers = (convolve(x, filters) - mean * sums) / contrast - offsets

@@ -129,8 +129,10 @@ def numbers_in(name: str, text: Any) -> list[int]:
   """The numbers in the text of a class, each once."""
   if not isinstance(text, str) or not re.fullmatch(r'\d{1,6}(-\d{1,6})?( \d{1,6}(-\d{1,6})?)*', text, re.ASCII):
     raise ValueError(f'{name} has {text!r}')
-  bounds = [[int(bound) for bound in part.split('-')] for part in text.split()]
-  found = [k for bound in bounds for k in range(bound[0], bound[-1] + 1)]
+  found: list[int] = []
+  for part in text.split():
+    first, _, last = part.partition('-')
+    found += range(int(first), int(last or first) + 1)
   if not found or len(set(found)) != len(found):
     raise ValueError(f'{name} names an output twice, or a range that ends before it begins: {text!r}')
   return found
@@ -146,7 +148,9 @@ def _scores(model: tf.keras.Model, meanings: dict[str, str]) -> Any:
       'numbers of its outputs, from 0, or a model that ends in logits.'
     )
   each = [tf.gather(logits, outputs, axis=1) for outputs in numbers]
-  kinds = [tf.stack([kind(one, axis=1) for one in each], axis=1) for kind in (tf.reduce_max, tf.reduce_mean)]
+  largest_scores = tf.stack([tf.reduce_max(scores, axis=1) for scores in each], axis=1)
+  mean_scores = tf.stack([tf.reduce_mean(scores, axis=1) for scores in each], axis=1)
+  kinds = [largest_scores, mean_scores]
   centred = [kind - tf.reduce_mean(kind, axis=1, keepdims=True) for kind in kinds]
   return tf.concat([tf.math.l2_normalize(kind, axis=1) for kind in centred], axis=1)
 

@@ -87,7 +87,10 @@ def draw(leaves: Leaves, ground: np.ndarray, size: tuple[int, int], rng: np.rand
 def _put_down(values: np.ndarray, where: np.ndarray, canvas: np.ndarray) -> None:
   """Paints one leaf, a row of `values`, on each of the images `where` of the canvas."""
   unit = np.float32(_SIDE / min(canvas.shape[1:3]))
-  column = lambda i: values[:, i, None, None]
+
+  def column(i: int) -> np.ndarray:
+    return values[:, i, None, None]
+
   x = np.arange(canvas.shape[2], dtype=np.float32) * unit - column(0)
   y = np.arange(canvas.shape[1], dtype=np.float32)[:, None] * unit - column(1)
   cosine, sine = np.cos(column(_ANGLE)), np.sin(column(_ANGLE))

@@ -36,7 +36,7 @@ class PublicImages:
 
 
 class Source(checks.Checked, abc.ABC):
-  """Where public images come from. Subclasses are frozen dataclasses in `SOURCES`."""
+  """A source of public images. Subclasses are frozen dataclasses in `SOURCES`."""
 
   @abc.abstractmethod
   def read(self, data_dir: Optional[str], seed: int) -> PublicImages:

@@ -65,7 +65,10 @@ def uncached(features: Any, x: np.ndarray) -> np.ndarray:
 
 def kept(fingerprint: str, make: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
   """The arrays of `make`, which follow from `fingerprint` alone: from the file, or made and kept."""
-  packed = lambda: np.frombuffer(files.npz(make()), np.uint8)
+
+  def packed() -> np.ndarray:
+    return np.frombuffer(files.npz(make()), np.uint8)
+
   with np.load(io.BytesIO(_kept(f'kept {fingerprint}', packed).data), allow_pickle=False) as arrays:
     return {name: arrays[name] for name in arrays.files}
 

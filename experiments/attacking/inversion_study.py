@@ -179,7 +179,8 @@ class _Case:
     settings = self.settings
     solved: collections.defaultdict[tuple[str, str], list[Any]] = collections.defaultdict(list)
     updates = self.model.updates(self.x, self.y, self.steps)
-    norms = [np.sqrt(sum(np.square(tensor[t]).sum() for tensor in updates[0])) for t in range(len(self.x))]
+    squares = [np.square(tensor).reshape([len(self.x), -1]).sum(axis=1) for tensor in updates[0]]
+    norms = np.sqrt(sum(squares))
     for method in settings.methods:
       seen = self.model.seen(method, updates, self.batch)
       for observer in settings.observers:

@@ -144,7 +144,8 @@ def run(
       rounds.append(canary_round)
       say(f'run {repeat + 1}/{settings.repeats}, round {round_num}/{len(schedule)}', round_num == len(schedule))
     of_repeats.append(_scores(plan, ledger, rounds, canaries, settings.part))
-  inserted, unseen = (np.concatenate([scores[i] for scores in of_repeats]) for i in range(2))
+  inserted = np.concatenate([scores[0] for scores in of_repeats])
+  unseen = np.concatenate([scores[1] for scores in of_repeats])
   claim = claim_of(plan, ledger, planned)
   threshold = lower_bounds.planned_threshold(
     float(np.median([expected for *_, expected in of_repeats])), inserted.size, unseen.size, settings.confidence
@@ -239,7 +240,8 @@ def _scores(
     moved = np.minimum(bounds, canaries.norm)[list(canaries.clients)] / clip
     released.append(cohort[weights > 0])
     rows.append(((canary_round.projections * divisor - others) / clip, moved, multiplier))
-  observed, moved = (np.array([row[i] for row in rows]) for i in range(2))
+  observed = np.array([row[0] for row in rows])
+  moved = np.array([row[1] for row in rows])
   noise = [multiplier for *_, multiplier in rows if multiplier]
   count = len(canaries.clients)
   inserted, unseen = observed[:, :count], observed[:, count:]

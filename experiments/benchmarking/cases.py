@@ -142,7 +142,7 @@ def aggregation(clients: int) -> Rounds:
   with runtime.activate():
     for weights, shapes in _WEIGHT_SHAPES.items():
       value_type = tff.to_type([(np.float32, shape) for shape in shapes])
-      values = [[tf.random.normal(shape) for shape in shapes] for _ in range(clients)]
+      values = [list(map(tf.random.normal, shapes)) for _ in range(clients)]
       for kind, factory in factories.items():
         if isinstance(factory, tff.aggregators.WeightedAggregationFactory):
           run_round = round_of(factory.create(value_type, tff.to_type(np.int64)), values, range(clients))

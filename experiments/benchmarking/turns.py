@@ -105,14 +105,14 @@ class MeasuredChild:
     return time.monotonic() - self._begin
 
   def line(self) -> str:
-    """Its next line; the empty text when there will be none."""
+    """The next line that it prints; the empty text when there will be none."""
     while not select.select([self._lines], [], [], _SAMPLE_SECONDS)[0]:
       self._sample()
     self._sample()
     return self._lines.readline().decode(errors='replace')
 
   def status(self) -> int:
-    """Its exit status, once it has ended."""
+    """Waits for its end, and returns its exit status."""
     return self._process.wait()
 
   def memory_mib(self) -> float:

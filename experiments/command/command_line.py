@@ -46,9 +46,13 @@ class _FlagValues(flags.FlagValues):
 
   def __setitem__(self, name: str, flag: flags.Flag) -> None:
     if isinstance(flag.parser, (flags.IntegerParser, flags.FloatParser)):
-      convert = flag.parser.convert
+      absl_convert = flag.parser.convert
+
+      def convert(written: Any) -> Any:
+        return checks.parsed_number(written, absl_convert) if isinstance(written, str) else absl_convert(written)
+
       flag.parser = copy.copy(flag.parser)  # absl shares parsers among all flags of a process.
-      flag.parser.convert = lambda text: checks.parsed_number(text, convert) if isinstance(text, str) else convert(text)
+      flag.parser.convert = convert
     super().__setitem__(name, flag)
 
 

@@ -129,7 +129,7 @@ def checked(given: Sequence[str] = ()) -> run_lib.Run:
 
 
 def without_effect(run: run_lib.Run, given: Sequence[str]) -> dict[str, str]:
-  """Those of the named flags that have no effect together with the others, and why, a sentence or two each."""
+  """Names the given flags that have no effect together with the others, and says why, in a sentence or two each."""
   reasons = {name: _no_effect(run, name) for name in given}
   return {name: reason for name, reason in reasons.items() if reason is not None}
 
@@ -174,7 +174,7 @@ def help_text(given: Iterable[str], doc: str) -> str:
   for flag in dict.fromkeys(given):
     choices = run_choices.FLAGS[flag].choices if flag in run_choices.FLAGS else None
     for kind, name, choice in registry.chosen(flag, VALUES[flag].value, choices) if choices else ():
-      title = f'{"--" if kind == flag else ""}{kind}={name}'
+      title = f'--{kind}={name}' if kind == flag else f'{kind}={name}'
       doc = inspect.cleandoc(choice.__doc__ or '').partition('\nAttributes:\n')[0]
       lines += command_line.entry(title, doc.replace('`', ''), _parameters(choice))
       lines.append('')

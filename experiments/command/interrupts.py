@@ -30,7 +30,7 @@ _on_its_way = False
 
 
 def install() -> None:
-  """From now on the first of these signals raises KeyboardInterrupt, outside `held_back`. For the main thread only."""
+  """Lets the first of these signals raise KeyboardInterrupt, outside `held_back`. Only the main thread may call it."""
   global _held, _came, _on_its_way
   _held, _came, _on_its_way = 0, False, False
   for signum in experiments.SIGNALS:
@@ -57,7 +57,7 @@ def held_back() -> Iterator[None]:
 
 
 def ignore_from_now_on() -> None:
-  """For the end of a program, when results are put away."""
+  """Holds signals back until the program ends, so that it can write its results."""
   global _held
   _held += 1
 
@@ -72,7 +72,7 @@ def is_interrupt(error: BaseException) -> bool:
 
 
 def caught() -> None:
-  """To be called where KeyboardInterrupt is caught."""
+  """Notes that KeyboardInterrupt was caught. Whoever catches it calls this."""
   global _on_its_way
   _on_its_way = False
 

@@ -93,8 +93,8 @@ class Run:
     except ValueError as error:
       raise ValueError(f'--algorithm: {error}') from error
     own = flag_fields.flags_of(method)
-    defaults = {name: own.get(name, definition).default for name, definition in run_choices.FLAGS.items()}
-    written = {name: default if values.get(name) is None else values[name] for name, default in defaults.items()}
+    written = {name: own.get(name, definition).default for name, definition in run_choices.FLAGS.items()}
+    written.update((name, values[name]) for name in written if values.get(name) is not None)
     return cls(
       data=flag_fields.decoded(run_choices.Data(), written),
       cohorts=flag_fields.decoded(run_choices.Cohorts(), written),
@@ -126,7 +126,8 @@ class Run:
 
   def recorded(self) -> dict[str, Any]:
     """Every flag as run.json keeps it."""
-    return {**self.flags, **{name: text for name, text in self._portable().items() if name in ('features', 'spent')}}
+    portable = self._portable()
+    return {**self.flags, 'features': portable['features'], 'spent': portable['spent']}
 
   def identity(self) -> dict[str, Any]:
     """The flags that determine what is computed. They must be the same for a run to be resumed.

@@ -35,7 +35,7 @@ class Epochs(NamedTuple):
 
   @classmethod
   def parse(cls, written: Any) -> Epochs:
-    """From a number, such as 3, or a range, such as 1..5."""
+    """Reads a number, such as 3, or a range, such as 1..5."""
     fewest, dots, most = str(written).partition('..')
     try:
       epochs = cls(checks.parsed_number(fewest, int), checks.parsed_number(most, int) if dots else None)

@@ -78,7 +78,11 @@ def most(totals: Mapping[str, Sequence[Optional[pages.Quantity]]]) -> tuple[list
   """The labels that a figure shows, and a sentence for its caption if these are not all: those with the best means."""
   if len(totals) <= MOST_LABELS:
     return list(totals), ''
-  mean = lambda label: np.mean([total.mean for total in totals[label] if total is not None] or [-np.inf])
+
+  def mean(label: str) -> float:
+    means = [total.mean for total in totals[label] if total is not None]
+    return float(np.mean(means)) if means else -np.inf
+
   kept = sorted(totals, key=mean, reverse=True)[:MOST_LABELS]
   words = f' Of {len(totals)} lines, the figure has the {MOST_LABELS} with the largest means. The tables have all.'
   return [label for label in totals if label in kept], words
@@ -145,8 +149,10 @@ def over_values(points: Sequence[Point], xlabel: str, ylabel: str, log: bool = F
     log: Whether an axis of numbers is logarithmic.
   """
   if any(isinstance(point.at, str) for point in points):
-    titles = dict.fromkeys(str(point.at) for point in points)
-    return panels({title: [point for point in points if str(point.at) == title] for title in titles}, ylabel)
+    by_title: dict[str, list[Point]] = {}
+    for point in points:
+      by_title.setdefault(str(point.at), []).append(point)
+    return panels(by_title, ylabel)
   return lines(points, xlabel, ylabel, log)
 
 
@@ -160,13 +166,14 @@ def panels(shown: Mapping[str, Sequence[Point]], xlabel: str) -> Drawing:
     xlabel: The name of the axis.
   """
   look = looks(itertools.chain.from_iterable(shown.values()))
-  totals = pd.DataFrame({title: {point.label: point.total for point in own} for title, own in shown.items()})
+  totals = pd.DataFrame({title: _totals(points) for title, points in shown.items()})
   totals = totals[totals.count().sort_values(ascending=False, kind='stable').index]
   means = totals.map(lambda total: total.mean if isinstance(total, pages.Quantity) else np.nan)
   # A panel with a single method does not say how good that method is.
   lead = (means - means.mean()).loc[:, means.count() > 1].mean(axis=1)
   totals = totals.loc[lead.sort_values(ascending=False, kind='stable').index]
-  styles = pd.DataFrame({title: {label: look[label] for label in totals.index} for title in totals})
+  look_of_row = {label: look[label] for label in totals.index}
+  styles = pd.DataFrame({title: look_of_row for title in totals})
   if len(totals) == 1:
     totals, styles = totals.T, styles.T
   names = [_wrapped(name, 40) for name in totals.index]
@@ -191,6 +198,10 @@ def panels(shown: Mapping[str, Sequence[Point]], xlabel: str) -> Drawing:
     plots.within_percent(grid[0, 0].xaxis)
 
   return draw, (3.4 + 2.6 * max(columns, 2), lines * height)
+
+
+def _totals(points: Iterable[Point]) -> dict[str, Optional[pages.Quantity]]:
+  return {point.label: point.total for point in points}
 
 
 def _rows(axes: Axes, shown: Sequence[tuple[Any, Mapping[str, Any]]], xlabel: str, log: bool = False) -> None:
@@ -268,5 +279,6 @@ def lines(points: Sequence[Point], xlabel: str, ylabel: str, log: bool = False) 
 def _line(axes: Axes, points: Iterable[Point], aside: float = 1.0, **style: Any) -> None:
   """A line through the means of points from left to right, with bars for the deviations over seeds."""
   own = sorted(points, key=lambda point: point.at)
-  means, bars = zip(*((total.mean, total.deviation or 0) for total in (pages.known(point.total) for point in own)))
+  totals = [pages.known(point.total) for point in own]
+  means, bars = [total.mean for total in totals], [total.deviation or 0 for total in totals]
   axes.errorbar([aside * point.at for point in own], means, bars, **style)

@@ -1,6 +1,6 @@
 """The names that a person would say for methods, data, participation and flags, in every figure and table."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import os
 
 from experiments.reporting import runs
@@ -151,24 +151,41 @@ def labels(algorithms: Sequence[str]) -> list[str]:
 
 
 def distinguished(algorithms: Sequence[str]) -> list[tuple[str, str]]:
-  """For each --algorithm spec its label, and the words for the other parameters in which specs of its method differ."""
+  """The label of each --algorithm spec, and the words for other parameters in which specs of its method differ."""
   parsed = [runs.parse('algorithm', algorithm)[:2] for algorithm in algorithms]
   pairs = []
   for name, own in parsed:
     others = [parameters for other, parameters in parsed if other == name]
-    differing = [key for key in own if any(other.get(key) != own[key] for other in others)]
-    differing.sort(key=lambda key: list(_VALUES).index(key) if key in _VALUES else len(_VALUES))
+    differing = sorted((key for key in own if _differs(key, own, others)), key=_place_of_parameter)
     named = _telling(differing, others)
-    words = lambda keys, own=own: ', '.join(value(key, own[key]) for key in keys)
-    label = METHODS.get(name, name) + (f' ({words(named)})' if named else '')
-    pairs.append((label, words([key for key in differing if key not in named])))
+    label = METHODS.get(name, name)
+    if named:
+      label += f' ({_in_words(named, own)})'
+    pairs.append((label, _in_words([key for key in differing if key not in named], own)))
   return pairs
+
+
+def _differs(key: str, parameters: Mapping[str, str], others: Iterable[Mapping[str, str]]) -> bool:
+  return any(other.get(key) != parameters[key] for other in others)
+
+
+def _place_of_parameter(key: str) -> int:
+  return list(_VALUES).index(key) if key in _VALUES else len(_VALUES)
+
+
+def _in_words(keys: Iterable[str], parameters: Mapping[str, str]) -> str:
+  return ', '.join(value(key, parameters[key]) for key in keys)
 
 
 def _telling(keys: Sequence[str], specs: Sequence[Mapping[str, str]]) -> list[str]:
   """The first of these keys by which as many specs differ as by all of them."""
-  kinds = lambda some: len({tuple(spec.get(key) for key in some) for spec in specs})
+
+  def num_kinds(some: Sequence[str]) -> int:
+    """How many specs there are by these parameters alone."""
+    return len({tuple(map(spec.get, some)) for spec in specs})
+
   named: list[str] = []
   for key in keys:
-    named += [key] if kinds([*named, key]) > kinds(named) else []
+    if num_kinds([*named, key]) > num_kinds(named):
+      named.append(key)
   return named

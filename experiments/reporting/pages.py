@@ -56,6 +56,21 @@ class Quantity(NamedTuple):
     return mean + ('' if self.deviation is None else f' ± {self.deviation:{style}}')
 
 
+def _cell(row: Mapping[str, Any], name: str) -> Any:
+  """The cell of a column; None if it is empty."""
+  value = row.get(name)
+  return None if value == '' else value
+
+
+def _mean(cell: Any) -> Any:
+  """The mean of a quantity; any other cell as it is."""
+  return cell.mean if isinstance(cell, Quantity) else cell
+
+
+def _deviation(cell: Any) -> Optional[float]:
+  return cell.deviation if isinstance(cell, Quantity) else None
+
+
 def known(value: Optional[_T]) -> _T:
   """A value that there is, because what has none was left out before."""
   assert value is not None
@@ -82,7 +97,9 @@ class Table(NamedTuple):
   def frame(self) -> pd.DataFrame:
     """The cells, without columns that have no value. Empty cells are None."""
     names = dict.fromkeys(name for row in self.rows for name in row)
-    cells = [[None if row.get(name) == '' else row.get(name) for name in names] for row in self.rows]
+    cells = []
+    for row in self.rows:
+      cells.append([_cell(row, name) for name in names])
     return pd.DataFrame(cells, columns=list(names), dtype=object).dropna(axis='columns', how='all')
 
   def for_readers(self) -> tuple[str, pd.DataFrame]:
@@ -97,9 +114,9 @@ class Table(NamedTuple):
     """The cells of the CSV file. A column of quantities becomes two columns: the mean and its deviation."""
     columns = {}
     for name, cells in self.frame.items():
-      columns[name] = [cell.mean if isinstance(cell, Quantity) else cell for cell in cells]
+      columns[name] = list(map(_mean, cells))
       if any(isinstance(cell, Quantity) for cell in cells):
-        columns[f'{name}, deviation'] = [cell.deviation if isinstance(cell, Quantity) else None for cell in cells]
+        columns[f'{name}, deviation'] = list(map(_deviation, cells))
     return pd.DataFrame(columns, dtype=object)
 
 
@@ -154,7 +171,10 @@ def in_text(table: Table) -> str:
 
 def numbered(sections: Sequence[Section]) -> list[Section]:
   """The sections, with numbers added to the names of tables, and of figures, that share a name."""
-  key = lambda block: (type(block), block.name)
+
+  def key(block: Union[Table, Plot]) -> tuple[type, str]:
+    return type(block), block.name
+
   named = [block for section in sections for block in section.blocks if not isinstance(block, str)]
   totals = collections.Counter(map(key, named))
   seen: collections.Counter[Any] = collections.Counter()
@@ -165,7 +185,7 @@ def numbered(sections: Sequence[Section]) -> list[Section]:
     seen[key(block)] += 1
     return block._replace(name=f'{block.name}_{seen[key(block)]}')
 
-  return [Section(section.title, [renamed(block) for block in section.blocks]) for section in sections]
+  return [Section(section.title, list(map(renamed, section.blocks))) for section in sections]
 
 
 def check(folder: str, file: str = _REPORT, what: str = 'report') -> None:
@@ -223,16 +243,28 @@ def _rendered(template: str, sections: Sequence[Section], **values: Any) -> str:
     keep_trailing_newline=True,
   )
   environment.filters.update(breakable=_breakable, marked=_marked, aligned=_aligned, is_long=_is_long)
-  environment.globals['framed'] = lambda content, label: markupsafe.Markup(html_page.framed(content, label))
+  environment.globals['framed'] = _framed
   return environment.get_template(template).render(first=sections[0], sections=sections[1:], **values)
+
+
+def _framed(content: str, label: str) -> markupsafe.Markup:
+  return markupsafe.Markup(html_page.framed(content, label))
 
 
 def _aligned(texts: pd.DataFrame) -> str:
   """A table in Markdown, with columns of equal width."""
-  lines = [[str(cell).replace('|', '\\|').replace('\n', ' ') for cell in line] for line in (texts, *texts.to_numpy())]
-  widths = [max(3, *map(len, column)) for column in zip(*lines)]
-  lines.insert(1, ['-' * width for width in widths])
-  return '\n'.join('| ' + ' | '.join(cell.ljust(n) for cell, n in zip(line, widths)) + ' |' for line in lines)
+  rows = [list(map(_in_markdown, row)) for row in (texts, *texts.to_numpy())]
+  widths = [max(3, *map(len, column)) for column in zip(*rows)]
+  rows.insert(1, ['-' * width for width in widths])
+  lines = []
+  for row in rows:
+    cells = [cell.ljust(width) for cell, width in zip(row, widths)]
+    lines.append(f'| {" | ".join(cells)} |')
+  return '\n'.join(lines)
+
+
+def _in_markdown(cell: Any) -> str:
+  return str(cell).replace('|', '\\|').replace('\n', ' ')
 
 
 def _is_long(texts: pd.DataFrame, column: str) -> bool:
@@ -245,8 +277,11 @@ def _marked(paragraph: str) -> markupsafe.Markup:
   return markupsafe.Markup(re.sub(r'\*\*(.+?)\*\*', r'<strong>\1</strong>', marked))
 
 
+def _broken(word: re.Match[str]) -> str:
+  return re.sub(r'([,:/_]|=(?=\w{9}))(?=\w)', r'\1<wbr>', word[0])
+
+
 def _breakable(words: str) -> markupsafe.Markup:
   """HTML of `words`. Long flags and paths may also break after punctuation. A number and its sign stay together."""
-  broken = lambda word: re.sub(r'([,:/_]|=(?=\w{9}))(?=\w)', r'\1<wbr>', word[0])
-  escaped = re.sub(rf'\S{{{_LONG_WORD},}}', broken, str(markupsafe.escape(words)))
+  escaped = re.sub(rf'\S{{{_LONG_WORD},}}', _broken, str(markupsafe.escape(words)))
   return markupsafe.Markup(escaped.replace('± ', '±&nbsp;'))

@@ -4,7 +4,7 @@
 printed figures are in published.csv, the report's paragraphs in notes.md.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import os
 import re
 from typing import Any, Optional
@@ -80,10 +80,17 @@ _FIGURES = _FIGURES.where(_FIGURES.notna(), None)
 
 def notes(name: str, blocks: Sequence[pages.Block]) -> list[pages.Block]:
   """The blocks and the paragraphs of a heading; of those that are about a column, the ones whose column is there."""
+  if not blocks:
+    return []
   columns = [c.removeprefix('measured: ') for block in blocks if isinstance(block, pages.Table) for c in block.frame]
-  matched = [(_NEEDS.match(str(note)), str(note)) for note in NOTES[name]]
-  kept = [(need, note) for need, note in matched if need is None or any(c.startswith(need[1]) for c in columns)]
-  return [*blocks, *(note[need.end() :] if need else note for need, note in kept)] if blocks else []
+  kept = list(blocks)
+  for note in map(str, NOTES[name]):
+    need = _NEEDS.match(note)
+    if need is None:
+      kept.append(note)
+    elif any(column.startswith(need[1]) for column in columns):
+      kept.append(note[need.end() :])
+  return kept
 
 
 def table(name: str) -> list[dict[str, Any]]:
@@ -92,10 +99,18 @@ def table(name: str) -> list[dict[str, Any]]:
   `figure` is a `pages.Quantity`, or None where the document prints that a value was not reached.
   """
   rows = _FIGURES[_FIGURES['table'] == name].to_dict('records')
-  quantity = lambda row: pages.Quantity(row['value'], row['deviation'], None, row['digits'])
-  return [{**row, 'figure': None if row['value'] is None else quantity(row)} for row in rows]
+  return [{**row, 'figure': _quantity(row)} for row in rows]
+
+
+def _quantity(row: Mapping[str, Any]) -> Optional[pages.Quantity]:
+  if row['value'] is None:
+    return None
+  return pages.Quantity(row['value'], row['deviation'], None, row['digits'])
 
 
 def find(name: str, **values: Any) -> Optional[pages.Quantity]:
   """The figure of the row of a table that has these values; None if there is none."""
-  return next((row['figure'] for row in table(name) if all(row[k] == v for k, v in values.items())), None)
+  for row in table(name):
+    if all(row[key] == value for key, value in values.items()):
+      return row['figure']
+  return None

@@ -61,8 +61,10 @@ def parse(flag: str, spec: str) -> tuple[str, dict[str, str], dict[str, str]]:
     given = dict(argument.partition('=')[::2] for argument in arguments.split(',') if argument)
     return name, given, given
   values, fields = registry.parameter_values(choice), registry.parameters(choice)
-  shortest = {k: f'{v:g}' if isinstance(v, float) else registry.text_of(v, fields[k]) for k, v in values.items()}
-  return name, shortest, {k: text for k, text in shortest.items() if values[k] != fields[k].default}
+  shortest = {}
+  for key, value in values.items():
+    shortest[key] = f'{value:g}' if isinstance(value, float) else registry.text_of(value, fields[key])
+  return name, shortest, {key: text for key, text in shortest.items() if values[key] != fields[key].default}
 
 
 def canonical(flag: str, value: Any) -> Any:
@@ -268,8 +270,10 @@ def _read_run(path: str) -> dict[str, Any]:
   wrong = [name for name, kinds in expected.items() if not isinstance(identity.get(name), kinds)]
   if wrong:
     raise ValueError(f'missing or of the wrong type in its identity: {", ".join(wrong)}')
-  parts = ('flags', 'resolved', 'versions', 'machine')
-  return {'identity': identity, **{name: run[name] if isinstance(run.get(name), dict) else {} for name in parts}}
+  parts = {'identity': identity}
+  for name in ('flags', 'resolved', 'versions', 'machine'):
+    parts[name] = run[name] if isinstance(run.get(name), dict) else {}
+  return parts
 
 
 def _read_metrics(path: str) -> pd.DataFrame:
@@ -289,7 +293,10 @@ def _read_clients(path: str, ledger: Optional[run_ledger.RunLedger]) -> pd.DataF
   whole['client'] = np.arange(ledger.num_clients, dtype=np.float64)
   # The others took no part: they have spent nothing, and nothing else is known of them. In a run that ended early they
   # were still to come, and the formal figure is a bound.
-  is_bound = lambda name: name == 'formal_epsilon' and 'formal_epsilon_reading' in clients
+
+  def is_bound(name: str) -> bool:
+    return name == 'formal_epsilon' and 'formal_epsilon_reading' in clients
+
   spent = [name for name in clients if name.startswith(_SPENT) and not is_bound(name)]
   others = np.setdiff1d(whole.index, ledger.listed)
   whole.loc[others, spent] = 0.0

@@ -58,6 +58,11 @@ class StudyGroup:
     return self.setting['dataset']
 
   @property
+  def has_secret_cohorts(self) -> bool:
+    """Whether the cohorts of any run are secret."""
+    return any(run.has_secret_cohorts for run in self.runs)
+
+  @property
   def parts(self) -> tuple[bool, bool, bool]:
     """Whether it has (adaptive budget, adaptive clip, layer-wise noise); no part outside the documents' ablation."""
     return published.PARTS.get(self.method, (False, False, False))
@@ -88,6 +93,10 @@ class StudyGroup:
     elif self.runs[0].rounds != planned:
       text += ' (stopped early)'
     return {'seeds': f'{len(self.runs)} ({", ".join(str(run.seed) for run in self.runs)})', 'rounds': text}
+
+  def every(self, holds: Callable[[runs_lib.RunFolder], bool]) -> bool:
+    """Whether this holds for each run."""
+    return all(map(holds, self.runs))
 
   def measure(
     self, value: Callable[[runs_lib.RunFolder], Optional[float]], digits: int = 2, is_bound: bool = False
@@ -176,7 +185,10 @@ def _setting(run: runs_lib.RunFolder, flags: Iterable[str]) -> dict[str, Any]:
 
 def _texts(settings: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
   """A row for each setting, a column for each flag: the value as JSON. It is None where a method does not read it."""
-  return pd.DataFrame([{name: _text(value) for name, value in s.items()} for s in settings], dtype=object)
+  rows = []
+  for setting in settings:
+    rows.append({name: _text(value) for name, value in setting.items()})
+  return pd.DataFrame(rows, dtype=object)
 
 
 def _text(value: Any) -> str:
@@ -209,7 +221,7 @@ def names(groups: Sequence[StudyGroup], *known: str) -> list[str]:
   """The groups' names in figures: the method, and settings other than `known` in which groups of one label differ."""
   labels: dict[StudyGroup, str] = {}
   for secret in (False, True):
-    own = [group for group in groups if any(run.has_secret_cohorts for run in group.runs) == secret]
+    own = [group for group in groups if group.has_secret_cohorts == secret]
     found = naming.labels([group.algorithm for group in own])
     labels.update({group: label + ' with secret cohorts' * secret for group, label in zip(own, found)})
   names_: dict[StudyGroup, str] = {}
@@ -239,12 +251,18 @@ def families(groups: Sequence[StudyGroup], *axes: str, at_least: int = 1) -> lis
       members += [i] if i != first and all(agree[i][j] for j in members) else []
     if len(members) >= at_least and not any(set(members) <= set(others) for others in found):
       found.append(members)
-  return [sorted((groups[i] for i in ids), key=lambda g: g.place) for ids in sorted(found, key=min)]
+
+  def members_of(ids: Iterable[int]) -> list[StudyGroup]:
+    return sorted(map(groups.__getitem__, ids), key=lambda group: group.place)
+
+  return list(map(members_of, sorted(found, key=min)))
 
 
 def titled(members: Sequence[Sequence[StudyGroup]], *axes: str) -> list[Family]:
   """The families, with settings that tell them apart. Within a family, groups differ in `axes`."""
-  shared = [{k: v for g in groups for k, v in g.setting.items() if k not in axes} for groups in members]
+  shared = []
+  for groups in members:
+    shared.append({name: value for g in groups for name, value in g.setting.items() if name not in axes})
   words, _ = describe(shared, in_full=True)
   return [Family(s['dataset'], w, groups) for s, w, groups in zip(shared, words, members)]
 
@@ -287,8 +305,11 @@ def table(name: str, title: str, rows: Sequence[Row], *known: str) -> list[pages
       ((method, more), setting), origin = next(words), row.group.origin
     else:
       method, more, setting, origin = naming.name_of(row.group), '', '', {}
-    last = row.last if is_compared else {name.removeprefix(_MEASURED): cell for name, cell in row.last.items()}
-    lines.append({**row.first, 'method': method, 'setting': ', '.join(filter(None, [more, setting])), **last, **origin})
+    last = row.last
+    if not is_compared:
+      last = {name.removeprefix(_MEASURED): cell for name, cell in last.items()}
+    described = {'method': method, 'setting': ', '.join(filter(None, [more, setting]))}
+    lines.append(dict(row.first) | described | dict(last) | origin)
   title += f' ({published.SOURCES[name]})' if is_compared and name in published.SOURCES else ''
   notes = [f'Unless its setting says otherwise, a row has {usual}.'] if usual else []
   if len({group.origin['rounds'] for group in groups}) > 1:
@@ -300,13 +321,23 @@ def by_group(
   name: str, title: str, groups: Sequence[StudyGroup], columns: Callable[[StudyGroup], Mapping[str, Any]], *first: str
 ) -> list[pages.Block]:
   """A table for each dataset: a row for each group, sorted by the flags `first`, which have columns, and by method."""
-  key = lambda g: ([(isinstance(g.setting[flag], str), g.setting[flag]) for flag in first], g.place)
-  column = lambda flag: 'ε' if flag == 'epsilon' else flag
-  cell = lambda flag, value: naming.participation(value) if flag == 'participation' else str(value)
+
+  def key(group: StudyGroup) -> Any:
+    values = [group.setting[flag] for flag in first]
+    return [(isinstance(value, str), value) for value in values], group.place  # Numbers come before texts.
+
+  def first_cells(group: StudyGroup) -> dict[str, str]:
+    cells = {}
+    for flag in first:
+      value = group.setting[flag]
+      column = 'ε' if flag == 'epsilon' else flag
+      cells[column] = naming.participation(value) if flag == 'participation' else str(value)
+    return cells
+
   blocks = []
   for dataset in sorted({g.dataset for g in groups}):
     own = sorted((g for g in groups if g.dataset == dataset), key=key)
-    rows = [Row(g, {column(flag): cell(flag, g.setting[flag]) for flag in first}, columns(g)) for g in own]
+    rows = [Row(g, first_cells(g), columns(g)) for g in own]
     blocks += table(name, f'{title}: {naming.dataset(dataset)}', rows, *first)
   return blocks
 

@@ -100,7 +100,7 @@ class Child:
 
   @property
   def exitcode(self) -> Optional[int]:
-    """Its exit status, or minus the signal that ended its process; None while it runs."""
+    """The exit status, or minus the signal that ended the process; None while it runs."""
     if self._code is None:
       self._code = self.process.status(0)
     return self._code

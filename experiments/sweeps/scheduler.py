@@ -217,7 +217,8 @@ def _time_left(
     return 'nothing left'
   if seconds is None:
     return f'{left} left, time unknown until a round has run'
-  return f'{left} left, {"about" if outside_rounds else "at least"} {tqdm.tqdm.format_interval(seconds)}'
+  about = 'about' if outside_rounds else 'at least'
+  return f'{left} left, {about} {tqdm.tqdm.format_interval(seconds)}'
 
 
 def _at_work(active: Iterable[str], by_name: Mapping[str, sweep_runs.SweepRun]) -> str:

@@ -251,7 +251,13 @@ def combinations(axes: Sequence[str]) -> list[dict[str, str]]:
   for name, count in counts.items():
     if count > 1:
       raise ValueError(f'--{name} appears {count} times in the grid. Give all of its values in one place.')
-  return [{name: value for part in parts for name, value in part.items()} for parts in itertools.product(*parsed)]
+  found = []
+  for alternatives in itertools.product(*parsed):
+    combination: dict[str, str] = {}
+    for alternative in alternatives:
+      combination.update(alternative)
+    found.append(combination)
+  return found
 
 
 def _axis(axis: str) -> list[dict[str, str]]:

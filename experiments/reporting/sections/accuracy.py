@@ -105,7 +105,11 @@ def by_place(
 
   A group with values in a single round has no curve, and is left out.
   """
-  has_curve = lambda g: np.count_nonzero(np.any(over_seeds(g, column)[1] > 0, axis=0)) > 1
+
+  def has_curve(g: study.StudyGroup) -> bool:
+    _, values = over_seeds(g, column)
+    return bool(np.count_nonzero(np.any(values > 0, axis=0)) > 1)
+
   shown = study.places([g for g in groups if has_curve(g)])
   blocks: list[pages.Block] = []
   for family in shown:
@@ -123,7 +127,7 @@ def by_place(
 
 def over_seeds(group: study.StudyGroup, column: str, scale: float = 1) -> tuple[np.ndarray, np.ndarray]:
   """(rounds, float64[seeds, rounds]) of a column, times `scale`, in rounds where all runs that log it have a value."""
-  curves_ = [curve for curve in (run.curve(column) for run in group.runs) if len(curve)]
+  curves_ = [run.curve(column) for run in group.runs if len(run.curve(column))]
   table = pd.concat(curves_, axis=1, join='inner') if curves_ else pd.DataFrame()
   return table.index.to_numpy(), scale * table.to_numpy().T
 
@@ -149,13 +153,17 @@ def rounds_to_90(group: study.StudyGroup) -> Union[pages.Quantity, str, None]:
 def at_scale(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
   """1,000 clients, 5% in each round: table 5 of the first document."""
   groups = [g for g in groups if g.dataset in published.DATASETS]
-  noise = lambda g: g.measure(lambda run: run.mean_of('noise_norm'))
+
+  def noise(g: study.StudyGroup) -> Optional[pages.Quantity]:
+    return g.measure(lambda run: run.mean_of('noise_norm'))
+
   # The noise of the others is compared with the noise of the first Fixed-DP setting of the dataset.
   fixed = select(groups, 'fixed_dp', **published.AT_SCALE_FLAGS)
-  full = {g.dataset: noise(g).mean for g in reversed(fixed) if noise(g)}
+  noises = {g.dataset: noise(g) for g in reversed(fixed) if noise(g)}
 
   def relative_noise(g: study.StudyGroup) -> Optional[pages.Quantity]:
-    return pages.Quantity(100 * noise(g).mean / full[g.dataset], digits=1) if noise(g) and full.get(g.dataset) else None
+    own, full = noise(g), noises.get(g.dataset)
+    return pages.Quantity(100 * own.mean / full.mean, digits=1) if own and full and full.mean else None
 
   blocks: list[pages.Block] = []
   for name, what, measure in (
@@ -187,10 +195,15 @@ def ablation(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
       own = [g for g in family.groups if g.method == method]
       printed = published.find('ablation', method=method) if is_documents else None
       rows += study.beside(_WHAT, printed, own, method, cells)
-    formal = lambda group: privacy.formal_text(group) if isinstance(group, study.StudyGroup) else None
-    rows = [row._replace(last={**row.last, 'formal ε': formal(row.group)}) for row in rows]
+    rows = list(map(_with_formal, rows))
     blocks += study.table('ablation', f'Ablation: {family.title}', rows)
   return _with_note(groups, blocks)
+
+
+def _with_formal(row: study.Row) -> study.Row:
+  """The row with one more cell, of the formal figure."""
+  formal = privacy.formal_text(row.group) if isinstance(row.group, study.StudyGroup) else None
+  return row._replace(last={**row.last, 'formal ε': formal})
 
 
 def over_flags(
@@ -217,8 +230,8 @@ def over_flags(
     printed: A document's figure for a group. By default, the document's final accuracy for such runs.
     log: Whether an axis of numbers is logarithmic.
   """
-  groups = [g for g in groups if all(flag in g.setting for flag in flags)]
-  at = {g: place(*(g.setting[flag] for flag in flags)) for g in groups}
+  groups = [g for g in groups if set(flags) <= set(g.setting)]
+  at = {g: place(*map(g.setting.__getitem__, flags)) for g in groups}
   blocks: list[pages.Block] = []
   shown: list[list[study.StudyGroup]] = []
   for found in study.families(groups, 'algorithm', *flags):
@@ -234,7 +247,10 @@ def over_flags(
     ]
     names = dict(zip(family.groups, naming.labels([g.algorithm for g in family.groups])))
     points = [figures.Point(g.place, names[g], at[g], g.accuracy()) for g in family.groups]
-    kept, left = figures.most({name: [p.total for p in points if p.label == name] for name in names.values()})
+    totals: dict[str, list[Optional[pages.Quantity]]] = {}
+    for point in points:
+      totals.setdefault(point.label, []).append(point.total)
+    kept, left = figures.most(totals)
     points = sorted((point for point in points if point.label in kept), key=lambda point: order(point.at))
     drawing = figures.over_values(points, axis, ACCURACY, log)
     caption = family.caption(f'Bars are deviations over seeds.{left}')
@@ -284,8 +300,12 @@ def participation(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
 
 def critical_layers(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
   """One, two and all Dense layers critical (theory document, 7.5)."""
-  # From few layers to many, with named layers in between. Other methods noise every layer, whatever the flag says.
-  order = lambda layers: ({'final_dense': 0, 'all_dense': 2, 'all': 3}.get(layers, 1), layers)
+
+  def order(layers: str) -> tuple[int, str]:
+    """Puts few layers before many, with named layers in between."""
+    return {'final_dense': 0, 'all_dense': 2, 'all': 3}.get(layers, 1), layers
+
+  # Other methods noise every layer, whatever the flag says.
   blocks = over_flags(
     [g for g in groups if g.parts[-1]],
     ['critical_layers'],
@@ -299,7 +319,11 @@ def critical_layers(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
 
 def heterogeneity(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
   """How uneven the clients' labels are (November 2025 document, 5.3.3 and figure 4)."""
-  concentration = lambda partition: float(runs_lib.parse('partition', partition)[1]['alpha'])
+
+  def concentration(partition: str) -> float:
+    _, parameters, _ = runs_lib.parse('partition', partition)
+    return float(parameters['alpha'])
+
   members = [g for g in groups if g.setting['partition'].startswith('dirichlet:')]
   blocks = over_flags(
     members,

@@ -108,26 +108,29 @@ def build(
   is_compared = any(g.is_of_documents for g in groups)
   sentence, table = finding(groups)
   first = _first_figure(built)
-  others = [section._replace(blocks=[b for b in section.blocks if b is not first]) for section in built]
-  return [
-    pages.Section(
-      'QuAP-FL: measured figures and those of the documents' if is_compared else 'QuAP-FL: measured figures',
-      [f'**{sentence}**', *filter(None, [first]), *table, *published.NOTES['how_to_read'][: 2 if is_compared else 1]],
-    ),
-    *(section for section in others if section.blocks),
-    *(
-      [pages.Section('Not run', [f'{missing}. `python -m experiments.report --help` lists sweeps that fill them.'])]
-      if missing
-      else []
-    ),
-    *(
-      [pages.Section('Why measured and printed figures differ', published.NOTES['differences'])] if is_compared else []
-    ),
-    pages.Section('Settings', [*_compared(groups), *_settings(groups, command)]),
-    pages.Section(
-      'What was left out', [pages.Table('left_out', 'Left out, or used in part', without)] if without else ['Nothing.']
-    ),
-  ]
+  title, num_notes = 'QuAP-FL: measured figures', 1
+  if is_compared:
+    title, num_notes = 'QuAP-FL: measured figures and those of the documents', 2
+  opening: list[pages.Block] = [f'**{sentence}**']
+  if first is not None:
+    opening.append(first)
+  opening += [*table, *published.NOTES['how_to_read'][:num_notes]]
+  report = [pages.Section(title, opening)]
+  for section in built:
+    blocks = [block for block in section.blocks if block is not first]
+    if blocks:
+      report.append(section._replace(blocks=blocks))
+  if missing:
+    hint = f'{missing}. `python -m experiments.report --help` lists sweeps that fill them.'
+    report.append(pages.Section('Not run', [hint]))
+  if is_compared:
+    report.append(pages.Section('Why measured and printed figures differ', published.NOTES['differences']))
+  report.append(pages.Section('Settings', [*_compared(groups), *_settings(groups, command)]))
+  unused: list[pages.Block] = ['Nothing.']
+  if without:
+    unused = [pages.Table('left_out', 'Left out, or used in part', without)]
+  report.append(pages.Section('What was left out', unused))
+  return report
 
 
 def _compared(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
@@ -135,7 +138,6 @@ def _compared(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
   rows = []
   for dataset in dict.fromkeys(g.dataset for g in groups):
     own = [g for g in groups if g.dataset == dataset]
-    of_flag = lambda flag, own=own: _each(g.setting[flag] for g in own if flag in g.setting)
     methods = dict.fromkeys(naming.name_of(g.algorithm) for g in sorted(own, key=lambda g: g.place))
     rows.append(
       {
@@ -143,13 +145,17 @@ def _compared(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
         'runs': count(own),
         'methods': '; '.join(methods),
         'participation': _each(naming.participation(g.setting['participation']) for g in own),
-        'ε': of_flag('epsilon'),
-        'clients': of_flag('num_clients'),
+        'ε': _values_of(own, 'epsilon'),
+        'clients': _values_of(own, 'num_clients'),
         'rounds': _each(run.rounds for g in own for run in g.runs),
         'seeds': _each(run.seed for g in own for run in g.runs),
       }
     )
   return [pages.Table('compared', 'What was compared', rows)]
+
+
+def _values_of(groups: Sequence[study.StudyGroup], flag: str) -> str:
+  return _each(g.setting[flag] for g in groups if flag in g.setting)
 
 
 def _each(values: Iterable[Any]) -> str:
@@ -159,7 +165,6 @@ def _each(values: Iterable[Any]) -> str:
 def _settings(groups: Sequence[study.StudyGroup], command: str) -> list[pages.Block]:
   """The versions, the machines, the flags that all runs share, and the values of the others."""
   runs, settings = [run for group in groups for run in group.runs], [group.setting for group in groups]
-  each = lambda dicts: '; or '.join(dict.fromkeys(', '.join(f'{k} {v}' for k, v in d.items()) or '?' for d in dicts))
   values: dict[str, dict[str, Any]] = {}
   for setting in settings:
     for name, value in setting.items():
@@ -168,17 +173,30 @@ def _settings(groups: Sequence[study.StudyGroup], command: str) -> list[pages.Bl
   rows = [{'flag': name, 'values': ', '.join(texts)} for name, texts in values.items() if len(texts) > 1]
   return [
     f'Made by `{command}`.',
-    f'Versions: {each(run.versions for run in runs)}.',
-    f'Machine: {each(run.machine for run in runs)}.',
+    f'Versions: {_either(run.versions for run in runs)}.',
+    f'Machine: {_either(run.machine for run in runs)}.',
     f'All runs that read these flags have {shared}.',
     *([pages.Table('settings', 'Flags in which runs differ', rows)] if rows else []),
   ]
 
 
+def _either(facts: Iterable[Mapping[str, Any]]) -> str:
+  """The facts of different runs, each kind once."""
+  kinds = {}
+  for own in facts:
+    words = ', '.join(f'{name} {value}' for name, value in own.items())
+    kinds[words or '?'] = True
+  return '; or '.join(kinds)
+
+
 def count(groups: Sequence[study.StudyGroup]) -> str:
   """The number of runs and settings, in words."""
-  plural = lambda number, word: f'{number} {word}' + ('' if number == 1 else 's')
-  return f'{plural(sum(len(group.runs) for group in groups), "run")} of {plural(len(groups), "setting")}'
+  num_runs = sum(len(group.runs) for group in groups)
+  return f'{_plural(num_runs, "run")} of {_plural(len(groups), "setting")}'
+
+
+def _plural(number: int, word: str) -> str:
+  return f'{number} {word}' if number == 1 else f'{number} {word}s'
 
 
 def _first_figure(built: Sequence[pages.Section]) -> Optional[pages.Plot]:
@@ -242,24 +260,33 @@ def _by_epsilon(
 
   At the one `epsilon`, the last column has the differences from the best of the place.
   """
-  kept, _ = figures.most({name: [g.accuracy() for g in groups if names[g] == name] for name in names.values()})
+  accuracies: dict[str, list[Optional[pages.Quantity]]] = {name: [] for name in names.values()}
+  for g in groups:
+    accuracies[names[g]].append(g.accuracy())
+  kept, _ = figures.most(accuracies)
   epsilons, count = sorted({g.setting['epsilon'] for g in groups}), len(set(names.values()))
   at_one = [g for g in groups if g.setting['epsilon'] == epsilon]
-  first = {place: _ranked(g for g in at_one if where[g] == place)[:1] for place in where.values()}
+  best_of_place: dict[str, study.StudyGroup] = {}
+  for g in _ranked(at_one):
+    best_of_place.setdefault(where[g], g)
   by_method: dict[Any, dict[Any, study.StudyGroup]] = {}
   for g in groups:
     if names[g] in kept:
       by_method.setdefault((where[g], names[g]), {})[g.setting['epsilon']] = g
-  best = lambda own: -max(_mean(g) for g in own.values())
-  rows = [
-    {
-      'participation': place,
-      'method': name + f' {privacy.IDEAL}' * (name in ideal),
-      **{f'ε = {one:g}': _accuracy(own.get(one)) for one in epsilons},
-      'minus best': _minus_best(own.get(epsilon), *first[place]),
-    }
-    for (place, name), own in sorted(by_method.items(), key=lambda item: (item[0][0], best(item[1])))
-  ]
+
+  def order(key: tuple[str, str]) -> tuple[str, float]:
+    """The key by which rows are sorted: by place, and the best mean first."""
+    return key[0], -max(map(_mean, by_method[key].values()))
+
+  rows = []
+  for place, name in sorted(by_method, key=order):
+    own = by_method[place, name]
+    method = f'{name} {privacy.IDEAL}' if name in ideal else name
+    row = {'participation': place, 'method': method}
+    for one in epsilons:
+      row[f'ε = {one:g}'] = _accuracy(own.get(one))
+    row['minus best'] = _minus_best(own.get(epsilon), best_of_place.get(place))
+    rows.append(row)
   return rows, f'. The best {len(kept)} of {count}' if len(kept) < count else ''
 
 
@@ -323,4 +350,5 @@ def _accuracy(group: Optional[study.StudyGroup]) -> Optional[pages.Quantity]:
 
 def _seeds(groups: Iterable[study.StudyGroup]) -> str:
   counts = sorted({len(g.runs) for g in groups})
-  return f'{" or ".join(map(str, counts))} seed{"" if counts == [1] else "s"}'
+  word = 'seed' if counts == [1] else 'seeds'
+  return f'{" or ".join(map(str, counts))} {word}'

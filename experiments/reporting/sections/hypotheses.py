@@ -32,9 +32,17 @@ def build(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
 
 
 def _h1(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
-  largest = lambda runs: study.over(
-    [None if run.nominal_epsilon is None else run.nominal_epsilon.max() for run in runs], 3, True
-  )
+  def largest(run: runs_lib.RunFolder) -> Optional[float]:
+    return None if run.nominal_epsilon is None else run.nominal_epsilon.max()
+
+  def spent(left: Sequence[runs_lib.RunFolder], right: Sequence[runs_lib.RunFolder]) -> dict[str, Any]:
+    return {
+      'nominal ε spent, QuAP-FL': study.over(list(map(largest, left)), 3, True),
+      'nominal ε spent, Fixed-DP': study.over(list(map(largest, right)), 3, True),
+    }
+
+  # The second paragraph is about the documents' figures.
+  num_notes = 2 if any(g.is_of_documents for g in groups) else 1
   return _judge(
     groups,
     'h1',
@@ -43,9 +51,8 @@ def _h1(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
     ('QuAP-FL', 'Fixed-DP'),
     {'accuracy (%)': (lambda run: 100 * pages.known(run.test_accuracy), 2)},
     1,
-    lambda left, right: {'nominal ε spent, QuAP-FL': largest(left), 'nominal ε spent, Fixed-DP': largest(right)},
-    # The second paragraph is about the documents' figures.
-    published.NOTES['h1'][: 2 if any(g.is_of_documents for g in groups) else 1],
+    spent,
+    published.NOTES['h1'][:num_notes],
   )
 
 
@@ -79,7 +86,9 @@ def _h3(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
     known = np.isfinite(norm) & np.isfinite(sigma) & (sigma > 0)
     return float(np.mean(norm[known] / sigma[known]))
 
-  ratio = lambda value, left, right: study.over([value(y) / value(x) for x, y in zip(left, right)], 1)
+  def ratio(value: Callable[[runs_lib.RunFolder], Any], left: Any, right: Any) -> Optional[pages.Quantity]:
+    return study.over([value(y) / value(x) for x, y in zip(left, right)], 1)
+
   return _judge(
     groups,
     'h3',
@@ -98,9 +107,11 @@ def _h3(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
 
 def _counterparts(part: int) -> list[tuple[str, str]]:
   """Pairs (with, without) of the ablation's methods that differ only in this part, QuAP-FL first."""
-  without = lambda parts: parts[:part] + (False,) + parts[part + 1 :]
-  with_it = sorted((parts for parts in published.BY_PARTS if parts[part]), reverse=True)
-  return [(published.BY_PARTS[parts], published.BY_PARTS[without(parts)]) for parts in with_it]
+  counterparts = []
+  for parts in sorted((parts for parts in published.BY_PARTS if parts[part]), reverse=True):
+    budget, clip, noise = (has and index != part for index, has in enumerate(parts))
+    counterparts.append((published.BY_PARTS[parts], published.BY_PARTS[budget, clip, noise]))
+  return counterparts
 
 
 def _judge(
@@ -124,14 +135,14 @@ def _judge(
     for cells, runs in pairs(groups, left, right, next(iter(measures.values()))[0]):
       tested = []
       for what, (measure, digits) in measures.items():
-        values = np.array([[measure(run) for run in side] for side in runs], float)
+        values = np.array([list(map(measure, side)) for side in runs], float)
         tested.append((what, values, digits, *study.paired_test(values[0], values[1], digits)))
       verdicts.append(_verdict([test[-2:] for test in tested], sign))
       counts = {'pairs': len(runs[0]), 'rounds': str(runs[0][0].rounds), 'verdict': verdicts[-1]}
       for what, values, digits, difference, p in tested:
         means = {side: study.over(v, digits) for side, v in zip(sides, values)}
         test = {'difference': difference, 'p': 'none' if p is None else f'{p:.2g}'}
-        rows.append({**cells, 'measured': what, **means, **test, **extra(*runs), **counts})
+        rows.append(cells | {'measured': what} | means | test | dict(extra(*runs)) | counts)
   judged = [verdict for verdict in verdicts if verdict != NOT_ENOUGH]
   overall = judged[0] if len(set(judged)) == 1 else NOT_ENOUGH
   if len(set(judged)) > 1:
@@ -151,15 +162,16 @@ def _verdict(tests: Sequence[tuple[pages.Quantity, Optional[float]]], sign: int)
 def pairs(
   groups: Sequence[study.StudyGroup], left: str, right: str, value: Measure
 ) -> list[tuple[dict[str, Any], Sides]]:
-  """For each setting that both methods have: its first cells, and the runs of both sides, seed by seed.
+  """The first cells of each setting that both methods have, and the runs of both sides, seed by seed.
 
   Both runs of a pair have the `value`, and are equally long unless they stop at an accuracy.
   """
   sides: list[tuple[dict[str, Any], Sides]] = []
   both_methods = study.families([g for g in groups if g.method in (left, right)], 'algorithm', at_least=2)
   for family in study.titled(both_methods, 'algorithm'):
-    of_method = ([g for g in family.groups if g.method == method] for method in (left, right))
-    for a, b in itertools.product(*of_method):
+    of_left = [g for g in family.groups if g.method == left]
+    of_right = [g for g in family.groups if g.method == right]
+    for a, b in itertools.product(of_left, of_right):
       is_free = a.setting['stop_at_accuracy'] is not None
       others = {run.seed: run for run in b.runs if value(run) is not None}
       both = [

@@ -4,7 +4,7 @@ A formal ε is reported for the released model only if the run's certificate or 
 Of a run that ended before its last planned round, this is the bound of its plan. What its rounds cost is a reading.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import functools
 from typing import Any, Callable, Optional
 
@@ -63,7 +63,8 @@ def formal_text(group: study.StudyGroup) -> str:
   accountant = str(_smallest(run).get('accountant'))
   source = 'certificate.json' if run.certificate is not None else _ACCOUNTANTS.get(accountant, accountant)
   secret = ', cohorts secret' if run.has_secret_cohorts else ''
-  text = f'{covers}: ε = {rounding.up(max(epsilons))} ({source}{secret}){IDEAL if ideal_note(run) else ""}'
+  mark = IDEAL if ideal_note(run) else ''
+  text = f'{covers}: ε = {rounding.up(max(epsilons))} ({source}{secret}){mark}'
   stopped = [run for run in group.runs if _is_stopped(run)]
   if not stopped:
     return text
@@ -79,7 +80,10 @@ def footnotes(groups: Sequence[study.StudyGroup]) -> list[str]:
   if not runs:
     certified = any(run.certificate is not None for group in groups for run in group.runs)
     return [] if certified else ['No run has a formal figure.']
-  each = lambda values: ' or '.join(dict.fromkeys(map(str, values)))
+
+  def each(values: Iterable[Any]) -> str:
+    return ' or '.join(dict.fromkeys(map(str, values)))
+
   noted: dict[str, dict[str, bool]] = {}
   for run in runs:
     noted.setdefault(ideal_note(run), {})[naming.name_of(run.algorithm)] = True
@@ -92,13 +96,17 @@ def footnotes(groups: Sequence[study.StudyGroup]) -> list[str]:
   ]
 
 
+def _came_unevenly(run: runs_lib.RunFolder) -> bool:
+  return run.counts is not None and np.ptp(run.counts) > 0
+
+
 def by_participation(name: str, groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
   """Rare, middle and frequent clients, if clients differ in how often they took part.
 
   There are two tables, because one would be too wide for a page: `name` says what the clients did, and `name`_results
   says what they spent and how accurate the model is for them.
   """
-  shown = [group for group in groups if all(run.counts is not None and np.ptp(run.counts) for run in group.runs)]
+  shown = [group for group in groups if group.every(_came_unevenly)]
   did = {
     'rounds taken part in': (lambda run: run.counts, 1),
     'weight contributed': (_contributed, 1),
@@ -171,9 +179,11 @@ def _is_stopped(run: runs_lib.RunFolder) -> bool:
 def _smallest(run: runs_lib.RunFolder) -> Mapping[str, Any]:
   """The smallest formal figure; {} if there is none. Amplification counts only where the cohorts are secret."""
   figures = _formal(run).get('figures')
+  if not isinstance(figures, list):
+    return {}
   known = [
     figure
-    for figure in (figures if isinstance(figures, list) else [])
+    for figure in figures
     if runs_lib.number(figure.get('epsilon_max')) is not None
     and (figure.get('amplification') == 'none' or run.has_secret_cohorts)
   ]

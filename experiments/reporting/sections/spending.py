@@ -3,7 +3,7 @@
 import collections
 from collections.abc import Mapping, Sequence
 import functools
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import numpy as np
 
@@ -23,9 +23,10 @@ def with_accuracy(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
   """Every setting that was run, with its accuracy and the privacy that it spends."""
 
   def columns(g: study.StudyGroup) -> dict[str, Any]:
-    spent = lambda run: run.nominal_epsilon
-    nominal = lambda reduce: g.measure(lambda run: None if spent(run) is None else reduce(spent(run)), 3, True)
-    delta = g.measure(lambda run: None if spent(run) is None else run.summary.get('nominal_delta_max'))
+    def nominal(reduce: Callable[[np.ndarray], float]) -> Optional[pages.Quantity]:
+      return g.measure(lambda run: None if run.nominal_epsilon is None else reduce(run.nominal_epsilon), 3, True)
+
+    delta = g.measure(lambda run: None if run.nominal_epsilon is None else run.summary.get('nominal_delta_max'))
     return {
       'document: accuracy (%)': accuracy.printed_accuracy(g),
       'measured: accuracy (%)': g.accuracy(),
@@ -36,11 +37,12 @@ def with_accuracy(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
     }
 
   blocks = study.by_group('privacy_and_accuracy', 'All settings', groups, columns)
-  return blocks and [
-    *published.notes('privacy_and_accuracy', blocks),
-    *privacy.footnotes(groups),
-    *privacy.by_participation('participation_groups', [g for g in _side_by_side(groups) if not privacy.is_whole(g)]),
-  ]
+  if not blocks:
+    return []
+  others = [g for g in _side_by_side(groups) if not privacy.is_whole(g)]
+  blocks = published.notes('privacy_and_accuracy', blocks)
+  blocks += privacy.footnotes(groups)
+  return blocks + privacy.by_participation('participation_groups', others)
 
 
 def certified(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
@@ -64,7 +66,9 @@ def certified(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
       'formal ε': privacy.formal_text(g),
     }
 
-  key = lambda g: (g.dataset, where[g], g.setting['epsilon'])
+  def key(g: study.StudyGroup) -> tuple[str, str, float]:
+    return g.dataset, where[g], g.setting['epsilon']
+
   blocks: list[pages.Block] = []
   for dataset, place, epsilon in sorted(dict.fromkeys(map(key, members))):
     own = [g for g in members if key(g) == (dataset, place, epsilon)]
@@ -76,12 +80,10 @@ def certified(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
     blocks += study.table(
       'certified', f'Accuracy at a formal ε of the released model: {naming.dataset(dataset)}', rows, 'epsilon'
     )
-  return [
-    *published.notes('certified', blocks),
-    *_certified_figures(members, where),
-    *privacy.footnotes(members),
-    *privacy.by_participation('certified_groups', members),
-  ]
+  blocks = published.notes('certified', blocks)
+  blocks += _certified_figures(members, where)
+  blocks += privacy.footnotes(members)
+  return blocks + privacy.by_participation('certified_groups', members)
 
 
 def _with_interval(name: str, quantity: Optional[pages.Quantity]) -> dict[str, Any]:
@@ -94,7 +96,10 @@ def _with_interval(name: str, quantity: Optional[pages.Quantity]) -> dict[str, A
 
 def _reference(groups: Sequence[study.StudyGroup]) -> study.StudyGroup:
   """The group with which others are compared: a certified one, with the online weights and most seeds if possible."""
-  rank = lambda g: (g.method == 'certified', 'weights=online' in g.algorithm, len(g.runs), -g.place)
+
+  def rank(g: study.StudyGroup) -> tuple[bool, bool, int, int]:
+    return g.method == 'certified', 'weights=online' in g.algorithm, len(g.runs), -g.place
+
   return max(groups, key=rank)
 
 
@@ -111,8 +116,7 @@ def shown_with(groups: Sequence[study.StudyGroup]) -> dict[study.StudyGroup, str
 
   def place(g: study.StudyGroup) -> str:
     where = g.setting['participation']
-    is_secret = any(run.has_secret_cohorts for run in g.runs)
-    return 'uniform' if is_secret and (g.dataset, where) in coins else where
+    return 'uniform' if g.has_secret_cohorts and (g.dataset, where) in coins else where
 
   return {g: place(g) for g in groups}
 
@@ -122,7 +126,7 @@ def _side_by_side(groups: Sequence[study.StudyGroup]) -> list[study.StudyGroup]:
 
 
 def _certified_figures(groups: Sequence[study.StudyGroup], where: Mapping[study.StudyGroup, str]) -> list[pages.Block]:
-  """For each dataset and requested ε, accuracy with a panel for each participation. Where ε varies, accuracy over ε.
+  """Figures of each dataset: accuracy at a requested ε, a panel for each participation; where ε varies, over ε.
 
   A method has one look and one name in all of them.
   """
@@ -131,7 +135,10 @@ def _certified_figures(groups: Sequence[study.StudyGroup], where: Mapping[study.
   for dataset in dict.fromkeys(g.dataset for g in groups):
     own = [g for g in groups if g.dataset == dataset]
     names = study.names(own, 'participation', 'epsilon')
-    kept, left = figures.most({name: [g.interval() for g, n in zip(own, names) if n == name] for name in names})
+    intervals: dict[str, list[Optional[pages.Quantity]]] = {}
+    for g, name in zip(own, names):
+      intervals.setdefault(name, []).append(g.interval())
+    kept, left = figures.most(intervals)
     by_epsilon: dict[Any, list[figures.Point]] = {}
     by_place: dict[str, list[figures.Point]] = {}
     for g, name in zip(own, names):
@@ -170,11 +177,15 @@ def budgets(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
   """Budget of a round by participation rate, ε_i(t) = ε_base·(1 + α·exp(-β·p_i(t))): figure 2 of the first document."""
   alpha, beta = published.COMMON['alpha'], published.COMMON['beta']
   measured = [measured_budgets(run) for g in groups if g.parts[0] and g.has(alpha=alpha, beta=beta) for run in g.runs]
-  rates, ratios = (np.concatenate([np.empty(0), *(pair[i] for pair in measured)]) for i in range(2))
+  rates = np.concatenate([np.empty(0), *(rates for rates, _ in measured)])
+  ratios = np.concatenate([np.empty(0), *(ratios for _, ratios in measured)])
   if not len(rates):
     return []
   is_printed = any(g.is_of_documents for g in groups)
-  formula = lambda rate: 1 + alpha * np.exp(-beta * rate)
+
+  def formula(rate: Any) -> Any:
+    return 1 + alpha * np.exp(-beta * rate)
+
   printed = {rate: value / published.BUDGET_BASE for rate, value in published.BUDGET_BY_RATE.items()}
   rows = []
   for rate, value in printed.items():
@@ -201,7 +212,7 @@ def budgets(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
 
   source = ' (first document, 5.3 and figure 2)' if is_printed else ''
   title = f'Nominal budget of a round over ε_base, by participation rate{source}'
-  caption = f'The line is the formula{"; the crosses are the printed values" if is_printed else ""}.'
+  caption = 'The line is the formula; the crosses are the printed values.' if is_printed else 'The line is the formula.'
   blocks: list[pages.Block] = [
     pages.Table('budget_by_rate', title, rows),
     pages.Plot('budget_by_rate', title, caption, draw),
@@ -221,16 +232,13 @@ def measured_budgets(run: runs_lib.RunFolder) -> tuple[np.ndarray, np.ndarray]:
 
 def cumulative(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
   """Cumulative nominal ε of the top and bottom 20% of clients: figure 3 of the November 2025 document."""
-  # QuAP-FL, and the method that differs from it only in the budget.
-  places = study.places(
-    [
-      g
-      for g in groups
-      if g.method in ('quap', 'layerwise')
-      and g.setting['stop_at_accuracy'] is None
-      and all(run.ledger is not None and run.nominal_epsilon is not None and run.ledger.num_rounds for run in g.runs)
-    ]
-  )
+
+  def is_shown(g: study.StudyGroup) -> bool:
+    # QuAP-FL, and the method that differs from it only in the budget.
+    is_method = g.method in ('quap', 'layerwise') and g.setting['stop_at_accuracy'] is None
+    return is_method and g.every(lambda run: run.nominal_epsilon is not None and _num_rounds(run) > 0)
+
+  places = study.places(list(filter(is_shown, groups)))
 
   def columns(g: study.StudyGroup) -> dict[str, Any]:
     top, bottom = np.array([top_and_bottom(run) for run in g.runs])[:, :, -1].T
@@ -252,19 +260,19 @@ def cumulative(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
     'participation',
     'epsilon',
   )
-  return blocks and blocks + [
-    *(
-      pages.Plot(
-        'cumulative_privacy',
-        f'{title}: {naming.dataset(family.dataset)}',
-        family.caption('Lines: means over the group and over seeds. Bands: all seeds.'),
-        functools.partial(_draw_cumulative, groups=family.groups),
-      )
-      for family in places
-      if all(run.ledger is not None and run.ledger.num_rounds > 1 for g in family.groups for run in g.runs)
-    ),
-    *published.NOTES['cumulative_privacy'],
-  ]
+  if not blocks:
+    return []
+  for family in places:
+    if all(g.every(lambda run: _num_rounds(run) > 1) for g in family.groups):
+      caption = family.caption('Lines: means over the group and over seeds. Bands: all seeds.')
+      draw = functools.partial(_draw_cumulative, groups=family.groups)
+      blocks.append(pages.Plot('cumulative_privacy', f'{title}: {naming.dataset(family.dataset)}', caption, draw))
+  return [*blocks, *published.NOTES['cumulative_privacy']]
+
+
+def _num_rounds(run: runs_lib.RunFolder) -> int:
+  """The rounds of its ledger; 0 without one."""
+  return 0 if run.ledger is None else run.ledger.num_rounds
 
 
 def top_and_bottom(run: runs_lib.RunFolder) -> tuple[np.ndarray, np.ndarray]:
@@ -308,7 +316,7 @@ def fairness(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
     }
 
   title = "Jain's index; 1 means that all clients are equal"
-  counted = [g for g in _side_by_side(groups) if all(run.counts is not None for run in g.runs)]
+  counted = [g for g in _side_by_side(groups) if g.every(lambda run: run.counts is not None)]
   blocks = study.by_group('fairness', title, counted, columns, 'participation')
   return published.notes('fairness', blocks)
 
@@ -316,12 +324,15 @@ def fairness(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
 def noise(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
   """Noise to signal by round (theory document, 7.3)."""
   ratio = 'noise_to_signal'
-  noisy = [g for g in groups if any(run.mean_of(ratio) for run in g.runs)]
+
+  def is_noisy(g: study.StudyGroup) -> bool:
+    return any(run.mean_of(ratio) for run in g.runs)
+
+  noisy = list(filter(is_noisy, groups))
 
   def columns(g: study.StudyGroup) -> dict[str, Any]:
     what = (('noise / signal', ratio, 2), ('noise norm', 'noise_norm', 4), ('signal norm', 'signal_norm', 4))
-    mean_of = lambda column: lambda run: run.mean_of(column)
-    return {name: g.measure(mean_of(column), digits) for name, column, digits in what}
+    return {name: _mean_of(g, column, digits) for name, column, digits in what}
 
   title = 'Norm of the noise over the norm of the mean update, both for the noised layers'
   return study.by_group(ratio, f'{title}, means over the rounds', _side_by_side(noisy), columns) + (
@@ -333,20 +344,28 @@ def noise(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
       1,
       'noise norm / signal norm',
       'mean over rounds',
-      lambda g: g.measure(lambda run: run.mean_of(ratio)),
+      lambda g: _mean_of(g, ratio),
       log=True,
     )
   )
 
 
+def _mean_of(g: study.StudyGroup, column: str, digits: int = 2) -> Optional[pages.Quantity]:
+  """The mean of a column of metrics.csv over the rounds."""
+  return g.measure(lambda run: run.mean_of(column), digits)
+
+
 def communication(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
   """Bytes that a client sends and receives in a round: table 1 of the November 2025 document."""
-  sent = lambda g, way='up': g.measure(lambda run: run.mean_of(f'{way}_bytes_per_client'))
-  logged = [g for g in groups if sent(g)]
-  fedavg = {(g.dataset, g.setting.get('model')): sent(g).mean for g in reversed(logged) if g.method == 'fedavg'}
+  sent, received = 'up_bytes_per_client', 'down_bytes_per_client'
+  logged = [g for g in groups if _mean_of(g, sent)]
+  fedavg = {}
+  for g in reversed(logged):
+    if g.method == 'fedavg':
+      fedavg[g.dataset, g.setting.get('model')] = pages.known(_mean_of(g, sent)).mean
 
   def columns(g: study.StudyGroup) -> dict[str, Any]:
-    up, down = sent(g).mean, sent(g, 'down')
+    up, down = pages.known(_mean_of(g, sent)).mean, _mean_of(g, received)
     extra = published.UPLOAD_EXTRA_BYTES.get(g.method) if g.is_of_documents else None
     plain = fedavg.get((g.dataset, g.setting.get('model')))
     return {
@@ -366,8 +385,12 @@ def cost(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
   """Seconds for a round (theory document, 7.3)."""
 
   def columns(g: study.StudyGroup) -> dict[str, Any]:
-    seconds = lambda reduce: g.measure(lambda run: float(reduce(run.curve('seconds').to_numpy())))
-    machine = lambda name: ', '.join(sorted({str(run.machine.get(name, '?')) for run in g.runs}))
+    def seconds(reduce: Callable[[np.ndarray], Any]) -> Optional[pages.Quantity]:
+      return g.measure(lambda run: float(reduce(run.curve('seconds').to_numpy())))
+
+    def machine(name: str) -> str:
+      return ', '.join(sorted({str(run.machine.get(name, '?')) for run in g.runs}))
+
     return {
       'seconds a round (median)': seconds(np.median),
       'seconds of the first round': seconds(lambda s: s[0]),
@@ -376,6 +399,6 @@ def cost(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
       'GPUs': machine('gpus'),
     }
 
-  timed = [g for g in groups if all(len(run.curve('seconds')) for run in g.runs)]
+  timed = [g for g in groups if g.every(lambda run: len(run.curve('seconds')) > 0)]
   blocks = study.by_group('cost', 'Time of a round, training and test', timed, columns)
   return published.notes('cost', blocks)
