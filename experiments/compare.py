@@ -61,7 +61,7 @@ class ComparisonSetting(NamedTuple):
   Attributes:
     preset: The flag file of all runs.
     flags: More flags of all runs.
-    rounds: Of each run.
+    rounds: The rounds of each run.
     rate: The share of the clients that a cohort has, for secret ones.
     constants: The clipping norm and the client's learning rate of `_OURS` and `_THEIRS`, and at last those of DP-FedAvg
       with secret cohorts.

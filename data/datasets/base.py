@@ -72,9 +72,9 @@ class Division(NamedTuple):
   """The roles of a dataset's own clients, each of whom has at most one. All are in the dataset's order.
 
   Attributes:
-    clients: Those that take part.
-    testers: Those whose examples are the test set.
-    helpers: Those whose examples the server has.
+    clients: The clients that take part.
+    testers: The clients whose examples are the test set.
+    helpers: The clients whose examples the server has.
   """
 
   clients: list[Any]

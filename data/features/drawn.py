@@ -76,7 +76,7 @@ class Drawn(maps.Learned):
     filters: k, the number of filters of each scale, each a patch of a drawing.
     kinds: Number of drawn things that the features are to tell apart.
     views: Drawings of each.
-    seed: Of all drawings and of the choice of patches.
+    seed: The seed of all drawings and of the choice of patches.
     centred: Whether the mean of the features of other drawings is taken off, see `data.features.drawings`.
   """
 

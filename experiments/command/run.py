@@ -200,7 +200,7 @@ class Run:
 
     Args:
       num_clients: N.
-      cohort_seed: Of a run whose cohorts are secret, their seed; None draws another one from the operating system's
+      cohort_seed: The seed of secret cohorts; None draws another one from the operating system's
         entropy.
     """
     if self.cohorts.are_secret and cohort_seed is None:

@@ -91,8 +91,8 @@ class FormalReport:
     statement: What that means, in words.
     delta: The total δ of every figure.
     unit: Whose privacy it is.
-    figures: By accountant; empty if nothing is covered. Where sampling amplifies, all are amplified: those without
-      amplification follow from who came, which must stay secret then.
+    figures: The figures by accountant; empty if nothing is covered. Where sampling amplifies, all are amplified:
+      figures without amplification follow from who came, which must stay secret then.
     notes: Why there is no amplification, or no figure by some accountant, and how the real noise differs from ideal
       noise.
     epsilon: float64[N], each client's ε by the exact composition of Gaussians without amplification, or, where sampling

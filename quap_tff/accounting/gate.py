@@ -108,7 +108,7 @@ class Gate:
       epsilon: ε > 0 in nats, the bound that no client passes over all rounds.
       delta: The total δ in (0, 1).
       num_rounds: T; None for any number of rounds.
-      correlation: The correlation of the noise, one of `quap_tff.mechanisms.noise.correlation`; not `Held`.
+      correlation: The correlation of the noise, one of `quap_tff.mechanisms.noise.correlation`; not `HeldNoise`.
       own_epsilon: float[N], the bound that each client has chosen for itself, in (0, epsilon]; None: `epsilon` for all.
       spent: What clients have spent before: a file or an `accounting.SpentBefore`, as `accounting.read_spent` takes it.
         Budgets and figures count from there. None: nothing.
@@ -301,6 +301,7 @@ class Gate:
       )
     charged = _rounded_up(ids, weights)
     record = self._record(ids, charged, released)
+    # Without `released`, a record releases something if anybody has a weight.
     if released is False and record._replace(released=None).releases:
       raise ValueError(
         f'Round {number} has clients with a weight, so it cannot be committed with released=False. Give them weight 0, '
@@ -315,6 +316,7 @@ class Gate:
         f'its budget pays for no more. {len(over)} of {len(ids)} clients are over. Commit the weights that ask gives, '
         'and leave out clients of weight 0. Nothing was charged.'
       )
+    # Until here nothing has changed, so an error leaves the gate as it was.
     self._spending.add(record, self.config.rounds_left(number))
     self.digests.append(self.digest_of(number, record))
     if reservation is None:
@@ -363,10 +365,12 @@ class Gate:
     order = np.argsort(record.cohort)
     ids, weights = np.asarray(record.cohort, np.int64)[order], np.asarray(record.weights, np.float32)[order]
     parts = self._parameters_text.encode(), b'%d %d' % (number, record.releases), ids.tobytes(), weights.tobytes()
+    # Each part is hashed by itself, so that no byte can count for the part before or after it.
     return hashlib.sha256(b''.join(hashlib.sha256(part).digest() for part in parts)).digest()[:_DIGEST_BYTES]
 
   def _allowed(self, ids: np.ndarray, proposed: np.ndarray) -> np.ndarray:
     """float32[M], the weights up to `proposed` that budgets pay for in the next round."""
+    # Reserved rounds count as committed ones, by their number and by what they may cost.
     accounts, left = self._spending.accounts_of(ids), self.config.rounds_left(self.rounds + len(self._open) + 1)
     if self._open:
       accounts = accounts._replace(spent=accounts.spent + self._held(ids))
@@ -407,6 +411,7 @@ class Gate:
     Raises:
       ValueError: If a cohort does not consist of distinct ids in [0, N).
     """
+    # The trial shares nothing with the gate that a commit changes.
     trial, ends = copy.copy(self), np.zeros(self.num_clients, np.int64)
     trial._asked, trial._spending, trial.digests = np.zeros_like(self._asked), copy.deepcopy(self._spending), []
     left = self.config.rounds_left(self.rounds + len(self._open))
@@ -463,6 +468,7 @@ class Gate:
         f'source must be a numpy.random.Generator or {_KEY_BYTES} secret bytes, such as os.urandom({_KEY_BYTES}), '
         f'found {type(source).__name__}.'
       )
+    # The digest is that of the round and of who came: no other round, and no other gate of this key, has this noise.
     key = hmac.digest(source, self.digests[-1], 'sha256')
     stream = ciphers.Cipher(ciphers.algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
     bits = np.frombuffer(stream.update(bytes(8 * int(np.prod(shape)))), np.uint64)

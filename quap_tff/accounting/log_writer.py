@@ -54,6 +54,7 @@ class LogWriter:
       if os.path.lexists(log):
         self._remove_later_rounds()
       else:
+        # After a crash between the two, a state without rounds makes its log anew. A log without a state is refused.
         self._state.write(gate.content)
         self._append([logs.HEADER])
     except BaseException:
@@ -134,6 +135,7 @@ class LogWriter:
     charged = self.gate.commit(cohort, weights, released, reservation)
     record = mechanism.RoundRecord(np.asarray(cohort), None, charged, self.gate.noise_multiplier, released=released)
     try:
+      # Rows that the state does not know are removed by the next writer. A state that knew more would be refused.
       self._append(logs.row_texts(self.gate.rounds, record))
       self._state.write(self.gate.content)
     except BaseException:

@@ -109,7 +109,7 @@ def describe_protection(
   either. Only noise on everything gives a formal figure.
 
   Args:
-    facts: Those of the mechanism.
+    facts: The mechanism's facts.
     model: The model's shape. If it is unknown, noise counts as covering every layer only if the facts say so.
     exact_logs: Which exact functions of clients' data are released alongside the model, a clause each.
     exact_uses: Which exact functions of clients' data the training depends on outside the mechanism, a clause each.

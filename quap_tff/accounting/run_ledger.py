@@ -227,6 +227,7 @@ class RunLedger:
       if new[name].shape != cohort.shape:
         raise ValueError(f'{name} must be float[{cohort.size}], one for each of the cohort, found {new[name].shape}.')
     new['offsets'] = self._arrays['offsets'].values[-1:] + cohort.size
+    # All is checked before the first array grows, so that a refused record leaves no part of it.
     _check_values({**new, 'offsets': np.array([0, cohort.size])}, self._num_clients)
     for name, values in new.items():
       self._arrays[name].extend(values)

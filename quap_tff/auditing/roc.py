@@ -61,8 +61,8 @@ class Summary(NamedTuple):
   Attributes:
     auc: The area under the curve, which is the probability that a member's score is above a non-member's; a tie counts
       1/2.
-    auc_interval: By the bootstrap.
-    operating: By the bounds `FALSE_POSITIVE_RATES`.
+    auc_interval: The interval of the area, by the bootstrap.
+    operating: The operating points, by the bounds `FALSE_POSITIVE_RATES`.
     members: Number of trials with a member.
     non_members: Number of trials with a non-member.
   """

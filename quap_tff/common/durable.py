@@ -53,8 +53,8 @@ class _Version(NamedTuple):
   """A version of a state.
 
   Attributes:
-    state_id: Of the state, random.
-    number: Of the version, from 1.
+    state_id: The name of the state, random.
+    number: The number of the version, from 1.
     before: The digest of the version before; `-` for the first one.
     content: The content.
   """

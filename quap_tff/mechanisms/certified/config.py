@@ -30,7 +30,8 @@ class CertifiedConfig(guarantee.GuaranteeConfig):
 
   Attributes:
     correlation: How the noise of a round takes back noise of earlier rounds, one of
-      `quap_tff.mechanisms.noise.correlation.FAMILIES`, but for `Held`. By default `Ar1`, whose decay `settled` chooses.
+      `quap_tff.mechanisms.noise.correlation.FAMILIES`, but for `HeldNoise`. By default `Ar1`, whose decay
+      `settled` chooses.
     weights: The rule for w_i(t), one of `quap_tff.mechanisms.certified.weight_rules.RULES`.
     planned_rounds: int[N], in how many rounds each client is planned to take part, for weight rules with `needs_plan`.
       None: to be counted in a schedule.

@@ -141,6 +141,7 @@ def standing(prices: Prices, accounts: Accounts, release: array_types.Numbers) -
     release: How many releases there have been, int64: a scalar, or with a last dimension of 1.
   """
   xp = arrays.namespace(accounts.latest, release)
+  # A client that was in no release has sums of 0, which fade to 0 whatever has elapsed.
   elapsed = arrays.cast(xp.maximum(release - 1 - accounts.latest, 0), np.float64)
   return Standing(prices.limit - accounts.spent, prices.correlation.faded(accounts.sums, elapsed))
 
@@ -187,6 +188,7 @@ def spend(
   asked = xp.minimum(arrays.cast(proposed, np.float64), 1.0)
   exact = xp.minimum(asked, affordable)
   weights = arrays.cast(exact, np.float32)
+  # float32 rounds to the nearest number, which may be more than the budget pays for.
   lowered = xp.nextafter(weights, xp.zeros_like(weights))
   weights = xp.where(arrays.cast(weights, np.float64) > exact, lowered, weights)
   taken = arrays.cast(weights, np.float64)
@@ -232,6 +234,7 @@ def _bill(
   before = standing(prices, accounts, release)
   squared = xp.square(arrays.cast(prices.noise_multiplier, np.float64))
   unit, by_sum = prices.correlation.price(xp.maximum(arrays.cast(releases_left, np.float64), 0.0))
+  # The first summand has the shape of the accounts, which the result needs also where there are no sums.
   cross = sum((factor * own for factor, own in zip(by_sum, before.sums)), 0.0 * before.left)
   return _Bill(squared, unit, cross, before.sums)
 

@@ -125,8 +125,8 @@ class CertifiedRounds(RoundsInIntegers):
 
   def __init__(self, core: configs.Certified, specs: mechanism.Specs, layers: Sequence[layers_lib.Layer]):
     super().__init__(core, specs, layers)
-    # An entry of a client has at most K steps, and nobody is in a sum twice.
     self._is_scaled = type(self.config).noise_scale is not guarantee.GuaranteeConfig.noise_scale
+    # An entry of a client has at most K steps, and nobody is in a sum twice: such sums do not overflow.
     self.sum_dtype = np.int32 if self.grid.steps * self.config.num_clients < 2**31 else np.int64
 
   def initial_state(self) -> mechanism.State:
@@ -250,6 +250,7 @@ class CertifiedRounds(RoundsInIntegers):
       clip = tf.minimum(moved, guarantee.LARGEST_CLIP)
     after = state._replace(
       clip=clip,
+      # A round that releases nothing has shown no noise, so the next one takes its number.
       noise=state.noise._replace(counter=state.noise.counter + tf.cast(tf.reduce_any(weights > 0), tf.int64)),
       accounts=accounts,
     )
@@ -265,6 +266,7 @@ class CertifiedRounds(RoundsInIntegers):
     noise = tf.split(tf.where(releases, noise, tf.zeros_like(noise)), self._sizes)
     buffers = [tf.where(releases, new, old) for new, old in zip(moved, state.buffers)]
     step = tf.cast(state.clip, tf.float64) * self._scale(state) / self.grid.steps
+    # Noise is added while all are integers: in floats, the sum would be rounded in a way that depends on data.
     sums = [
       tf.cast(tf.cast(part, tf.int64) + tf.reshape(own, part.shape), tf.float64) * step
       for part, own in zip(total, noise)

@@ -43,7 +43,7 @@ class Spending:
     """Opens the accounts.
 
     Args:
-      correlation: Of the noise, with all its numbers.
+      correlation: The correlation of the noise, with all its numbers.
       num_clients: N. Clients with larger ids open accounts when they come.
     """
     self._correlation = correlation
@@ -160,7 +160,7 @@ def spending(
 
   Args:
     history: The rounds, in order. It is passed over twice if the noise is correlated and `num_rounds` is None.
-    correlation: Of the noise, with all its numbers.
+    correlation: The correlation of the noise, with all its numbers.
     num_clients: N, as `Spending` takes it.
     num_rounds: The planned rounds, +inf for any number: the account is then the one that a filter kept while the rounds
       ran. None: the history is complete, and nothing is charged for releases that it does not hold.

@@ -143,7 +143,7 @@ class Chain:
     round_num: t; 0 for the empty chain.
     cohort: int64[M], ascending, the clients that were announced for round t.
     came: int64[M'], ascending, those who came in the round of the link before.
-    digest: Of all that was announced, 32 bytes.
+    digest: 32 bytes that follow from all that was announced.
   """
 
   def __init__(

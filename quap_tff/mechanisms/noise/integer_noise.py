@@ -149,6 +149,7 @@ class Sampler:
     # -1, not 0, is the first of the negative values, so that no value can be drawn in two ways.
     values = tf.where(others < 0, -1 - magnitudes, magnitudes)
     share = self.theta(tf.cast(values, tf.float64) + shifts) / tf.cast(each, tf.float64)
+    # Rounded up, so that every magnitude of a band can be drawn; `_ABSOLUTE_ERROR` is the account of this.
     threshold = tf.cast(tf.math.ceil(share * float(_WORDS)), tf.int64)
     keeps = tf.bitwise.bitwise_and(others, tf.constant(_LOW_BITS, tf.int64)) < threshold
     return values, tf.logical_and(keeps, low < table.end)
@@ -177,6 +178,7 @@ class Sampler:
         size = tf.size(left)
         pair_block = pairs[begin : begin + size]
         drawn, keeps = self.decide(pair_block[:, 0], pair_block[:, 1], tf.gather(shifts, left))
+        # What is not kept is overwritten by the next attempt.
         values = tf.tensor_scatter_nd_update(values, left[:, tf.newaxis], drawn)
         return begin + size, tf.boolean_mask(left, tf.logical_not(keeps)), values
 
@@ -210,4 +212,5 @@ def stream_words(
     index: 0, or more if earlier words of these streams have been used up.
   """
   nonces = tf.stack([chacha20.nonce(stream.use, stream.number, index) for stream in streams])
+  # Two words for a draw. One draw in 25 is made again; this is enough for twice as many, and for 64 more.
   return chacha20.integers(key, nonces, 2 * (count + count // 12 + 64))

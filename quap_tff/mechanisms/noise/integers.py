@@ -240,6 +240,7 @@ class Grid:
       weight: w, float32 scalar.
       clip: C, float32 scalar.
     """
+    # Lower by the error of this product, so that it is never above ⌊w·K⌋.
     bound = tf.floor(tf.cast(weight, tf.float64) * (self.steps * (1 - _BOUND_ERROR)))
     # Rounding adds at most √d/2 to the norm.
     aim = tf.maximum(bound - math.sqrt(self.num_weights) / 2, 0.0) * (1 - _BOUND_ERROR)
@@ -253,6 +254,7 @@ class Grid:
     squares = tf.add_n([tf.reduce_sum(tf.square(part)) for part in result])
     small = tf.logical_and(tf.math.is_finite(squares), squares <= 2 * tf.square(bound))
     whole = [tf.cast(tf.where(small, part, tf.zeros_like(part)), tf.int64) for part in result]
+    # The bound on a client's part holds for these integers, not for the floats that they come from.
     exact = tf.add_n([tf.reduce_sum(tf.square(part)) for part in whole])
     is_finite = tf.reduce_all(tf.math.is_finite(tf.stack(norms)))
     within = tf.reduce_all([is_finite, small, exact <= tf.square(tf.cast(bound, tf.int64))], name=COUNTS)
@@ -272,6 +274,7 @@ class Grid:
     held = tf.unstack(before)
     # The sum may wrap around on the way. b_t itself is less than the bound on the noise.
     taken = tf.add_n([product(own, gain) for own, gain in zip(held, self.correlation.gains.tolist())])
+    # A draw can be shifted by at most half a step. Whole steps are subtracted after it.
     whole = tf.bitwise.right_shift(taken + 2 ** (self.fraction_bits - 1), bits)
     rest = tf.cast(taken - tf.bitwise.left_shift(whole, bits), tf.float64) * 2.0**-self.fraction_bits
     noise = self.sampler.draw(key, self.num_weights, rest) - whole
@@ -295,6 +298,8 @@ def product(values: tf.Tensor, factor: float) -> tf.Tensor:
 
   A factor below 1/2 is rounded to a multiple of 2^-53.
   """
+  # By parts of at most 33 bits of the value and 27 of the factor, so that no product needs more than 64 bits. Each of
+  # the three shifts rounds down.
   high, low = divmod(round(factor * 2**53), 2**27)
 
   def shifted(value: tf.Tensor, bits: int) -> tf.Tensor:

@@ -87,7 +87,7 @@ class Correlation(checks.Checked, abc.ABC):
     """The d buffers after a release.
 
     Args:
-      buffers: Those before it.
+      buffers: The buffers before it.
       added: What the release adds to them.
       times: The product of a buffer and a factor in (0, 1].
     """

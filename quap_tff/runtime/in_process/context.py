@@ -263,7 +263,7 @@ class _Runner:
         if len(waiting) >= _most_calls(num_threads, size):
           yield waiting.popleft().result()
         waiting.append(pool.submit(self._run, function, block, first, instead))
-        del block
+        del block  # The thread alone holds it, and lets go of it at the end.
       # The first error in the cohort's order is the one raised. Threads take clients in that order, so every client
       # before it has been started and the choice does not depend on timing.
       while waiting:
@@ -297,6 +297,7 @@ class _Runner:
         failed = errors.ClientError(first, self.num_clients, e)
         if instead is None:
           raise failed from e
+        # If it fails without its examples, too, its data are not what is wrong: the first error is raised.
         with contextlib.suppress(tf.errors.OpError, ValueError, TypeError):
           results = function([instead(block[0])])
           said = ' '.join(str(failed).split())

@@ -102,6 +102,7 @@ class Body:
     bindings = dict(bindings)
     for step, released in self._steps:
       step(bindings)
+      # No later step needs them, so their memory is given back.
       for name in released:
         bindings.pop(name, None)
     return self._result(bindings)
@@ -220,7 +221,7 @@ class _Pass:
         for _, own_kept in block:
           for name, value in zip(self._kept, own_kept):
             kept[name].append(value)
-        del block
+        del block  # Its values would live until the next block is there.
     self._clients_before += runner.num_clients
     for aggregation in self._aggregations:
       aggregation.finish(bindings)
