@@ -33,7 +33,7 @@ def wrong(source: str, expected: str, found: str) -> DataFileError:
   return DataFileError(f'{source}: expected {expected}, found {found}.')
 
 
-def described(array: np.ndarray) -> str:
+def described_array(array: np.ndarray) -> str:
   """The type and shape of an array, for an error message."""
   return f'{array.dtype}{list(array.shape)}'
 

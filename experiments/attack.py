@@ -146,7 +146,7 @@ def _write(folder: str, results: Mapping[str, result_lib.StudyResult], summary: 
     shutil.rmtree(study_folder, ignore_errors=True)
     drawn = result.write_files(study_folder)
     pictures.update(drawn)
-    table = pages.Table(name, f'All figures ({name}/)', [_shown(row) for row in result.rows])
+    table = pages.Table(name, f'All figures ({name}/)', [_rounded_row(row) for row in result.rows])
     figures = [
       pages.Plot(file, file[: -len('.png')].replace('_', ' '), result.captions.get(file, ''), None)
       for file in sorted(drawn)
@@ -163,7 +163,7 @@ def _write(folder: str, results: Mapping[str, result_lib.StudyResult], summary: 
   files.write_json(os.path.join(folder, _JSON), summary)
 
 
-def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
+def _rounded_row(row: Mapping[str, Any]) -> dict[str, Any]:
   """A row in print: three digits, and four of an upper bound (an ε, or the most that an attack can reach)."""
 
   def shown(key: str, value: Any) -> Any:
@@ -180,7 +180,7 @@ def _say(text: str) -> None:
   print(text, file=sys.stderr, flush=True)
 
 
-def _run(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _run_parts(settings: Mapping[str, Any]) -> dict[str, Any]:
   begin = time.monotonic()
   results = {name: PARTS[name].run(own, _say) for name, own in settings.items()}
   summary: dict[str, Any] = {}
@@ -204,12 +204,12 @@ def main(argv: list[str]) -> int:
   settings = {name: PARTS[name].settings() for name in PARTS if name in _PARTS.value}
   _check_data()
   if _OUTPUT_DIR.value is not None:
-    pages.check(_OUTPUT_DIR.value, _JSON, 'attack')
+    pages.check_folder(_OUTPUT_DIR.value, _JSON, 'attack')
   lazy.load('experiments.attacking.membership_study')
   tf.get_logger().setLevel('ERROR')  # Attacks of many shapes are traced many times, which TensorFlow warns about.
   interrupts.install()
   try:
-    summary = _run(settings)
+    summary = _run_parts(settings)
   except (Exception, KeyboardInterrupt) as error:  # pylint: disable=broad-except
     if not interrupts.is_interrupt(error):
       raise

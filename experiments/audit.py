@@ -138,7 +138,7 @@ def main(argv: list[str]) -> int:
   interrupts.install()
   with experiment_flags.parsed(own_flags) as values:
     if path is None:
-      run = experiment_flags.checked(given)
+      run = experiment_flags.checked_run(given)
     else:
       run = _run_of(path, {name: values[name].value for name in given})
       run.check()
@@ -188,7 +188,7 @@ def _measure(run: run_lib.Run) -> dict[str, Any]:
     settings = canary_run.Settings(
       _CANARIES.value, _UNSEEN.value, _REPEATS.value, confidence, _PART.value, _CANARY_SEED.value
     )
-    result = canary_run.run(experiment, settings, _say)
+    result = canary_run.audit_run(experiment, settings, _say)
   played = None
   if own_game is not None:
     _say(f'playing the distinguishing game with {draws:,} draws of each world')

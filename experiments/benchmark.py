@@ -130,18 +130,18 @@ def _cells(row: turns.Row) -> turns.Row:
   return cells
 
 
-def _shown(title: str, rows: Iterable[turns.Row]) -> list[turns.Row]:
+def _print_table(title: str, rows: Iterable[turns.Row]) -> list[turns.Row]:
   """Prints a table, each row as soon as there is one, and returns the rows. Keys are the headings."""
   result: list[turns.Row] = []
   for row in rows:
     if not result:
-      print(f'\n{title}\n{_line(row)}', flush=True)
-    print(_line(f'{value:.4g}' if isinstance(value, float) else value for value in row.values()), flush=True)
+      print(f'\n{title}\n{_table_line(row)}', flush=True)
+    print(_table_line(f'{value:.4g}' if isinstance(value, float) else value for value in row.values()), flush=True)
     result.append(row)
   return result
 
 
-def _line(cells: Iterable[Any]) -> str:
+def _table_line(cells: Iterable[Any]) -> str:
   first, *others = cells
   return f'{first:<28}' + ''.join(f'{str(cell):>20}' for cell in others)
 
@@ -163,7 +163,7 @@ def _cases(note: turns.Note) -> list[turns.Row]:
   for row in rows:
     row.update({f'of_{other}': turns.ratio(seconds[other], seconds[row['case']]) for other in references})
   title = f'{_CLIENTS.value} clients of {_EXAMPLES.value} examples, batch {_BATCH_SIZE.value}, 1 epoch, MNIST CNN'
-  return _shown(title, rows)
+  return _print_table(title, rows)
 
 
 def _aggregation(note: turns.Note) -> list[turns.Row]:
@@ -175,7 +175,7 @@ def _aggregation(note: turns.Note) -> list[turns.Row]:
     milliseconds = turns.figure(1000 * seconds for seconds in one.seconds)
     ratio = turns.ratio(one.seconds, adaptive[one.labels['weights']])
     rows.append({**one.labels, 'ms': milliseconds, 'of_adaptive_clip': ratio})
-  return _shown(f'The aggregation alone, {_CLIENTS.value} clients, in process', rows)
+  return _print_table(f'The aggregation alone, {_CLIENTS.value} clients, in process', rows)
 
 
 def _small(note: turns.Note) -> list[turns.Row]:
@@ -194,7 +194,7 @@ def _small(note: turns.Note) -> list[turns.Row]:
     # Other programs only ever add to it, so the least is the best guess.
     figure = turns.figure(cpu_ms)._replace(value=min(cpu_ms))
     rows.append({**one.row(_SMALL_CLIENTS * cases[one.case][1]['examples']), 'cpu_ms_per_client': figure})
-  return _shown('100 clients with little to do, 8x8 digits, batch 10, one thread', rows)
+  return _print_table('100 clients with little to do, 8x8 digits, batch 10, one thread', rows)
 
 
 def _start(note: turns.Note) -> list[turns.Row]:
@@ -231,7 +231,7 @@ def _growth(note: turns.Note) -> list[turns.Row]:
   for one in turns.timed({'growth': ('growth', sizes)}, _ROUNDS.value, note):
     each_client = turns.figure(1000 * seconds / one.labels['cohort'] for seconds in one.seconds)
     rows.append({**one.labels, 'seconds_per_round': turns.figure(one.seconds), 'ms_per_client': each_client})
-  return _shown('Growth of a QuAP round, clients of 60 examples', rows)
+  return _print_table('Growth of a QuAP round, clients of 60 examples', rows)
 
 
 def _memory(note: turns.Note) -> list[turns.Row]:
@@ -247,7 +247,7 @@ def _memory(note: turns.Note) -> list[turns.Row]:
           first = first or mib
           yield {'round': number, 'mib': mib, 'of_first': mib / first}
 
-  return _shown('Memory over rounds of varying cohorts, QuAP in process', rows())
+  return _print_table('Memory over rounds of varying cohorts, QuAP in process', rows())
 
 
 def _cohort(note: turns.Note) -> list[turns.Row]:
@@ -265,7 +265,7 @@ def _cohort(note: turns.Note) -> list[turns.Row]:
       for row in (small, large):
         yield {**row, 'memory_of_smallest': row['peak_memory_mib'] / small['peak_memory_mib']}
 
-  return _shown(f'Cohorts of clients with {_COHORT_EXAMPLES} examples, MNIST CNN', rows())
+  return _print_table(f'Cohorts of clients with {_COHORT_EXAMPLES} examples, MNIST CNN', rows())
 
 
 if __name__ == '__main__':

@@ -151,7 +151,7 @@ def main(argv: list[str]) -> int:
     status = subprocess.run([sys.executable, '-m', *command], stdout=subprocess.DEVNULL, check=False).returncode
     if status:
       return status
-  return _run(setting, epsilons, folder)
+  return _run_comparison(setting, epsilons, folder)
 
 
 def _parsed(texts: Sequence[str]) -> list[float]:
@@ -197,7 +197,7 @@ def _with_flag_file(setting: ComparisonSetting, folder: str) -> ComparisonSettin
   return setting._replace(flags=[f'--flagfile={path}'])
 
 
-def _run(setting: ComparisonSetting, epsilons: Sequence[float], folder: str) -> int:
+def _run_comparison(setting: ComparisonSetting, epsilons: Sequence[float], folder: str) -> int:
   cores, runs, failed = len(os.sched_getaffinity(0)), os.path.join(folder, 'runs'), False
   base = base_flags(_with_flag_file(setting, folder), folder, _DATA_DIR.value)
   grids = grids_of(setting, epsilons)
@@ -206,7 +206,7 @@ def _run(setting: ComparisonSetting, epsilons: Sequence[float], folder: str) -> 
   if left:
     _say(f'{left} runs of about {setting.seconds:g} s: {minutes} minute{"s" * (minutes > 1)} on {cores} cores.')
   for axes in grids:
-    outcome = sweep.play(runs, base, axes, cores)
+    outcome = sweep.play_runs(runs, base, axes, cores)
     if outcome.status == command_line.INTERRUPTED:
       _say('The same command continues it.')
       return outcome.status

@@ -38,7 +38,7 @@ _MEAN_COHORT_SIZE = flags.DEFINE_float(
 )
 
 
-def rows(num_clients: int, num_rounds: int, mean_cohort_size: float, seed: int) -> Iterator[tuple[str, ...]]:
+def log_rows(num_clients: int, num_rounds: int, mean_cohort_size: float, seed: int) -> Iterator[tuple[str, ...]]:
   """The rows of the log, with its header: devices with nights, days and weekends, in four time zones.
 
   A device is drawn from Beta(2, 5) once, which says how often it comes, and so is its time zone. It comes by a coin of
@@ -81,7 +81,7 @@ def main(argv: list[str]) -> int:
     raise ValueError('--output is missing. Give the file to write, such as --output=devices.csv.gz.')
   text = io.StringIO()
   csv.writer(text, lineterminator='\n').writerows(
-    rows(_NUM_CLIENTS.value, _ROUNDS.value, _MEAN_COHORT_SIZE.value, _SEED.value)
+    log_rows(_NUM_CLIENTS.value, _ROUNDS.value, _MEAN_COHORT_SIZE.value, _SEED.value)
   )
   content = text.getvalue().encode()
   files.write(_OUTPUT.value, gzip.compress(content, mtime=0) if _OUTPUT.value.endswith('.gz') else content)

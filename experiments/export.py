@@ -44,7 +44,7 @@ _CLIENTS = flags.DEFINE_string(
 def main(argv: list[str]) -> int:
   """Exports the run that the flags in `argv[1:]` describe; returns the exit status."""
   rest = command_line.parse(_FLAGS, argv, __doc__, known_only=True)
-  run = experiment_flags.checked(experiment_flags.read([argv[0], *rest]))
+  run = experiment_flags.checked_run(experiment_flags.read_flags([argv[0], *rest]))
   output, clients = _OUTPUT.value, _CLIENTS.value
   if output is None or os.path.lexists(output):
     raise ValueError(f'--output must be a new folder, found {output}.')

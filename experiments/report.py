@@ -52,16 +52,16 @@ def write_report(roots: Sequence[str], folder: str, command: str) -> tuple[list[
     command: The command that makes it.
 
   Raises:
-    ValueError: See `read` and `pages.check`.
+    ValueError: See `read` and `pages.check_folder`.
   """
-  pages.check(folder)
-  groups, left_out = read(roots)
+  pages.check_folder(folder)
+  groups, left_out = read_groups(roots)
   built = sections.build(groups, left_out, command)
   pages.write_page(folder, built)
   return groups, built
 
 
-def read(roots: Sequence[str]) -> tuple[list[study.StudyGroup], list[runs_lib.LeftOut]]:
+def read_groups(roots: Sequence[str]) -> tuple[list[study.StudyGroup], list[runs_lib.LeftOut]]:
   """The groups of runs and a list of what is left out, which standard error names as well.
 
   Raises:

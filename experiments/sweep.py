@@ -81,7 +81,7 @@ def main(argv: list[str], start: Optional[Start] = None) -> int:
   interrupts.install()
   base = _parse(argv)
   folder, axes, parallel = _OUTPUT_DIR.value, _VARY.value, _PARALLEL.value
-  outcome = listed(folder, base, axes, parallel) if _DRY_RUN.value else play(folder, base, axes, parallel, start)
+  outcome = listed(folder, base, axes, parallel) if _DRY_RUN.value else play_runs(folder, base, axes, parallel, start)
   for line in outcome.said:
     print(line)
   if outcome.result is not None:
@@ -89,7 +89,7 @@ def main(argv: list[str], start: Optional[Start] = None) -> int:
   return outcome.status
 
 
-def play(
+def play_runs(
   folder: str, base: Sequence[str], axes: Sequence[str], parallel: int = 1, start: Optional[Start] = None
 ) -> SweepOutcome:
   """Runs what is left of a sweep, and prints its progress on standard error.

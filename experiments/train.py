@@ -59,11 +59,11 @@ def main(argv: list[str], callbacks: Sequence[Callable[[int, Any, Any], None]] =
 
       command_line.run(lambda argv: train.main(argv, [lambda round_num, metrics, state: tracker.log(metrics)]))
   """
-  given = experiment_flags.read(argv)
+  given = experiment_flags.read_flags(argv)
   if experiment_flags.VALUES.help:
     print(experiment_flags.help_text(given, __doc__))
     return 0
-  run = experiment_flags.checked(given)
+  run = experiment_flags.checked_run(given)
   publication = run.publication
   if publication.signing_key is not None:
     signatures.read_private_key(publication.signing_key)

@@ -107,8 +107,11 @@ def divide_clients(request: Request, ids: Sequence[Any], test_share: float = 0.0
   """
   testers = min(math.ceil(test_share * len(ids)), len(ids) - 1)
   left = len(ids) - testers
-  helpers = math.ceil(request.auxiliary * (left if request.num_clients is None else request.num_clients))
-  num_clients = left - helpers if request.num_clients is None else request.num_clients
+  if request.num_clients is None:
+    helpers = math.ceil(request.auxiliary * left)
+    num_clients = left - helpers
+  else:
+    helpers, num_clients = math.ceil(request.auxiliary * request.num_clients), request.num_clients
   if num_clients < 1 or num_clients + helpers > left:
     more = ''
     if helpers:

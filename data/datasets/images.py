@@ -73,10 +73,10 @@ class _KerasImages(base.PooledDataset):
       x, y = arrays[f'x_{split}'], arrays[f'y_{split}']
       if x.dtype != np.uint8 or x.shape[1:] not in shapes or not len(x):
         dims = ', '.join(map(str, shapes[-1]))
-        raise reading.wrong(source, f'x_{split} to be uint8[n, {dims}]', reading.described(x))
+        raise reading.wrong(source, f'x_{split} to be uint8[n, {dims}]', reading.described_array(x))
       if y.dtype.kind not in 'iu' or y.shape not in ((len(x),), (len(x), 1)):
         expected = f'y_{split} to be {len(x)} integers, one for each image'
-        raise reading.wrong(source, expected, reading.described(y))
+        raise reading.wrong(source, expected, reading.described_array(y))
       if y.min() < 0 or y.max() >= 10:
         raise reading.wrong(source, f'labels of y_{split} in [0, 10)', f'{y.min()} to {y.max()}')
       fixed.append((x.reshape((len(x),) + shape), y.reshape(-1)))
@@ -123,6 +123,6 @@ class MnistWriters(base.Dataset):
     pool = Mnist().read(request.data_dir)
     if writers.shape != pool.train_y.shape or writers.dtype.kind not in 'iu':
       expected = f'writer_train to be {len(pool.train_y)} integers, one for each row of mnist.npz'
-      raise reading.wrong(path, expected, reading.described(writers))
+      raise reading.wrong(path, expected, reading.described_array(writers))
     test_set = f'{len(pool.test_y):,} digits by other writers, who take part in no round.'
     return pool.owned(request, writers, 'writer', test_set=test_set)

@@ -106,9 +106,8 @@ class Npz(base.Dataset):
     if 'x_test' in arrays:
       test_x, test_y, test_white = _examples(path, arrays, 'x_test', 'y_test')
       if test_x.shape[1:] != x.shape[1:] or test_white != white:
-        raise reading.wrong(
-          path, f'x_test to be like x, {reading.described(arrays["x"])}', reading.described(arrays['x_test'])
-        )
+        expected = f'x_test to be like x, {reading.described_array(arrays["x"])}'
+        raise reading.wrong(path, expected, reading.described_array(arrays['x_test']))
       whose = 'of the clients themselves' if self.test_of_clients else 'taken to be of nobody who takes part in a round'
       facts['test_set'] = f'{len(test_y):,} examples from x_test of the file, {whose}.'
       facts['test_is_of_clients'] = self.test_of_clients
@@ -177,13 +176,13 @@ def _examples(path: str, arrays: dict[str, Any], x_name: str, y_name: str) -> tu
     kinds = (
       'images [n, height, width] or [n, height, width, channels], uint8 or floats in [0, 1], or float vectors [n, d]'
     )
-    raise reading.wrong(path, f'{x_name} to be {kinds}', reading.described(x))
+    raise reading.wrong(path, f'{x_name} to be {kinds}', reading.described_array(x))
   if x.ndim == 4 and _looks_channels_first(*x.shape[1:]):
     channels, height, width = x.shape[1:]
     raise reading.wrong(
       path,
       f'{x_name} to be images [n, height, width, channels]',
-      f'{reading.described(x)}, which looks like {channels} channels before {height}x{width} pixels. Save '
+      f'{reading.described_array(x)}, which looks like {channels} channels before {height}x{width} pixels. Save '
       f'np.moveaxis({x_name}, 1, -1); if images really are {channels} high, save np.swapaxes({x_name}, 1, 2)',
     )
   lowest, highest = x.min(), x.max()
@@ -228,7 +227,7 @@ def _owners(path: str, values: np.ndarray, count: int) -> np.ndarray:
   if values.dtype.kind not in 'US':
     return _integers(path, 'client', values, count, lowest=None, kinds='integers or names')
   if values.shape not in ((count,), (count, 1)):
-    raise reading.wrong(path, f'client to be {count} names, one for each example', reading.described(values))
+    raise reading.wrong(path, f'client to be {count} names, one for each example', reading.described_array(values))
   try:
     names = np.char.decode(values, 'utf-8') if values.dtype.kind == 'S' else values
     np.char.encode(np.unique(names), 'utf-8')
@@ -243,7 +242,7 @@ def _integers(
   path: str, name: str, values: np.ndarray, count: int, lowest: Optional[int] = 0, kinds: str = 'integers'
 ) -> np.ndarray:
   if values.dtype.kind not in 'iu' or values.shape not in ((count,), (count, 1)):
-    raise reading.wrong(path, f'{name} to be {count} {kinds}, one for each example', reading.described(values))
+    raise reading.wrong(path, f'{name} to be {count} {kinds}, one for each example', reading.described_array(values))
   if lowest is not None and (values.min() < lowest or values.max() >= np.iinfo(np.int32).max):
     raise reading.wrong(path, f'labels of {name} from 0', f'{values.min()} to {values.max()}')
   return values.reshape(-1)

@@ -47,7 +47,7 @@ def find(filename: str, data_dir: Optional[str], load_data: Callable[..., Any], 
     )
   else:
     path = _cached(filename, load_data, splits)
-  check(path, splits)
+  check_splits(path, splits)
   return path
 
 
@@ -63,12 +63,12 @@ def _cached(filename: str, load_data: Callable[..., Any], splits: Sequence[str])
       with tempfile.TemporaryDirectory(dir=cache_dir) as unfinished:
         load_data(cache_dir=unfinished)
         # TFF does not notice a connection that ends early.
-        check(os.path.join(unfinished, filename), splits)
+        check_splits(os.path.join(unfinished, filename), splits)
         os.replace(os.path.join(unfinished, filename), path)
   return path
 
 
-def check(path: str, splits: Sequence[str]) -> None:
+def check_splits(path: str, splits: Sequence[str]) -> None:
   """Raises `reading.DataFileError` unless the file is a whole SQLite database in TFF's format with these splits."""
   expected = f'expected a SQLite database in TFF\'s format with the splits {" and ".join(splits)}'
   with open(path, 'rb') as f:
@@ -189,7 +189,7 @@ def _in_words(name: str, feature: Any) -> str:
   return f'{name} {feature.dtype.name}{shape}'
 
 
-def digest(path: str, names: Sequence[str] = ()) -> bytes:
+def digest_of_file(path: str, names: Sequence[str] = ()) -> bytes:
   """SHA-256 of a file's content and of names."""
   sha256 = hashlib.sha256()
   with open(path, 'rb') as f:

@@ -71,7 +71,7 @@ class FeatureStatistics:
   def digest(self) -> str:
     """The SHA-256 of the statistics."""
     arrays = {'mean': self.mean, 'directions': self.directions}
-    return store.digest({name: array for name, array in arrays.items() if array is not None})
+    return store.digest_of_arrays({name: array for name, array in arrays.items() if array is not None})
 
   def sentences(self) -> str:
     """Sentences for a certificate: what was done with the features, and by which drawings."""

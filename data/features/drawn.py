@@ -108,7 +108,7 @@ class Drawn(maps.Learned):
       )
 
   def learned(self) -> tuple[str, str]:
-    digest = store.digest(kept(self))
+    digest = store.digest_of_arrays(kept(self))
     return (
       f'drawn {digest} numpy={np.__version__} tensorflow={tf.__version__}',
       f'Learned on {SCENES:,} drawings of random leaves and {self.kinds * self.views:,} of {self.kinds:,} '

@@ -107,7 +107,7 @@ def _tensor(numbers: np.ndarray, of: _Slice) -> np.ndarray:
   return np.lib.stride_tricks.as_strided(numbers[of.offset :], of.shape, strides).copy()
 
 
-def load(path: str) -> tf.keras.Model:
+def load_network(path: str) -> tf.keras.Model:
   """The network of a wheel: images float32[n, 224, 224, 3] in [-1, 1] -> logits float32[n, 1000].
 
   Layer `pool` gives the 1,280 features before the classifier, `logits`.

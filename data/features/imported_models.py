@@ -167,7 +167,7 @@ def _loaded(path: str) -> tf.keras.Model:
   if not os.path.isfile(path):
     raise reading.DataFileError(f'--import_model: {path} not found. Give a file of a Keras model, .keras or .h5.')
   if path.endswith('.whl'):
-    return efficientnet_lite0.load(path)
+    return efficientnet_lite0.load_network(path)
   try:
     return tf.keras.models.load_model(path, compile=False)
   except Exception as error:  # Keras raises nearly anything for a file of another kind.

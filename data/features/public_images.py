@@ -62,7 +62,7 @@ class EmnistLetters(Source):
     file = reading.read_npz(path, ['x', 'y'], 'EMNIST ByClass images')
     x, y = file['x'], file['y']
     if x.dtype != np.uint8 or x.shape[1:] != (_SIDE, _SIDE) or y.shape != x.shape[:1] or y.dtype.kind not in 'iu':
-      found = f'x {reading.described(x)} and y {reading.described(y)}'
+      found = f'x {reading.described_array(x)} and y {reading.described_array(y)}'
       raise reading.wrong(path, f'x uint8[n, {_SIDE}, {_SIDE}] and y, n integers', found)
     letters = y >= _DIGITS
     if not letters.any() or y.min() < 0 or y.max() >= _CHARACTERS:

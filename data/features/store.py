@@ -73,7 +73,7 @@ def kept(fingerprint: str, make: Callable[[], dict[str, np.ndarray]]) -> dict[st
     return {name: arrays[name] for name in arrays.files}
 
 
-def digest(arrays: dict[str, np.ndarray]) -> str:
+def digest_of_arrays(arrays: dict[str, np.ndarray]) -> str:
   """The SHA-256 of arrays, with their names and shapes."""
   hashed = hashlib.sha256()
   for name in sorted(arrays):
@@ -127,10 +127,10 @@ def _all_rows(
 def _kept(key: str, make: Callable[[], np.ndarray], examples: bytes = b'') -> np.ndarray:
   """The array from its file, mapped, or made and kept. If the file can't be written, the array is made all the same."""
   path = os.path.join(_folder(), f'{hashlib.sha256(key.encode() + examples).hexdigest()}.npy')
-  found = _read(path)
+  found = _read_rows(path)
   if found is None:
     with _only_one(path):
-      found = _read(path)
+      found = _read_rows(path)
       if found is None:
         found = make()
         with contextlib.suppress(OSError):
@@ -160,7 +160,7 @@ def _digest(f: IO[bytes], size: int) -> bytes:
   return found.digest()
 
 
-def _read(path: str) -> Optional[np.ndarray]:
+def _read_rows(path: str) -> Optional[np.ndarray]:
   """The array, mapped from the file; `None` if there is none, or it is damaged."""
   with contextlib.suppress(OSError, ValueError), open(path, 'rb') as f:
     if _digest(f, os.fstat(f.fileno()).st_size - hashlib.sha256().digest_size) == f.read():

@@ -92,7 +92,7 @@ def _print_table(rows: list[dict[str, str]], epsilon: int) -> None:
 
 def main(argv: list[str]) -> int:
   """Writes the file from the runs in the folders `argv[1:]`; returns the exit status."""
-  groups, _ = report.read(argv[1:])
+  groups, _ = report.read_groups(argv[1:])
   rows = [row for row in map(_row, groups) if row]
   names = list(DATASETS.values()), list(dict.fromkeys(PATTERNS.values())), [*METHODS.values(), SECRET]
   with open(FILE, newline='', encoding='utf-8') as f:

@@ -105,7 +105,7 @@ class AuditResult(NamedTuple):
     }
 
 
-def run(
+def audit_run(
   experiment: setup.Experiment, settings: Settings, say: Callable[[str, bool], None] = lambda text, ends_run: None
 ) -> AuditResult:
   """Audits an experiment by runs of its own. The experiment's runtime must be active.

@@ -86,7 +86,7 @@ def _define_all() -> dict[str, list[str]]:
 GROUPS = _define_all()
 
 
-def read(argv: Sequence[str]) -> list[str]:
+def read_flags(argv: Sequence[str]) -> list[str]:
   """Sets the flags from `argv[1:]`, see `command_line.parse`, and returns the names of those that are given there.
 
   Raises:
@@ -108,7 +108,7 @@ def _flag_of(name: str) -> str:
   return name[2:] if name not in VALUES and name.startswith('no') else name
 
 
-def checked(given: Sequence[str] = ()) -> run_lib.Run:
+def checked_run(given: Sequence[str] = ()) -> run_lib.Run:
   """The run that the flags describe, after everything is checked that can be checked from the flags alone.
 
   Args:
@@ -200,7 +200,7 @@ def _parameters(choice: type[Any]) -> Iterator[tuple[str, str]]:
 def parsed(arguments: Sequence[str]) -> Iterator[flags.FlagValues]:
   """The flags as `read` sets them for these arguments. Afterwards they have their defaults again."""
   try:
-    read(['train', *arguments])
+    read_flags(['train', *arguments])
     yield VALUES
   finally:
     for name in VALUES:

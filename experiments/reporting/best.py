@@ -17,7 +17,7 @@ _NORMS = ('clip', 'initial_clip')
 def main(argv: list[str]) -> int:
   """Prints the lines for the runs in the folders `argv[1:]`; returns the exit status."""
   methods: dict[tuple[str, ...], list[tuple[float, float, study.StudyGroup]]] = {}
-  groups, _ = report.read(argv[1:])
+  groups, _ = report.read_groups(argv[1:])
   for group in groups:
     name, values, _ = runs_lib.parse('algorithm', group.algorithm)
     norm = next((float(values.pop(key)) for key in _NORMS if key in values), 0.0)

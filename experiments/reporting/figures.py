@@ -126,7 +126,7 @@ def by_round(shown: Sequence[Series], ylabel: str, total_label: str, log: bool =
     (plots.plain_log if log else plots.within_percent)(axes.yaxis)
     if panel:
       ranked, look = sorted(shown, key=_less_total), looks(shown)
-      _rows(panel[0], [(series.total, look[series.label]) for series in ranked], total_label, log)
+      _draw_rows(panel[0], [(series.total, look[series.label]) for series in ranked], total_label, log)
       panel[0].set_yticks(range(len(shown)), [_wrapped(f'{one.total} {one.label}', 54) for one in ranked])
       panel[0].yaxis.tick_right()
       if log:
@@ -186,7 +186,7 @@ def panels(shown: Mapping[str, Sequence[Point]], xlabel: str) -> Drawing:
     for axes in grid.flat[totals.shape[1] :]:
       axes.set_axis_off()
     for axes, title in zip(grid.flat, totals):
-      _rows(axes, list(zip(totals[title], styles[title])), xlabel)
+      _draw_rows(axes, list(zip(totals[title], styles[title])), xlabel)
       axes.set_yticks(range(len(names)), names)
       axes.tick_params(labelbottom=True)
       for place, total in enumerate(totals[title]):
@@ -204,7 +204,7 @@ def _totals(points: Iterable[Point]) -> dict[str, Optional[pages.Quantity]]:
   return {point.label: point.total for point in points}
 
 
-def _rows(axes: Axes, shown: Sequence[tuple[Any, Mapping[str, Any]]], xlabel: str, log: bool = False) -> None:
+def _draw_rows(axes: Axes, shown: Sequence[tuple[Any, Mapping[str, Any]]], xlabel: str, log: bool = False) -> None:
   """A row for each total with its style, the first one on top: a mark, and a bar for the deviation over seeds."""
   for place, (total, style) in enumerate(shown):
     if isinstance(total, pages.Quantity):
@@ -237,7 +237,7 @@ def in_panels(shown: Mapping[str, Sequence[Point]], xlabel: str, ylabel: str) ->
         own = [point for point in points if point.label == label]
         if own:
           aside = (last / first) ** (_ASIDE * (index - (len(look) - 1) / 2))
-          _line(axes, own, aside, capsize=2, elinewidth=1, **style)
+          _draw_line(axes, own, aside, capsize=2, elinewidth=1, **style)
       axes.set_title(title, loc='left')
       axes.tick_params(labelbottom=True)
     means = [pages.known(point.total).mean for point in every]
@@ -265,7 +265,7 @@ def lines(points: Sequence[Point], xlabel: str, ylabel: str, log: bool = False) 
   def draw(figure: plots.Figure) -> None:
     axes, look = figure.subplots(), looks(points)
     for label in labels:
-      _line(axes, [point for point in points if point.label == label], capsize=3, **look[label])
+      _draw_line(axes, [point for point in points if point.label == label], capsize=3, **look[label])
     axes.set(xlabel=xlabel, ylabel=ylabel, xscale='log' if log else 'linear')
     plots.within_percent(axes.yaxis)
     plots.widen(axes.xaxis, 0.05)
@@ -276,7 +276,7 @@ def lines(points: Sequence[Point], xlabel: str, ylabel: str, log: bool = False) 
   return draw, (9, max(4.0, 0.36 * len(labels) + 1))
 
 
-def _line(axes: Axes, points: Iterable[Point], aside: float = 1.0, **style: Any) -> None:
+def _draw_line(axes: Axes, points: Iterable[Point], aside: float = 1.0, **style: Any) -> None:
   """A line through the means of points from left to right, with bars for the deviations over seeds."""
   own = sorted(points, key=lambda point: point.at)
   totals = [pages.known(point.total) for point in own]

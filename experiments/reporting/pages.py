@@ -104,7 +104,7 @@ class Table(NamedTuple):
 
   def for_readers(self) -> tuple[str, pd.DataFrame]:
     """The title, and the cells as text. Settings that all rows share move into the title."""
-    texts = self.frame.map(text)
+    texts = self.frame.map(cell_text)
     shared = [name for name in texts if name in _SAID_ONCE and texts[name].nunique() == 1]
     words = '; '.join(f'{name} {"= " * (name[-1] in "εδ")}{texts[name].iloc[0]}' for name in shared)
     of_what = 'All rows' if len(texts) > 1 else 'Setting'
@@ -158,7 +158,7 @@ class Section(NamedTuple):
   blocks: Sequence[Block]
 
 
-def text(cell: Any) -> str:
+def cell_text(cell: Any) -> str:
   """A cell as a reader sees it."""
   return '-' if cell is None or cell == '' else str(cell)
 
@@ -188,7 +188,7 @@ def numbered(sections: Sequence[Section]) -> list[Section]:
   return [Section(section.title, list(map(renamed, section.blocks))) for section in sections]
 
 
-def check(folder: str, file: str = _REPORT, what: str = 'report') -> None:
+def check_folder(folder: str, file: str = _REPORT, what: str = 'report') -> None:
   """Raises `ValueError` unless `folder` is new, empty, or holds this file of an earlier one. Changes nothing."""
   if os.path.lexists(folder) and not os.path.isdir(folder):
     raise ValueError(f'output_dir {folder} is a file; give a folder.')

@@ -151,7 +151,7 @@ def collect(runs: Iterable[runs_lib.RunFolder]) -> tuple[list[StudyGroup], list[
   same: dict[str, tuple[dict[str, Any], list[runs_lib.RunFolder]]] = {}
   for run in runs:
     setting = _setting(run, flags)
-    same.setdefault(_text(setting), (setting, []))[1].append(run)
+    same.setdefault(_json_text(setting), (setting, []))[1].append(run)
   algorithms = sorted({run.algorithm for run in runs}, key=naming.order)
   groups, left_out = [], []
   for setting, found in same.values():
@@ -187,11 +187,11 @@ def _texts(settings: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
   """A row for each setting, a column for each flag: the value as JSON. It is None where a method does not read it."""
   rows = []
   for setting in settings:
-    rows.append({name: _text(value) for name, value in setting.items()})
+    rows.append({name: _json_text(value) for name, value in setting.items()})
   return pd.DataFrame(rows, dtype=object)
 
 
-def _text(value: Any) -> str:
+def _json_text(value: Any) -> str:
   return json.dumps(value, sort_keys=True, default=str)
 
 
@@ -217,7 +217,7 @@ def describe(settings: Sequence[Mapping[str, Any]], *known: str, in_full: bool =
   return [', '.join(part) for part in parts], ', '.join(usual)
 
 
-def names(groups: Sequence[StudyGroup], *known: str) -> list[str]:
+def figure_names(groups: Sequence[StudyGroup], *known: str) -> list[str]:
   """The groups' names in figures: the method, and settings other than `known` in which groups of one label differ."""
   labels: dict[StudyGroup, str] = {}
   for secret in (False, True):

@@ -51,7 +51,7 @@ class Process(multiprocessing.context.ForkProcess):
   """
 
   def __init__(self) -> None:
-    _load()
+    _load_modules()
     self._here, its = multiprocessing.Pipe()
     super().__init__(target=_serve, args=(its, os.getpid()))
     # A signal to the process waits until it has a handler for it.
@@ -159,7 +159,7 @@ class Processes:
 
 
 @functools.cache
-def _load() -> None:
+def _load_modules() -> None:
   """Imports the modules of runs. The search for garbage leaves them out: it would copy them for each run."""
   run_folder.source_digest()  # Of the code that is imported now, whatever happens to the files later.
   gc.disable()

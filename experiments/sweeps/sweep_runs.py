@@ -87,7 +87,7 @@ def extended(output_dir: str, base: Sequence[str], axes: Sequence[str]) -> Recor
     ValueError: If the grid is empty and there is no other grid, if the folder holds something else, if a base flag is
       wrong, or if the base flags compute something else than the folder's sweep (the message says which flags differ).
   """
-  kept = _read(output_dir)
+  kept = _read_record(output_dir)
   if kept is None:
     if not axes:
       raise ValueError(f'The grid is empty, and {output_dir} holds no sweep to continue. Give --vary=name=value|value.')
@@ -106,7 +106,7 @@ def extended(output_dir: str, base: Sequence[str], axes: Sequence[str]) -> Recor
 
 def changed_controls(output_dir: str, record: Record) -> list[str]:
   """A line for each base flag that differs from the folder's sweep but does not change what is computed."""
-  kept = _read(output_dir)
+  kept = _read_record(output_dir)
   return run_folder.differences(kept.flags, record.flags) if kept else []
 
 
@@ -144,7 +144,7 @@ def _base_values(base: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     return run_lib.Run.from_flags(values).identity(), experiment_flags.all_values()
 
 
-def _read(output_dir: str) -> Optional[Record]:
+def _read_record(output_dir: str) -> Optional[Record]:
   if not os.path.isdir(output_dir):
     if os.path.lexists(output_dir):
       raise ValueError(f'output_dir {output_dir} is a file; give a folder.')
@@ -185,7 +185,7 @@ def runs_of(output_dir: str, base: Sequence[str], grids: Sequence[Sequence[str]]
     for combination in combinations(grid):
       text = as_flags(combination)
       try:
-        run, values, without_effect = _run(output_dir, base, combination)
+        run, values, without_effect = _run_of(output_dir, base, combination)
       except ValueError as error:
         raise ValueError(f'{text}: {error}') from error
       kept = without_effect if idle is None else idle
@@ -207,7 +207,7 @@ def runs_of(output_dir: str, base: Sequence[str], grids: Sequence[Sequence[str]]
   return result
 
 
-def _run(output_dir: str, base: Sequence[str], combination: Any) -> tuple[SweepRun, dict[str, Any], dict[str, str]]:
+def _run_of(output_dir: str, base: Sequence[str], combination: Any) -> tuple[SweepRun, dict[str, Any], dict[str, str]]:
   """The run, the values of all flags except its folder, and the given flags that have no effect on it, and why.
 
   The flags without effect are left out of its command line: in a sweep over several methods, each gets what it uses.
@@ -221,7 +221,7 @@ def _run(output_dir: str, base: Sequence[str], combination: Any) -> tuple[SweepR
   path = os.path.join(output_dir, name)
   arguments = arguments_of(base, combination) + [f'--output_dir={path}']
   with experiment_flags.parsed(arguments):
-    settings = experiment_flags.checked()
+    settings = experiment_flags.checked_run()
     without_effect = experiment_flags.without_effect(settings, experiment_flags.names_in(['', *arguments]))
     every_value = experiment_flags.all_values()
   del every_value['output_dir']

@@ -68,7 +68,7 @@ def account_log(
   if output_dir is not None:
     with findings.system_errors_name(f'--output_dir={output_dir}', 'written'):
       warnings = log_report.write_report(output_dir, report, head)
-  text = '\n'.join([*head, '', log_report.text(report.tables)])
+  text = '\n'.join([*head, '', log_report.tables_text(report.tables)])
   values = log_report.summary(report)
   values.update(noise_multiplier=noise_multiplier, delta=delta, correlation=noise)
   return findings.Finding(text, values, is_over=report.over > 0, warnings=warnings)

@@ -119,7 +119,7 @@ def _noise_for(
     'these rounds.\nThe noise is chosen from who came, and from no data. In other rounds, other clients come: a filter '
     '(quap_tff.Gate, or a certified run) keeps each client within ε, also in other cohorts.\n'
   )
-  tables = log_report.text([_choices_table(choices), _ends_table(list(ends))])
+  tables = log_report.tables_text([_choices_table(choices), _ends_table(list(ends))])
   values = {
     'noise_multiplier': least,
     'epsilon': epsilon,

@@ -97,10 +97,10 @@ def solve(
     'neighbours': solution.history.neighbours,
     'amplification': accountants.amplification(solution.history),
   }
-  return findings.Finding(_text(of_client, solution, figures), values)
+  return findings.Finding(_solution_text(of_client, solution, figures), values)
 
 
-def _text(rounds: _Rounds, solution: accountants.Solution, figures: _Figures) -> str:
+def _solution_text(rounds: _Rounds, solution: accountants.Solution, figures: _Figures) -> str:
   number = '1 round' if rounds.number == 1 else f'{rounds.number:,} rounds'
   # The noise that a budget needs is a lower limit: rounded down, it would not be enough.
   noise, delta = rounding.up(solution.noise_multiplier, 7), rounding.up(solution.delta, 6)

@@ -57,7 +57,7 @@ class Figure:
   unit: str = UNIT
 
   def __post_init__(self) -> None:
-    theorems.checked(self.epsilon)
+    theorems.checked_epsilon(self.epsilon)
 
   def __str__(self) -> str:
     return (

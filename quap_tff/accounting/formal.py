@@ -49,7 +49,7 @@ class FormalFigure:
   epsilon_median: float
 
   def __post_init__(self) -> None:
-    theorems.checked((self.epsilon_max, self.epsilon_mean, self.epsilon_median))
+    theorems.checked_epsilon((self.epsilon_max, self.epsilon_mean, self.epsilon_median))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -122,6 +122,7 @@ class Gate:
         f'A gate needs the noise in numbers, found noise_multiplier={noise_multiplier!r} and {correlation!r}. Give '
         'them, or let Gate.calibrated(schedule, epsilon, delta) choose them.'
       )
+    before = None if spent is None else spents.read_spent(spent, num_clients)
     self.config = certified_config.CertifiedConfig(
       num_clients,
       epsilon,
@@ -133,7 +134,7 @@ class Gate:
       weights=weight_rules.UniformWeights(),
       clip=clip_rules.Fixed(1.0),  # Its unit.
       own_epsilon=own_epsilon,  # type: ignore[arg-type]  # It becomes a tuple.
-      spent_before=None if spent is None else spents.read_spent(spent, num_clients),
+      spent_before=before,
     )
     self.noise_multiplier = noise_multiplier
     self.spent_file = os.fspath(spent) if isinstance(spent, (str, os.PathLike)) else None

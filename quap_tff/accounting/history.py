@@ -124,7 +124,9 @@ class History:
     """An equivalent history in which all mechanisms that are not sampled are one."""
     mu = self.total_mu
     sampled = [(mechanism, n) for mechanism, n in self.releases if mechanism.sampling_rate < 1]
-    return History.of(sampled + ([(GaussianMechanism(1 / mu), 1)] if mu else []))
+    if mu:
+      sampled.append((GaussianMechanism(1 / mu), 1))
+    return History.of(sampled)
 
   def always_in(self) -> 'History':
     """The history of a client that is in every round: the same mechanisms without sampling."""

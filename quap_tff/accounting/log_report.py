@@ -182,7 +182,7 @@ def _figure(name: str, history: histories.History, delta: float) -> str:
   return rounding.up(figure.epsilon)
 
 
-def text(tables: Sequence[TextTable]) -> str:
+def tables_text(tables: Sequence[TextTable]) -> str:
   """The tables for a terminal, in which names command nothing."""
   lines = []
   for table in tables:

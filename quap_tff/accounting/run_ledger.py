@@ -283,7 +283,7 @@ class RunLedger:
     arrays = _checked_state(state)
     expected = self.state_dict()
     differences = [
-      f'{name} {_shown(name, arrays[name])}, this run has {_shown(name, expected[name])}'
+      f'{name} {_identity_text(name, arrays[name])}, this run has {_identity_text(name, expected[name])}'
       for name in IDENTITY
       if not np.array_equal(arrays[name], expected[name])
     ]
@@ -300,9 +300,9 @@ class RunLedger:
   def from_state_dict(cls, state: Mapping[str, np.ndarray]) -> 'RunLedger':
     """The ledger of a saved state of any run; raises `ValueError` if it is damaged."""
     arrays = _checked_state(state)
-    correlation = correlations.from_spec(_text(arrays['correlation']))
+    correlation = correlations.from_spec(_decoded_text(arrays['correlation']))
     numbers = int(arrays['num_clients']), float(arrays['delta'])
-    conditions = protection.Conditions.of_text(_text(arrays[CONDITIONS])) if CONDITIONS in arrays else None
+    conditions = protection.Conditions.of_text(_decoded_text(arrays[CONDITIONS])) if CONDITIONS in arrays else None
     ledger = cls(*numbers, '', correlation, arrays.get(SPENT_BEFORE), conditions, arrays.get(AGAINST, ()))
     ledger._digest = arrays['fingerprint'].tobytes()
     ledger._take(arrays)
@@ -379,13 +379,13 @@ def _sorted(state: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np
   return rounds, state['clients'][order], state['weights'][order]
 
 
-def _text(encoded: np.ndarray) -> str:
+def _decoded_text(encoded: np.ndarray) -> str:
   return encoded.tobytes().decode()
 
 
-def _shown(name: str, value: np.ndarray) -> str:
+def _identity_text(name: str, value: np.ndarray) -> str:
   if name == 'correlation':
-    return repr(_text(value))
+    return repr(_decoded_text(value))
   return f'{value.tobytes().hex()[:12]}…' if name == 'fingerprint' else f'{value.item():g}'
 
 
@@ -418,9 +418,9 @@ def _checked_state(state: Mapping[str, Any]) -> dict[str, np.ndarray]:
     checks.number('delta', float(arrays['delta']), above=0, below=1)
     _check_values(arrays, num_clients)
     _checked_before(arrays.get(SPENT_BEFORE, np.zeros(num_clients)), num_clients)
-    correlations.from_spec(_text(arrays['correlation']))
+    correlations.from_spec(_decoded_text(arrays['correlation']))
     if CONDITIONS in arrays:
-      conditions = protection.Conditions.of_text(_text(arrays[CONDITIONS]))
+      conditions = protection.Conditions.of_text(_decoded_text(arrays[CONDITIONS]))
       _checked_against(arrays[AGAINST], conditions.colluders, num_clients)
   except ValueError as error:
     raise ValueError(f'The saved ledger is damaged: {error}') from None

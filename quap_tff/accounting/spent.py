@@ -127,7 +127,7 @@ def _read_file(path: str) -> spent_before.SpentBefore:
     return _of_ledger(path, run_ledger.RunLedger.load(path), digest)
   saved = gate.Gate.load(path)
   # The program that adds up and adds the noise sees the updates. Nothing is known of its source of noise.
-  return _checked(path, saved.mu_squared, 'server', is_ideal=True, files=(digest,))
+  return _checked_spending(path, saved.mu_squared, 'server', is_ideal=True, files=(digest,))
 
 
 def _of_ledger(path: str, ledger: run_ledger.RunLedger, digest: str) -> spent_before.SpentBefore:
@@ -148,10 +148,10 @@ def _of_ledger(path: str, ledger: run_ledger.RunLedger, digest: str) -> spent_be
       f'{history.ZERO_OUT}. The two do not add up',
     )
   against = zip(conditions.colluders, ledger.against)
-  return _checked(path, mu_squared, conditions.trust, conditions.is_ideal, against, (digest,))
+  return _checked_spending(path, mu_squared, conditions.trust, conditions.is_ideal, against, (digest,))
 
 
-def _checked(
+def _checked_spending(
   path: str,
   mu_squared: np.ndarray,
   trust: str,
@@ -170,12 +170,12 @@ def _read_clients_file(path: str) -> spent_before.SpentBefore:
   """What a certificate's clients.csv says, under the conditions of the mechanism alongside it."""
   folder = os.path.dirname(path)
   try:
-    content = _read(path)
-    certificate = json.loads(_read(os.path.join(folder, CERTIFICATE)))
+    content = _read_bytes(path)
+    certificate = json.loads(_read_bytes(os.path.join(folder, CERTIFICATE)))
     guarantee, digests = certificate['guarantee'], certificate['provenance']['files_sha256']
     # A gate has another file than a plan.
     name = GATE if certificate.get('kind') == 'gate' else MECHANISM
-    mechanism = _read(os.path.join(folder, name))
+    mechanism = _read_bytes(os.path.join(folder, name))
     expected = {os.path.basename(path): content, name: mechanism}
     changed = [one for one, part in expected.items() if hashlib.sha256(part).hexdigest() != digests[one]]
   except FileNotFoundError as error:
@@ -205,7 +205,7 @@ def _read_clients_file(path: str) -> spent_before.SpentBefore:
   # The largest of all clients, for each that is listed.
   listed = np.isin(np.arange(len(mu_squared)), clients)
   pairs = [(count, mu**2 * listed) for count, mu in sorted(against)]
-  return _checked(path, mu_squared, trust, is_ideal, pairs, (hashlib.sha256(content).hexdigest(),))
+  return _checked_spending(path, mu_squared, trust, is_ideal, pairs, (hashlib.sha256(content).hexdigest(),))
 
 
 def _conditions_of(
@@ -218,13 +218,13 @@ def _conditions_of(
   return mechanism['trust'], before['noise_is_ideal'], [(one['clients'], one['mu']) for one in guarantee['colluders']]
 
 
-def _read(path: str) -> bytes:
+def _read_bytes(path: str) -> bytes:
   with open(path, 'rb') as f:
     return f.read()
 
 
 def _sha256(path: str) -> str:
-  return hashlib.sha256(_read(path)).hexdigest()
+  return hashlib.sha256(_read_bytes(path)).hexdigest()
 
 
 def _fail(path: str, problem: str) -> NoReturn:

@@ -31,7 +31,7 @@ class NotApplicableError(ValueError):
   """An accountant has no figure for a history. The message says why."""
 
 
-def checked(epsilon: Any) -> Any:
+def checked_epsilon(epsilon: Any) -> Any:
   """`epsilon`, one or many; raises `ValueError` if one is NaN or negative, which is not a bound."""
   if not np.all(np.asarray(epsilon) >= 0):
     raise ValueError(f'An accountant found ε = {epsilon}, which is not a bound. Nothing can be said by it.')
@@ -97,7 +97,7 @@ class Accountant:
       known[key] = math.inf if key.releases else 0.0
     noised = [key for key in known if key.releases and _is_noised(key)]
     if noised:
-      known.update(zip(noised, checked(self._epsilons(noised, delta))))
+      known.update(zip(noised, checked_epsilon(self._epsilons(noised, delta))))
     return np.array([known[coarse[places[key]]] for key in keys], np.float64)
 
   def _epsilons(self, histories: Sequence[histories_lib.History], delta: float) -> np.ndarray:
@@ -271,8 +271,10 @@ def _least_epsilon(orders: tuple[float, ...], delta: float) -> float:
 
 def _composed(accountant: Any, history: histories_lib.History) -> Any:
   for mechanism, n in history.releases:
-    event, rate = dp_accounting.GaussianDpEvent(mechanism.noise_multiplier), mechanism.sampling_rate
-    accountant.compose(event if rate == 1 else dp_accounting.PoissonSampledDpEvent(rate, event), n)
+    event = dp_accounting.GaussianDpEvent(mechanism.noise_multiplier)
+    if mechanism.sampling_rate != 1:
+      event = dp_accounting.PoissonSampledDpEvent(mechanism.sampling_rate, event)
+    accountant.compose(event, n)
   return accountant
 
 

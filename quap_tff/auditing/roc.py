@@ -84,7 +84,7 @@ def curve(scores: np.ndarray, is_member: np.ndarray) -> Curve:
   Raises:
     ValueError: If a score is NaN, shapes differ, or members or non-members are missing.
   """
-  scores, is_member = _checked(scores, is_member)
+  scores, is_member = _checked_trials(scores, is_member)
   return Curve(*(rates[0] for rates in _curves(scores, is_member, np.ones([1, len(scores)]))))
 
 
@@ -128,11 +128,14 @@ def summarize(
   Raises:
     ValueError: As `curve`, and for numbers out of range.
   """
-  scores, is_member = _checked(scores, is_member)
+  scores, is_member = _checked_trials(scores, is_member)
   checks.integer('resamples', resamples, at_least=20)
   checks.number('confidence', confidence, above=0, below=1)
-  client_index = _indices(np.arange(len(scores)) if clients is None else clients, len(scores))
-  run_index = _indices(np.zeros(len(scores)) if runs is None else runs, len(scores))
+  if clients is None:
+    clients = np.arange(len(scores))
+  if runs is None:
+    runs = np.zeros(len(scores))
+  client_index, run_index = _indices(clients, len(scores)), _indices(runs, len(scores))
   rng = np.random.default_rng(seed)
   draws = np.array([_counts(rng, client_index) * _counts(rng, run_index) for _ in range(resamples)], np.float64)
   draws = draws[draws[:, is_member].any(axis=1) & draws[:, ~is_member].any(axis=1)]
@@ -213,7 +216,7 @@ def _counts(rng: np.random.Generator, index: np.ndarray) -> np.ndarray:
   return np.bincount(rng.integers(size, size=size), minlength=size)[index]
 
 
-def _checked(scores: np.ndarray, is_member: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _checked_trials(scores: np.ndarray, is_member: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   scores, is_member = np.asarray(scores, np.float64), np.asarray(is_member, bool)
   if scores.ndim != 1 or scores.shape != is_member.shape:
     raise ValueError(f'Expected one score and one membership a trial, found {scores.shape} and {is_member.shape}.')

@@ -82,7 +82,7 @@ class RandomizedResponse(ResponseMechanism):
     return reports * self.epsilon
 
   def reports(self, rng: np.random.Generator, answers: np.ndarray, num_answers: int, count: int = 1) -> np.ndarray:
-    answers = np.repeat(_checked(answers, num_answers, count), count)
+    answers = np.repeat(_checked_answers(answers, num_answers, count), count)
     true, other = self._probabilities(num_answers)
     keeps = rng.random(len(answers)) < true - other
     # With probability a - b the answer itself, else any of the k: the true one has a in all.
@@ -142,7 +142,7 @@ class Rappor(ResponseMechanism):
     return min(reports * self.report_epsilon, self.permanent_epsilon)
 
   def reports(self, rng: np.random.Generator, answers: np.ndarray, num_answers: int, count: int = 1) -> np.ndarray:
-    bits = _checked(answers, num_answers, count)[:, np.newaxis] == np.arange(num_answers)
+    bits = _checked_answers(answers, num_answers, count)[:, np.newaxis] == np.arange(num_answers)
     coins = rng.random(bits.shape)
     permanent = np.where(coins < self.f, coins < self.f / 2, bits)
     ones = rng.binomial(count, np.where(permanent, self.q, self.p))
@@ -166,7 +166,7 @@ class Rappor(ResponseMechanism):
 MECHANISMS = {'randomized_response': RandomizedResponse, 'rappor': Rappor}
 
 
-def _checked(answers: np.ndarray, num_answers: int, count: int) -> np.ndarray:
+def _checked_answers(answers: np.ndarray, num_answers: int, count: int) -> np.ndarray:
   checks.integer('number of answers', num_answers, at_least=2)
   checks.integer('reports', count, at_least=1)
   answers = np.asarray(answers)

@@ -162,10 +162,10 @@ class CertifiedMethod(
 
   def _choose_by_trust(self) -> None:
     """Sets what is not given to what suits the trust."""
-    noise: correlations.Correlation = correlations.Ar1()
+    best: dict[str, Any] = dict(weights=weight_rules.Online(), noise=correlations.Ar1())
     if self.holds_noise:
       noise = correlations.HeldNoise() if self.threshold is None else correlations.Independent()
-    best = dict(weights=weight_rules.SpendEvenly() if self.holds_noise else weight_rules.Online(), noise=noise)
+      best = dict(weights=weight_rules.SpendEvenly(), noise=noise)
     for name, value in best.items():
       if getattr(self, name) is None:
         object.__setattr__(self, name, value)
@@ -294,7 +294,8 @@ class CertifiedMethod(
     if self.expected is not None:
       assert setting.reseeded is not None
       others = setting.reseeded(self.expected)
-      more: dict[str, Any] = dict(expected=setting.rounds_of(others.drawn if self.holds_noise else others.cohort))
+      cohort = others.drawn if self.holds_noise else others.cohort
+      more: dict[str, Any] = dict(expected=setting.rounds_of(cohort))
     elif self.holds_noise:
       more = dict(schedule=setting.drawn_schedule, attendance=setting.schedule, colluders=self.colluders)
     else:

@@ -33,8 +33,7 @@ def evaluated(
     x_batch, y_batch = (tf.nest.map_structure(lambda leaf, rows=rows: leaf[rows], part) for part in (x, y))
     sums += [float(t) for t in evaluate_batch(x_batch, y_batch)]
   loss_sum, hits, labels = sums
-  return collections.OrderedDict(
-    loss=loss_sum / labels if labels else float('nan'),
-    accuracy=hits / labels if labels else float('nan'),
-    num_examples=num_examples,
-  )
+  loss, accuracy = float('nan'), float('nan')
+  if labels:
+    loss, accuracy = loss_sum / labels, hits / labels
+  return collections.OrderedDict(loss=loss, accuracy=accuracy, num_examples=num_examples)

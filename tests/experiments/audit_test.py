@@ -102,7 +102,7 @@ class TestCanaryRun:
   @pytest.mark.thorough
   def test_scores_are_those_of_the_claim(self):
     with _experiment('--algorithm=certified:clip=0.5,weights=online,noise=ar1', '--participation=full') as experiment:
-      found = canary_run.run(experiment, self._SETTINGS)
+      found = canary_run.audit_run(experiment, self._SETTINGS)
     assert found.claim == canary_run.Claim(4.0, 1e-5, 'certified')
     assert found.inserted.shape == (16,) and found.unseen.shape == (800,)
     assert found.unseen.mean() == pytest.approx(0, abs=4 / np.sqrt(800))
@@ -113,7 +113,7 @@ class TestCanaryRun:
   @pytest.mark.thorough
   def test_layers_without_noise_refute_the_nominal_epsilon(self):
     with _experiment('--algorithm=quap', '--model=mlp', '--noise_seed=1') as experiment:
-      found = canary_run.run(experiment, canary_run.Settings(6, 100, 1, part='unnoised'))
+      found = canary_run.audit_run(experiment, canary_run.Settings(6, 100, 1, part='unnoised'))
     assert found.claim.kind == 'nominal'
     assert found.guesses.true_positives == 6 and found.guesses.false_positives == 0
     # Without noise there is no Gaussian curve.
@@ -130,7 +130,7 @@ class TestCanaryRun:
   @pytest.mark.parametrize('algorithm', ['fixed_dp', 'tff_dp_ftrl', 'tff_dp_fedavg_adaptive', 'fedavg'])
   def test_runs_for_every_kind_of_method(self, algorithm):
     with _experiment(f'--algorithm={algorithm}', '--rounds=4') as experiment:
-      found = canary_run.run(experiment, canary_run.Settings(3, 60, 1))
+      found = canary_run.audit_run(experiment, canary_run.Settings(3, 60, 1))
     assert found.claim.kind == ('none' if algorithm == 'fedavg' else 'formal')
     assert np.isfinite(found.inserted).all() and np.isfinite(found.unseen).all()
 
@@ -144,12 +144,12 @@ class TestCanaryRun:
   def test_refuses_methods_that_keep_more_than_an_aggregate(self, algorithm, message):
     with _experiment(f'--algorithm={algorithm}') as experiment:
       with pytest.raises(ValueError, match=message):
-        canary_run.run(experiment, canary_run.Settings(canaries=3, unseen=60))
+        canary_run.audit_run(experiment, canary_run.Settings(canaries=3, unseen=60))
 
   def test_refuses_more_canaries_than_clients_take_part(self):
     with _experiment('--algorithm=certified:clip=0.5', '--rounds=1') as experiment:
       with pytest.raises(ValueError, match=r'only 3 of the 8 clients take part.*--canaries=3'):
-        canary_run.run(experiment, canary_run.Settings(canaries=4))
+        canary_run.audit_run(experiment, canary_run.Settings(canaries=4))
 
 
 class TestCommand:

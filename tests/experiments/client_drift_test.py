@@ -22,7 +22,7 @@ def _plan(*arguments, shapes=((3, 2), (2,)), num_clients=8):
   layer = layers_lib.Layer('logits', tuple(range(len(shapes))), True)
   model = layers_lib.ModelShape((layer,), shapes)
   with harness.parsed(*harness.TINY, *arguments):
-    return experiment_flags.checked().plan(num_clients, model)
+    return experiment_flags.checked_run().plan(num_clients, model)
 
 
 def _refusal(*arguments, **options):

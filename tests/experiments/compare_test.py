@@ -49,7 +49,7 @@ def test_every_method_has_the_same_guarantee_and_the_same_rounds(name, tmp_path)
 def test_its_end_says_what_was_found_and_where(tmp_path, monkeypatch, capsys):
   calls = []
 
-  def play(folder, base, axes, parallel):
+  def play_runs(folder, base, axes, parallel):
     calls.append(folder)
     runs = tmp_path / 'out' / 'runs'
     ours = {'algorithm': 'certified', 'certified_epsilon': 3.0}
@@ -58,7 +58,7 @@ def test_its_end_says_what_was_found_and_where(tmp_path, monkeypatch, capsys):
       factory.write_run(runs / str(number), epsilon=3.0, dataset='digits', seed=number // 2, **run)
     return sweep.SweepOutcome(0, [], {'runs': 1})
 
-  monkeypatch.setattr(sweep, 'play', play)
+  monkeypatch.setattr(sweep, 'play_runs', play_runs)
   assert _main(f'--output_dir={tmp_path / "out"}') == 0
   out, err = capsys.readouterr()
   assert len(calls) == 2 and set(calls) == {f'{tmp_path}/out/runs'}
@@ -78,11 +78,11 @@ def test_its_end_says_what_was_found_and_where(tmp_path, monkeypatch, capsys):
 def test_a_failed_run_and_an_interrupt_are_the_exit_status(tmp_path, monkeypatch, capsys, statuses, expected):
   calls = []
 
-  def play(folder, base, axes, parallel):
+  def play_runs(folder, base, axes, parallel):
     calls.append(folder)
     return sweep.SweepOutcome(statuses[len(calls) - 1], ['Failed: a run'], {'runs': 1})
 
-  monkeypatch.setattr(sweep, 'play', play)
+  monkeypatch.setattr(sweep, 'play_runs', play_runs)
   factory.write_run(tmp_path / 'out' / 'runs' / '0', algorithm='certified', certified_epsilon=3.0)
   assert _main(f'--output_dir={tmp_path / "out"}') == expected
   assert len(calls) == len(statuses)
@@ -93,7 +93,7 @@ def test_a_failed_run_and_an_interrupt_are_the_exit_status(tmp_path, monkeypatch
 
 @pytest.mark.slow
 def test_its_estimate_leaves_out_finished_runs_of_this_comparison_alone(tmp_path, monkeypatch, capsys):
-  monkeypatch.setattr(sweep, 'play', lambda *arguments: _INTERRUPTED)
+  monkeypatch.setattr(sweep, 'play_runs', lambda *arguments: _INTERRUPTED)
   folder, setting = str(tmp_path / 'out'), compare.SETTINGS['digits']
   base, grids = compare.base_flags(setting, folder, None), compare.grids_of(setting, [3, 1])
   (of_3, *_, of_1), _ = sweep_runs.runs_of(os.path.join(folder, 'runs'), base, grids)
@@ -123,7 +123,7 @@ def test_the_network_comes_first_and_only_once(tmp_path, monkeypatch):
   assert made[0][2:] == ['experiments.pretrain', '--public_data=glyphs', f'--output={tmp_path / "out" / "network"}']
   (tmp_path / 'out' / 'network').mkdir(parents=True)
   (tmp_path / 'out' / 'network' / 'card.json').write_text(json.dumps({}))
-  monkeypatch.setattr(sweep, 'play', lambda *arguments: _INTERRUPTED)
+  monkeypatch.setattr(sweep, 'play_runs', lambda *arguments: _INTERRUPTED)
   assert _main(*arguments) == 130 and len(made) == 1
 
 
@@ -137,7 +137,7 @@ def test_data_of_ones_own_have_the_digits_constants_and_a_linear_model(
   x, y = values.normal(size=(270, 5)).astype(np.float32), np.arange(270) % 3
   np.savez(tmp_path / 'tab.npz', x=x, y=y, x_test=x[:9], y_test=y[:9], **owners)
   calls = []
-  monkeypatch.setattr(sweep, 'play', lambda *arguments: calls.append(arguments) or _INTERRUPTED)
+  monkeypatch.setattr(sweep, 'play_runs', lambda *arguments: calls.append(arguments) or _INTERRUPTED)
   monkeypatch.chdir(tmp_path)
   assert _main('--dataset=npz:path=tab.npz') == 130
   ((folder, flags_, axes, _),) = calls

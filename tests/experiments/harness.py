@@ -54,7 +54,7 @@ def run(*arguments: str) -> run_lib.Run:
 def check(*arguments: str) -> None:
   """Checks the flags of a command line with these arguments, before data are read."""
   with parsed(*arguments):
-    experiment_flags.checked(experiment_flags.names_in(['', *arguments]))
+    experiment_flags.checked_run(experiment_flags.names_in(['', *arguments]))
 
 
 def refusal(*arguments: str) -> str:

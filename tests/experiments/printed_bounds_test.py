@@ -63,6 +63,11 @@ def _summary():
   )
 
 
+def _attack_row():
+  row = attack._rounded_row({'real_epsilon': EPSILON, 'auc_bound': EPSILON, 'delta_bound': DELTA})
+  return ' '.join(row.values())
+
+
 class TestText:
   @pytest.mark.parametrize(
     'text',
@@ -71,7 +76,7 @@ class TestText:
       _report,
       _summary,
       lambda: str(accountants.Figure('pld', EPSILON, DELTA, 'a theorem', 'no amplification', 'zero-out')),
-      lambda: ' '.join(attack._shown({'real_epsilon': EPSILON, 'auc_bound': EPSILON, 'delta_bound': DELTA}).values()),
+      _attack_row,
     ],
     ids=['formal report', 'report', 'summary', 'figure', 'attack'],
   )

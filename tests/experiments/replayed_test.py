@@ -57,7 +57,7 @@ def test_what_does_not_fit_is_refused_before_data_are_read(log, tmp_path):
 
 
 def test_devices_of_the_example_come_at_night_and_on_weekends():
-  header, *rows = example_log.rows(1000, 300, 30.0, 0)
+  header, *rows = example_log.log_rows(1000, 300, 30.0, 0)
   assert header == ('round', 'client', 'began')
   sizes = collections.Counter(began for _, _, began in rows)
   means = collections.defaultdict(list)
@@ -70,12 +70,12 @@ def test_devices_of_the_example_come_at_night_and_on_weekends():
 
 
 def test_the_example_follows_from_the_seed_and_is_a_log(tmp_path):
-  found = [list(example_log.rows(20, 12, 0.5, seed)) for seed in (0, 0, 1)]
+  found = [list(example_log.log_rows(20, 12, 0.5, seed)) for seed in (0, 0, 1)]
   assert found[0] == found[1] != found[2]
   # A round to which nobody came has a row.
   assert [int(row[0]) for row in found[0][1:]] == sorted(int(row[0]) for row in found[0][1:])
   assert {row[0] for row in found[0][1:]} == set(map(str, range(1, 13)))
-  (tmp_path / 'log.csv').write_text('\n'.join(','.join(row) for row in example_log.rows(50, 20, 20.0, 3)))
+  (tmp_path / 'log.csv').write_text('\n'.join(','.join(row) for row in example_log.log_rows(50, 20, 20.0, 3)))
   choice = replayed.ReplayedLog(str(tmp_path / 'log.csv'))
   model = choice.over(cohorts.Population(50, None, 0))
   assert [len(model.cohort(t)) > 0 for t in range(1, 21)] == [True] * 20

@@ -222,7 +222,7 @@ def finding(groups: Sequence[study.StudyGroup]) -> tuple[str, list[pages.Block]]
 def _at_equal_epsilon(groups: Sequence[study.StudyGroup]) -> tuple[str, list[pages.Block]]:
   dataset = naming.dataset(groups[0].dataset)
   where = {g: naming.participation(place) for g, place in spending.shown_with(groups).items()}
-  names = dict(zip(groups, study.names(groups, 'participation', 'epsilon')))
+  names = dict(zip(groups, study.figure_names(groups, 'participation', 'epsilon')))
   cells: dict[Any, list[study.StudyGroup]] = {}
   for g in groups:
     cells.setdefault((g.setting['epsilon'], where[g]), []).append(g)

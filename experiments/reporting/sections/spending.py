@@ -134,7 +134,7 @@ def _certified_figures(groups: Sequence[study.StudyGroup], where: Mapping[study.
   bars = f'Bars are 95% intervals of the means over seeds; fewer than {study.FEWEST_SEEDS} seeds have none.'
   for dataset in dict.fromkeys(g.dataset for g in groups):
     own = [g for g in groups if g.dataset == dataset]
-    names = study.names(own, 'participation', 'epsilon')
+    names = study.figure_names(own, 'participation', 'epsilon')
     intervals: dict[str, list[Optional[pages.Quantity]]] = {}
     for g, name in zip(own, names):
       intervals.setdefault(name, []).append(g.interval())

@@ -48,7 +48,7 @@ def log_delta(epsilon: Union[float, np.ndarray], mu: Union[float, np.ndarray]) -
   Raises:
     ValueError: For an ε or μ that is negative or NaN, or an infinite ε.
   """
-  epsilon, mu = _checked('epsilon', epsilon, below=math.inf), _checked('mu', mu)
+  epsilon, mu = _checked_array('epsilon', epsilon, below=math.inf), _checked_array('mu', mu)
   return _log_delta(*np.broadcast_arrays(epsilon, mu))
 
 
@@ -82,7 +82,7 @@ def epsilon_of(mu: Union[float, np.ndarray], delta: Union[float, np.ndarray]) ->
   Raises:
     ValueError: For a μ that is negative or NaN, or a δ that is not in (0, 1).
   """
-  mu, delta = _checked('mu', mu), _checked('delta', delta, above=0, below=1)
+  mu, delta = _checked_array('mu', mu), _checked_array('delta', delta, above=0, below=1)
   if mu.size > _DISTINCT_FROM and not delta.ndim:
     # In a large population most clients have spent the same: nothing, or one participation in the same round.
     distinct, index = np.unique(mu, return_inverse=True)
@@ -134,7 +134,8 @@ def mu_of(epsilon: Union[float, np.ndarray], delta: float) -> np.ndarray:
   Raises:
     ValueError: For an ε that is negative, NaN or infinite, or a δ that is not in (0, 1).
   """
-  epsilon, target = _checked('epsilon', epsilon, below=math.inf), math.log(_checked('delta', delta, above=0, below=1))
+  epsilon = _checked_array('epsilon', epsilon, below=math.inf)
+  target = math.log(_checked_array('delta', delta, above=0, below=1))
   low, high = np.zeros_like(epsilon), np.ones_like(epsilon)
   while (inside := _log_delta(epsilon, high) <= target).any():
     low, high = np.where(inside, high, low), np.where(inside, 2 * high, high)
@@ -145,7 +146,7 @@ def mu_of(epsilon: Union[float, np.ndarray], delta: float) -> np.ndarray:
   return low * (1 - _MU_MARGIN)
 
 
-def _checked(
+def _checked_array(
   name: str, values: Union[float, np.ndarray], *, above: Optional[float] = None, below: Optional[float] = None
 ) -> np.ndarray:
   """float64 `values`; raises `ValueError` unless all are numbers, at least 0 or above `above`, and below `below`."""

@@ -171,6 +171,15 @@ class Stock(mechanism.Configured):
 
   @property
   def facts(self) -> mechanism.Facts:
+    # The cost of a tree's nodes depends on who comes, and so does exact calibration.
+    noise_follows = 'cohorts' if self.exposure.added else 'nothing'
+    if self.is_planned:
+      noise_follows = 'plan'
+    is_seeded = self.stock.takes_noise_seed
+    reason = _NOT_CRYPTOGRAPHIC if is_seeded else _FEW_BITS
+    would_repeat = is_seeded and self.config.noise.seed is None
+    unexported = _REPEATED if would_repeat else ''
+    note = '' if is_seeded else _UNSEEDED
     return mechanism.Facts(
       delta=self.config.noise.delta,
       noise_seed=self.config.noise.seed,
@@ -179,20 +188,20 @@ class Stock(mechanism.Configured):
       public_metrics=mechanism.PUBLIC_METRICS | mechanism.PUBLIC_NORMS,
       unsparse="TFF's aggregators take whole updates",
       has_nominal=not self.is_exact and self.config.noise.scale == 1,
-      # The cost of a tree's nodes depends on who comes, and so does exact calibration.
-      noise_follows='plan' if self.is_planned else 'cohorts' if self.exposure.added else 'nothing',
+      noise_follows=noise_follows,
       divisor=self.clients_per_round,
       noises_empty_rounds=self.stock.noises_empty_rounds,
       # Where TFF takes no seed, a round that is run again draws other noise.
-      is_saved_before_release=not self.stock.takes_noise_seed,
-      unexported=_REPEATED if self.stock.takes_noise_seed and self.config.noise.seed is None else '',
-      noise_note=_IDEAL.format(reason=_NOT_CRYPTOGRAPHIC if self.stock.takes_noise_seed else _FEW_BITS),
-      note='' if self.stock.takes_noise_seed else _UNSEEDED,
+      is_saved_before_release=not is_seeded,
+      unexported=unexported,
+      noise_note=_IDEAL.format(reason=reason),
+      note=note,
     )
 
   def aggregator_of(self, model: Optional[layers_lib.ModelShape]) -> aggregation.StockAggregator:
     """TFF's aggregator and the facts about it; the model's shape must be known for one that clips by layer."""
-    return self.stock.stock_aggregator(self, model.layers if model is not None else ())
+    layers = model.layers if model is not None else ()
+    return self.stock.stock_aggregator(self, layers)
 
   def server_parts(
     self,
@@ -206,11 +215,11 @@ class Stock(mechanism.Configured):
   def measured(self, measurements: mechanism.Measurements, model: Optional[layers_lib.ModelShape]) -> dict[str, Any]:
     stock, anybody = self.aggregator_of(model), measurements['cohort_size'] > 0
     norms = np.asarray(measurements['clipping_norms'], np.float64)
-    row: dict[str, Any] = dict(
-      epsilon=self.config.budget.epsilon_base if anybody else 0.0,
-      clipping_norm=np.linalg.norm(norms),
-      noise_multiplier=stock.value_noise_multiplier if anybody or self.stock.noises_empty_rounds else 0.0,
-    )
+    row: dict[str, Any] = dict(epsilon=0.0, clipping_norm=np.linalg.norm(norms), noise_multiplier=0.0)
+    if anybody:
+      row['epsilon'] = self.config.budget.epsilon_base
+    if anybody or self.stock.noises_empty_rounds:
+      row['noise_multiplier'] = stock.value_noise_multiplier
     if stock.has_one_sigma:
       row['sigma'] = row['noise_multiplier'] * row['clipping_norm'] / stock.clients_per_round
     if self.stock.clips_each_layer and model is not None:
@@ -228,11 +237,12 @@ class Stock(mechanism.Configured):
 
   def _cost(self, round_num: int, cohort: np.ndarray, clipping_norm: float) -> mechanism.RoundRecord:
     is_noised = self.stock.noises_empty_rounds or len(cohort)
+    noise_multiplier = self.noise_multiplier / self.exposure.largest if is_noised else 0.0
     return mechanism.RoundRecord(
       cohort=cohort,
       budgets=np.full(len(cohort), self.config.budget.epsilon_base),
       weights=self.exposure.weights(round_num, cohort),
-      noise_multiplier=self.noise_multiplier / self.exposure.largest if is_noised else 0.0,
+      noise_multiplier=noise_multiplier,
       # z is that of sums and noised counts together.
       count_noise_multiplier=np.inf,
       clipping_norm=clipping_norm,

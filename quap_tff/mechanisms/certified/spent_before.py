@@ -49,10 +49,10 @@ class SpentBefore:
       raise ValueError('against is for trust=secure_sum: a server that sees updates needs no colluders.')
     if not all(isinstance(one, str) for one in self.files):
       raise ValueError(f'files must be SHA-256 in hex, found {self.files!r}.')
-    against = [(checks.integer('colluders', k, at_least=1), _checked(part)) for k, part in self.against]
+    against = [(checks.integer('colluders', k, at_least=1), _checked_costs(part)) for k, part in self.against]
     if [k for k, _ in against] != sorted({k for k, _ in against}):
       raise ValueError('against must be ascending by the number of colluders.')
-    object.__setattr__(self, 'mu_squared', _checked(self.mu_squared))
+    object.__setattr__(self, 'mu_squared', _checked_costs(self.mu_squared))
     object.__setattr__(self, 'against', tuple(against))
     object.__setattr__(self, 'files', tuple(self.files))
     if any(len(part) != len(self.mu_squared) for _, part in self.against):
@@ -89,7 +89,7 @@ class SpentBefore:
     return dataclasses.replace(self, mu_squared=self.mu_squared + more, against=against)
 
 
-def _checked(values: Any) -> tuple[float, ...]:
+def _checked_costs(values: Any) -> tuple[float, ...]:
   """Numbers of at least 0, one for each client."""
   spent = checks.numbers_of_clients('spent_before', values, len(values))
   bad = np.flatnonzero(~((spent >= 0) & np.isfinite(spent)))

@@ -301,7 +301,9 @@ class Held(guarantee.Guarantee):
       if not is_over.any():
         break
       leaves = is_over[cohort] & (weights > 0)
-      weights = np.where(leaves if leaves.any() else True, np.float32(0), weights)
+      if not leaves.any():
+        return np.zeros_like(weights)  # Only somebody outside the cohort cannot pay.
+      weights = np.where(leaves, np.float32(0), weights)
     return weights
 
   def cost_of_announced(self, announced: np.ndarray, anybody_came: bool, round_num: int) -> mechanism.RoundRecord:

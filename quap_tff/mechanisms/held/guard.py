@@ -334,11 +334,13 @@ class ClientGuard:
       raise RefusedError(f'Client {own} has no weight in this plan, which expects it in no round.')
     if not chain.pays or not standing.pays(own):
       raise RefusedError(f'Round {chain.round_num} could take a client past its bound. Its budget pays for no more.')
+    # Noise of an answer that reached no sum is in no release, so nothing of it can be taken back.
     takes_back = standing.last_answered == standing.last_sent
+    last_round = standing.last_sent if takes_back else NEW_CHAIN
     return standing._replace(last_answered=chain.round_num), collections.OrderedDict(
       plan=np.int64(plan.number),
       round=np.int64(chain.round_num),
-      last_round=np.int64(standing.last_sent if takes_back else NEW_CHAIN),
+      last_round=np.int64(last_round),
       weight=np.float32(plan.weights[own]),
       noise_key=self._key,
     )
@@ -399,8 +401,10 @@ class _Standing(NamedTuple):
       # If nothing was opened, the client charges itself as if all had come.
       clients = before.cohort if answered and not len(link.came) else plan.charged(before.cohort, link.came)
       clients = np.union1d(clients, [own]) if answered else clients
-      charged = plan.after(charged if charged is not None else before.account, clients)
-    return _Standing(link, before.round_num if in_sum else self.last_sent, self.last_answered, charged)
+      account = charged if charged is not None else before.account
+      charged = plan.after(account, clients)
+    last_sent = before.round_num if in_sum else self.last_sent
+    return _Standing(link, last_sent, self.last_answered, charged)
 
   def pays(self, own: int) -> bool:
     """Whether the client's own limit pays for the announced round by the account that has all its answers."""

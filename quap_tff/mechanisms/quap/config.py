@@ -153,22 +153,27 @@ class QuapConfig(mechanism.Mechanism):
   def facts(self) -> mechanism.Facts:
     noised, rule = self.noise.placement != 'none', self.budget.rule
     # A clipping norm that is fixed or tracked by a noised count is public; an exact quantile is not.
-    public = mechanism.PUBLIC_METRICS | (set() if self.clip.releases_exact_norms else mechanism.PUBLIC_NORMS)
+    public, unsparse = mechanism.PUBLIC_METRICS, ''
+    if not self.clip.releases_exact_norms:
+      public = public | mechanism.PUBLIC_NORMS
+    if rule.observes_updates:
+      # Budgets that follow the updates are not public numbers, and the noise follows them.
+      public = public - {'noise_multiplier', 'sigma'}
+      unsparse = 'updates are compared with the last result, of which other weights were kept'
+    clipped_layers = layers_lib.ALL if self.clip_scope == 'all_layers' else self.critical_layers
+    game = 'quap' if self.noise.placement == 'server' else ''
     return mechanism.Facts(
       delta=self.noise.delta,
-      # Budgets that follow the updates are not public numbers, and the noise follows them.
-      public_metrics=public - ({'noise_multiplier', 'sigma'} if rule.observes_updates else set()),
+      public_metrics=public,
       adds_noise=noised,
       noise_seed=self.noise.seed,
       exact_releases=tuple(self._exact_releases()),
       noised_layers=self.critical_layers,
-      clipped_layers=layers_lib.ALL if self.clip_scope == 'all_layers' else self.critical_layers,
+      clipped_layers=clipped_layers,
       waits=self._waits(),
       needs_each_update=self.aggregator.needs_each_update,
-      game='quap' if self.noise.placement == 'server' else '',
-      unsparse='updates are compared with the last result, of which other weights were kept'
-      if rule.observes_updates
-      else '',
+      game=game,
+      unsparse=unsparse,
       # The documents' formula is about a mean, which one client moves by C/M at most.
       has_nominal=self.noise.scale == 1 and noised and not self.aggregator.needs_each_update,
       noise_follows=self._noise_follows(),
@@ -244,13 +249,10 @@ class QuapConfig(mechanism.Mechanism):
 
   def spent(self, state: mechanism.State, metrics: mechanism.Measurements, cohort: np.ndarray) -> mechanism.RoundRecord:
     counts = self.seen(state).get('counts')
-    return self.cost(
-      cohort,
-      self.client_budgets(state, cohort),
-      float(metrics['noise_multiplier']),
-      float(metrics['clipping_norm']),
-      counts[cohort] if counts is not None else None,
-    )
+    if counts is not None:
+      counts = counts[cohort]
+    multiplier, clip = float(metrics['noise_multiplier']), float(metrics['clipping_norm'])
+    return self.cost(cohort, self.client_budgets(state, cohort), multiplier, clip, counts)
 
   def planned(self, cohorts: Sequence[np.ndarray]) -> list[mechanism.RoundRecord]:
     # Budgets and noise follow from who takes part. C = 1 in all planned rounds.
@@ -272,9 +274,11 @@ class QuapConfig(mechanism.Mechanism):
     # A client's part of the sum has norm at most its share of C. The ledger's unit is the largest share.
     shares = np.ones(len(cohort)) if self.weighting.is_equal else self.shares(epsilons)
     largest = shares.max(initial=1.0)
+    # Without noise a round spends what no budget can hold.
+    budgets = epsilons if self.noise.placement != 'none' else np.full(len(cohort), np.inf)
     return mechanism.RoundRecord(
       cohort=cohort,
-      budgets=epsilons if self.noise.placement != 'none' else np.full(len(cohort), np.inf),
+      budgets=budgets,
       weights=shares / largest,
       noise_multiplier=noise_multiplier / largest,
       count_noise_multiplier=self.clip.count_noise_multiplier,

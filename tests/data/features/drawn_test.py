@@ -113,19 +113,19 @@ def test_discriminants_leave_out_what_changes_between_views():
 def test_what_is_learned_follows_from_the_recipe(learned):
   assert learned['directions'].shape == (360, 6) and all(a.dtype == np.float32 for a in learned.values())
   other = drawn.learn(dataclasses.replace(RECIPE, seed=1))
-  assert store.digest(other) != store.digest(learned)
+  assert store.digest_of_arrays(other) != store.digest_of_arrays(learned)
   # Also to one bit, one name or one shape.
   for name, value in (('mean', np.nextafter(learned['mean'], 1)), ('mean', learned['mean'][None])):
-    assert store.digest({**learned, name: value}) != store.digest(learned)
+    assert store.digest_of_arrays({**learned, name: value}) != store.digest_of_arrays(learned)
 
 
 def test_it_is_learned_again_the_same_and_then_kept(tmp_path, monkeypatch, learned):
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
   drawn.kept.cache_clear()
-  assert store.digest(drawn.kept(RECIPE)) == store.digest(learned)
+  assert store.digest_of_arrays(drawn.kept(RECIPE)) == store.digest_of_arrays(learned)
   drawn.kept.cache_clear()
   monkeypatch.setattr(drawn, 'learn', None)
-  assert store.digest(drawn.kept(RECIPE)) == store.digest(learned)
+  assert store.digest_of_arrays(drawn.kept(RECIPE)) == store.digest_of_arrays(learned)
   drawn.kept.cache_clear()
 
 
@@ -156,7 +156,7 @@ class TestDrawn:
     fed = map_federation(self.SPEC, (16, 16, 3))
     assert fed.input_shape == (5,) and fed.features == f'{self.SPEC},seed=0,centred=False'
     np.testing.assert_allclose(np.linalg.norm(fed.clients[0].x, axis=1), 1, rtol=1e-5)
-    assert store.digest(drawn.kept(drawn.Drawn(5, 4, 8, 4, 0))) in fed.public_data
+    assert store.digest_of_arrays(drawn.kept(drawn.Drawn(5, 4, 8, 4, 0))) in fed.public_data
     assert "32 of 8 random things: a program's output, no data." in fed.public_data
 
   def test_features_of_an_example_do_not_depend_on_the_others(self):

@@ -110,9 +110,9 @@ def test_a_file_of_another_kind_or_cut_short_is_refused(write):
 def test_a_wheel_without_the_tensors_says_what_to_give(write, tmp_path):
   path = wheel(tmp_path / 'a.whl', write({'_bn0.weight': Tensor(np.zeros(3))}))
   with pytest.raises(reading.DataFileError, match="'_conv_stem.weight' is missing. Give the wheel"):
-    efficientnet_lite0.load(path)
+    efficientnet_lite0.load_network(path)
   with pytest.raises(reading.DataFileError, match='cannot be read'):
-    efficientnet_lite0.load(str(tmp_path / 'none.whl'))
+    efficientnet_lite0.load_network(str(tmp_path / 'none.whl'))
 
 
 # Kernel size, channels in and out, and expansion of the 16 blocks.

@@ -256,7 +256,7 @@ def seeds(*seeds_: int, **arguments) -> list[dict[str, Any]]:
 def table(blocks: Sequence[pages.Block], name: str) -> list[dict[str, str]]:
   """The rows of the table of this name, cells as text by column."""
   (found,) = (block for block in blocks if isinstance(block, pages.Table) and block.name == name)
-  return [{column: pages.text(row.get(column)) for column in found.frame} for row in found.rows]
+  return [{column: pages.cell_text(row.get(column)) for column in found.frame} for row in found.rows]
 
 
 def row(rows: Sequence[Mapping[str, Any]], **cells: str) -> Mapping[str, Any]:

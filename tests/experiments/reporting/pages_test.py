@@ -157,7 +157,7 @@ def test_quantities_in_print(quantity, text):
 @pytest.mark.slow
 def test_a_second_report_leaves_nothing_of_the_first(tmp_path):
   pages.write_page(str(tmp_path), SECTIONS)
-  pages.check(str(tmp_path))
+  pages.check_folder(str(tmp_path))
   pages.write_page(str(tmp_path), SECTIONS[:1])
   assert not os.listdir(tmp_path / 'tables') and not os.listdir(tmp_path / 'figures')
 
@@ -165,12 +165,12 @@ def test_a_second_report_leaves_nothing_of_the_first(tmp_path):
 def test_folders_that_cannot_hold_a_report(tmp_path):
   (tmp_path / 'notes.txt').write_text('mine')
   with pytest.raises(ValueError, match='other than those of an earlier report'):
-    pages.check(str(tmp_path))
+    pages.check_folder(str(tmp_path))
   with pytest.raises(ValueError, match='is a file'):
-    pages.check(str(tmp_path / 'notes.txt'))
+    pages.check_folder(str(tmp_path / 'notes.txt'))
   (tmp_path / 'run').mkdir()
   for name in ('run.json', 'report.md'):
     (tmp_path / 'run' / name).write_text('')
   with pytest.raises(ValueError, match='other than those'):
-    pages.check(str(tmp_path / 'run'))
-  pages.check(str(tmp_path / 'new'))
+    pages.check_folder(str(tmp_path / 'run'))
+  pages.check_folder(str(tmp_path / 'new'))
