@@ -121,7 +121,7 @@ def _train(run: 'Run', callbacks: Sequence[Callable[[int, Any, Any], None]]) -> 
       _claim_spent(run, directory)
     experiment = experiment.kept_in(directory)
     print(*_opening(experiment, directory), sep='\n', file=sys.stderr)
-    result = loop.train(experiment, built.process, directory, callbacks)
+    result = loop.train(experiment, built, directory, callbacks)
     outcome = results.Outcome(experiment, result, directory, built.leaving)
     summary = outcome.keep()
     _print_summary(outcome, summary)

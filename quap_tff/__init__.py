@@ -27,6 +27,7 @@ __getattr__, __dir__ = lazy.exports(
     'plans.front_door': ['certified', 'quap'],
     'plans.plan': ['Plan'],
     'runtime': [],
+    'serving.server': ['Server'],
     'training.client_update': ['ClientWorkConfig'],
     'training.models': [],
   },

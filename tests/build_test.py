@@ -18,6 +18,7 @@ WITHOUT_TFF = (
   'quap_tff/mechanisms',
   'quap_tff/accounting',
   'quap_tff/certificates',
+  'quap_tff/serving',
   'quap_tff/bundle',
   'quap_tff/flower',
 )

@@ -14,6 +14,7 @@ from experiments.running import loop
 from experiments.running import setup
 from quap_tff import methods
 from quap_tff.common.numbers import rng as rng_lib
+from quap_tff.plans import built_process
 from quap_tff.training import evaluation
 
 NOMINAL, REAL = 'nominal', 'real'
@@ -56,7 +57,7 @@ class MemberPool:
     if key not in self._data:
       examples = self.clients[client]
       kept = data.Examples(examples.x[chosen], examples.y[chosen])
-      self._data[key] = loop.as_client_data(client, kept)
+      self._data[key] = built_process.client_data(client, loop.element(kept))
     return self._data[key]
 
 

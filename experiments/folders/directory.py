@@ -4,17 +4,16 @@
                              ran which rounds
     metrics.csv              one row a round
     tensorboard/             the rows again, with the time of each: not where client metrics are withheld
-    checkpoints/             server state, ledger and average of weights after a round, and the secret behind clients'
-                             keys and secret cohorts: see below
+    checkpoints/             `state`, from which the run goes on, and `secret`, behind clients' keys and secret cohorts
     final_model.keras        the model with its last weights
     ledger.npz, clients.csv  who came when, and what each client has spent
     certificate/             of a certified run, in place of these three: all that its certificate is bound to
     plot.png, summary.json   at the end
 
-A checkpoint contains the seed of the noise, so anyone who has one can subtract the noise. From the start, only the
-owner can read the folder of checkpoints. Its files end in digests of their content, and a run does not go on from a
-damaged one. It is removed when the run has finished its last planned round. A run whose cohorts are secret leaves no
-ledger.npz and no clients.csv.
+The state contains the seed of the noise, so anyone who has it can subtract the noise. From the start, only the owner
+can read the folder of checkpoints. A run does not go on from a state that is damaged, in use, or not the latest one
+(`quap_tff.common.durable`). The folder is removed when the run has finished its last planned round. A run whose cohorts
+are secret leaves no ledger.npz and no clients.csv.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,14 +27,13 @@ import shutil
 from typing import Any, Optional
 
 import filelock
-import numpy as np
 
-from experiments.folders import checkpoints
 from experiments.folders import folder as run_folder
 from experiments.folders import round_log
-from quap_tff.certificates.folders import folder as certificate_folders
+from quap_tff import certificates
+from quap_tff.common import durable
 from quap_tff.common import files
-from quap_tff.common.lazy import tf
+from quap_tff.serving import store as stores
 
 # Parts of TensorFlow's errors that speak of its own functions and operations.
 _OF_TENSORFLOW = re.compile(r'\{\{function_node .*?\}\}\s*|\s*\[Op:\w+\]')
@@ -80,7 +78,8 @@ class RunDirectory:
       RunDirectoryError: If it holds something else, a run with other flags, of other data or of other code, another
         process is at work in it, or it cannot be written.
     """
-    self.path, self._num_clients = run_folder.absolute(path), resolved['num_clients']
+    self.path = run_folder.absolute(path)
+    self._store: Optional[stores.Store] = None
     run_folder.check(self.path, identity, needs_same_code)
     self._lock = filelock.FileLock(self.file(run_folder.LOCK))
     try:
@@ -113,10 +112,24 @@ class RunDirectory:
         else:
           self._check_resolved(resolved)
         self._remove_unfinished()
+        self._store = self._opened()
     except BaseException:
       self.close()
       raise
     self._log = round_log.RoundLog(self.path, keeps_times)
+
+  def _opened(self) -> stores.Store:
+    try:
+      # Whoever removed a run with all of its results began anew.
+      return stores.Store(os.path.join(self.secrets, run_folder.STATE), anew=self.is_new)
+    except durable.StateError as error:
+      raise run_folder.RunDirectoryError(str(error)) from None
+
+  @property
+  def store(self) -> stores.Store:
+    """Where the state of the run is kept."""
+    assert self._store is not None  # Not in a folder whose run was finished before.
+    return self._store
 
   def file(self, name: str) -> str:
     """The path of a file in the folder."""
@@ -184,48 +197,6 @@ class RunDirectory:
       if stretches != run.get(run_folder.STRETCHES):
         files.write_json(self.file(run_folder.RUN), {**run, run_folder.STRETCHES: stretches})
 
-  def save(self, round_num: int, state: Any, records: Mapping[str, np.ndarray]) -> None:
-    """Saves a checkpoint, completely or not at all."""
-    with self.writing():
-      if round_num not in checkpoints.rounds(self.secrets):
-        kept = checkpoints.packed(_named_leaves(state), self._num_clients)
-        checkpoints.save(self.secrets, round_num, {**kept, **records})
-
-  def restore(self, state: Any, records: Mapping[str, np.ndarray]) -> Optional[tuple[int, Any, dict[str, np.ndarray]]]:
-    """The latest checkpoint as (round, state, records), or None if there is none.
-
-    Args:
-      state: A state of the same learning process, for its structure.
-      records: Arrays by name, for the names.
-
-    Raises:
-      RunDirectoryError: If the checkpoint cannot be read or is of another configuration.
-    """
-    versions = checkpoints.rounds(self.secrets)
-    if not versions:
-      return None
-    round_num = versions[-1]
-    name = f'The checkpoint of round {round_num} in {self.path}'
-    try:
-      kept = checkpoints.load(self.secrets, round_num)
-    except (OSError, ValueError) as error:
-      raise run_folder.RunDirectoryError(
-        f'{name} cannot be read ({error}). Remove that checkpoint to continue from an earlier one, or give another '
-        'folder to start anew.'
-      ) from error
-    try:
-      # Everything else is of the state: no error may show its values, and the seed of the noise is one of them.
-      kept_records = {key: kept.pop(key) for key in records if key in kept}
-      leaves = checkpoints.unpacked(kept, _named_leaves(state), self._num_clients)
-      if kept_records.keys() != records.keys():
-        raise ValueError(f'it has no {", ".join(sorted(records.keys() - kept_records.keys()))}')
-    except ValueError as error:
-      raise run_folder.RunDirectoryError(
-        f"{name} is of another configuration: its tensors are not those of this run's state ({error}). Give the same "
-        'flags and code to continue it, or another folder to start anew.'
-      ) from error
-    return round_num, tf.nest.pack_sequence_as(state, list(leaves.values())), kept_records
-
   def keep_rows(self, round_num: int, last_row: Mapping[str, Any]) -> None:
     """Checks that the rows of the rounds up to a checkpoint are there.
 
@@ -271,26 +242,17 @@ class RunDirectory:
   def remove_certificate(self) -> None:
     """Removes the folder of the certificate, and the audit that is bound to it, if they are there."""
     with self.writing():
-      for name in (certificate_folders.AUDIT, certificate_folders.AUDIT_SIGNATURE):
-        with contextlib.suppress(FileNotFoundError):
-          os.remove(self.file(name))
-      if os.path.lexists(self.file(run_folder.CERTIFICATE)):
-        # Under this name nobody takes a part of it for a certificate, and the next process removes it.
-        unfinished = self.file(run_folder.CERTIFICATE + files.UNFINISHED)
-        os.rename(self.file(run_folder.CERTIFICATE), unfinished)
-        shutil.rmtree(unfinished)
+      certificates.remove(self.path)
 
   def remove_checkpoints(self) -> None:
-    """Removes all checkpoints, and the secrets with them."""
-    # The secret last: a run with checkpoints and without it is damaged.
-    for round_num in checkpoints.rounds(self.secrets):
-      checkpoints.remove(self.secrets, round_num)
+    """Removes the state, and the secrets with it."""
+    self.store.close()
+    # The secret last: a run with a state and without it is damaged.
+    os.remove(self.store.path)
     shutil.rmtree(self.secrets)
 
   def close(self) -> None:
     """Lets another process use the folder."""
+    if self._store is not None:
+      self._store.close()
     self._lock.release()
-
-
-def _named_leaves(state: Any) -> dict[str, np.ndarray]:
-  return {f'state/{i}': np.asarray(leaf) for i, leaf in enumerate(tf.nest.flatten(state))}

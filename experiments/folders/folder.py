@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
-from experiments.folders import checkpoints
 from quap_tff.certificates.folders import about as abouts
 from quap_tff.certificates.folders import folder as certificate_folders
 from quap_tff.common import checks
@@ -19,6 +18,7 @@ from quap_tff.common import files
 from quap_tff.common import version
 from quap_tff.common.lazy import tf
 from quap_tff.common.lazy import tff
+from quap_tff.serving import store as stores
 
 RUN, METRICS, SUMMARY, PLOT, TENSORBOARD = 'run.json', 'metrics.csv', 'summary.json', 'plot.png', 'tensorboard'
 CHECKPOINTS, LOCK = 'checkpoints', '.lock'
@@ -27,8 +27,8 @@ MODEL, LEDGER, CLIENTS = 'final_model.keras', certificate_folders.LEDGER, certif
 CERTIFICATE = certificate_folders.SUBFOLDER
 # The key in run.json.
 STRETCHES = 'stretches'
-# In the folder of checkpoints: the secret from which all secrets of a run follow.
-SECRET = 'secret'
+# In the folder of checkpoints: the state of the run, and the secret from which all its secrets follow.
+STATE, SECRET = 'state', 'secret'
 
 _FOLDERS = (CHECKPOINTS, TENSORBOARD, CERTIFICATE)
 _FILES = (RUN, METRICS, SUMMARY, MODEL, LEDGER, CLIENTS, PLOT)
@@ -74,11 +74,13 @@ def check(path: str, identity: Mapping[str, Any], needs_same_code: bool = False)
     return Found(True, None)
   try:
     names = set(os.listdir(path))
-    last_round = max(checkpoints.rounds(os.path.join(path, CHECKPOINTS)), default=None)
+    last_round = _last_round(path)
     if not names - _OF_THE_START and last_round is None:
       return Found(True, None)
     run = files.read_json(os.path.join(path, RUN))
     differing = differences(run['identity'], through_json(identity))
+  except RunDirectoryError:
+    raise
   except (OSError, ValueError, KeyError, TypeError, AttributeError):
     raise RunDirectoryError(
       f'output_dir {path} holds files, but no readable {RUN} of an earlier run: give a new or empty folder.'
@@ -103,6 +105,18 @@ def check(path: str, identity: Mapping[str, Any], needs_same_code: bool = False)
       f'account for the first one. Put {CHECKPOINTS}/ back to continue it, or give another folder to start anew.'
     )
   return Found(True, None)
+
+
+def _last_round(path: str) -> Optional[int]:
+  """The round of the state that a folder has; None if it has none."""
+  file = os.path.join(path, CHECKPOINTS, STATE)
+  try:
+    return stores.rounds_in(file)
+  except (OSError, ValueError) as error:
+    raise RunDirectoryError(
+      f'{file} cannot be read ({error}). Put the latest copy back to continue the run, or give another folder to start '
+      'anew.'
+    ) from None
 
 
 def _check_can_go_on(path: str, run: Mapping[str, Any], last_round: int, needs_same_code: bool) -> None:

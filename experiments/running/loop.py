@@ -1,18 +1,17 @@
 """The training loop: rounds, tests, checkpoints."""
 
 import collections
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+import contextlib
 import datetime
 import hashlib
 import json
-import secrets
 import sys
 import time
 from typing import Any, Callable, NamedTuple, Optional, Union
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_federated as tff
 
 import data
 from experiments.command import interrupts
@@ -21,9 +20,11 @@ from experiments.folders import folder as run_folder
 from experiments.running import progress as progress_lib
 from experiments.running import setup
 from quap_tff import accounting
+from quap_tff import plans
 from quap_tff import runtime
-from quap_tff.mechanisms.held import guarded_clients
-from quap_tff.mechanisms.parts import postprocessing
+from quap_tff.plans import built_process
+from quap_tff.serving import engine as engines
+from quap_tff.serving import server as servers
 
 # Is called with the round's number, its metrics as in metrics.csv, and the server's state. In runs that withhold client
 # metrics, the metrics hold none. The state holds the seed of the noise: a callback must keep it as secret as the data.
@@ -76,7 +77,7 @@ def client_data(
   client: int,
   absent: Union[Sequence[int], np.ndarray] = (),
   answers: Optional[Mapping[int, Any]] = None,
-) -> 'collections.OrderedDict[str, list[Any]]':
+) -> built_process.ClientData:
   """One client's data as the learning process takes it.
 
   Args:
@@ -86,31 +87,37 @@ def client_data(
       this round, so its update is zero.
     answers: The answers of the clients' guards, if clients hold the noise.
   """
-  examples, extension = experiment.federation.clients[client], experiment.plan.extension
-  if client in absent:
-    examples = data.Examples(examples.x[:0], examples.y[:0])
-  takes_absent = extension is not None and extension.takes_absent
-  answer = answers[client] if answers is not None else None
-  return as_client_data(client, examples, absent if takes_absent else None, answer)
+  examples = RoundExamples(experiment, [client], absent)
+  return built_process.client_data_of(experiment.plan, client, engines.Attendance(examples, absent, answers))
 
 
-def as_client_data(
-  client: int, examples: data.Examples, absent: Union[Sequence[int], np.ndarray, None] = None, answer: Any = None
-) -> 'collections.OrderedDict[str, list[Any]]':
-  """A client's id and these examples, all as one element; who is absent, and the guard's answer, if it is needed."""
-  # TFF takes lists of elements where it takes datasets. Making a dataset costs more than a small client's arithmetic.
-  parts: collections.OrderedDict[str, list[Any]] = collections.OrderedDict(client_id=[np.int64(client)])
-  if absent is not None:
-    parts['absent'] = [np.int64(other) for other in absent]
-  if answer is not None:
-    parts['answer'] = [answer]
-  parts['examples'] = [collections.OrderedDict(x=examples.x, y=examples.y)]
-  return parts
+def element(examples: data.Examples) -> 'collections.OrderedDict[str, np.ndarray]':
+  """Examples as the one element that has them all."""
+  return collections.OrderedDict(x=examples.x, y=examples.y)
+
+
+class RoundExamples(Mapping[int, Any]):
+  """The examples of each client of a round, made when they are asked for."""
+
+  def __init__(self, experiment: setup.Experiment, cohort: Sequence[int], absent: Union[Sequence[int], np.ndarray]):
+    self._clients, self._cohort, self._absent = experiment.federation.clients, cohort, absent
+
+  def __getitem__(self, client: int) -> Any:
+    examples = self._clients[client]
+    if client in self._absent:
+      examples = data.Examples(examples.x[:0], examples.y[:0])
+    return element(examples)
+
+  def __iter__(self) -> Iterator[int]:
+    return iter(self._cohort)
+
+  def __len__(self) -> int:
+    return len(self._cohort)
 
 
 def train(
   experiment: setup.Experiment,
-  process: tff.learning.templates.LearningProcess,
+  built: plans.BuiltProcess,
   directory: Optional[run_directory.RunDirectory] = None,
   callbacks: Sequence[Callback] = (),
 ) -> TrainingProgress:
@@ -121,7 +128,7 @@ def train(
 
   Args:
     experiment: What to run; its runtime must be active (`runtime.activate`).
-    process: That of `experiment.build_process`.
+    built: From `experiment.build_process`.
     directory: Where to keep it; None keeps nothing.
     callbacks: Called after each round of this process, when the round is kept, see `Callback`.
 
@@ -129,7 +136,7 @@ def train(
     RunDirectoryError: If the latest checkpoint cannot be read or is of another configuration.
   """
   date = datetime.date.today()
-  rounds = _Rounds(experiment, process, directory)
+  rounds = _Rounds(experiment, built, directory)
   first_round = rounds.done + 1
   if directory is not None and not rounds.is_finished():
     directory.begin_stretch(first_round)
@@ -140,7 +147,7 @@ def train(
     while not rounds.is_finished():
       rounds.run_next(display)
       for callback in callbacks:
-        callback(rounds.done, dict(rounds.row), rounds.state)
+        callback(rounds.done, dict(rounds.row), rounds.server.state)
     interrupts.ignore_from_now_on()
   except run_folder.RunDirectoryError:
     raise
@@ -155,14 +162,15 @@ def train(
   # A run takes as long as its clients' data are large.
   seconds = time.monotonic() - begin if experiment.plan.client_metrics else None
   rounds.save()
-  weights = tf.nest.map_structure(np.asarray, rounds.published())
-  test = dict(rounds.current_test())
+  weights = tf.nest.map_structure(np.asarray, rounds.server.weights)
+  test, ledger = dict(rounds.current_test()), rounds.server.ledger
+  assert ledger is not None  # A run of flags has a plan.
   return TrainingProgress(
     rounds.done,
     rounds.done + 1 - first_round,
     weights,
     test,
-    rounds.ledger,
+    ledger,
     date,
     seconds,
     not rounds.is_finished(),
@@ -180,90 +188,77 @@ def _say_interrupted(done: int, directory: Optional[run_directory.RunDirectory])
 
 
 class _Rounds:
-  """The rounds of a run. A round counts with everything that it changes, or not at all.
+  """The rounds of a run, with their rows. A round counts with everything that it changes, or not at all.
 
   Attributes:
-    done: Rounds done, those of earlier processes included.
-    state: The server's state after them.
-    ledger: The record of each round's cost.
+    server: State, ledger and average after the rounds done.
     row: The metrics of the last one.
     non_finite: int64[3], a `NonFinite`.
     began: When the row of the next round began to be made, on the monotonic clock.
   """
 
   def __init__(
-    self,
-    experiment: setup.Experiment,
-    process: tff.learning.templates.LearningProcess,
-    directory: Optional[run_directory.RunDirectory],
+    self, experiment: setup.Experiment, built: plans.BuiltProcess, directory: Optional[run_directory.RunDirectory]
   ) -> None:
-    self._experiment, self._process, self._directory = experiment, process, directory
-    self._schedule = experiment.run.schedule
-    evaluate, test = experiment.build_evaluation(), experiment.federation.test
-    self._tested = lambda weights: evaluate(weights, test.x, test.y)
-    self.done, self.ledger, self.began = 0, experiment.plan.new_ledger(), 0.0
-    self.row: dict[str, Any] = {}
+    self._experiment, self._directory, self._schedule = experiment, directory, experiment.run.schedule
+    self._evaluate = experiment.build_evaluation()
+    self.began, self.row = 0.0, dict[str, Any]()
     self.non_finite = np.zeros(len(NonFinite._fields), np.int64)
-    self.state = process.initialize()
-    self._average = experiment.plan.averaging.initial(process.get_model_weights(self.state).trainable)
     self._test: Mapping[str, float] = {}
     self._tested_round: Optional[int] = None
-    self._guarded: Optional[guarded_clients.GuardedClients] = None
-    if experiment.plan.holds_noise:
-      self._guarded = guarded_clients.GuardedClients(experiment.plan, _secret_of_keys(experiment, directory))
-    if directory is not None:
-      self._restore(directory)
+    publication = experiment.run.publication
+    store = directory.store if directory is not None else None
+    with self._writing():
+      self.server: servers.Server = servers.Server.of(
+        built,
+        shrinkage=publication.shrinkage,
+        checkpoint_every=publication.checkpoint_every,
+        client_secret=_secret_of_keys(experiment, directory),
+        store=store,
+      )
+    if directory is not None and self.server.notes:
+      self._restore(directory, self.server.notes)
 
-  def _restore(self, directory: run_directory.RunDirectory) -> None:
-    kept = directory.restore(self.state, self._records())
-    if kept is None:
-      # The seed of the noise is in the state: a run cut off before its next checkpoint draws the same noise again.
-      self.save()
-      return
-    self.done, self.state, records = kept
-    of = lambda group: {name[len(group) :]: value for name, value in records.items() if name.startswith(group)}
-    try:
-      self.ledger.load_state_dict(of('ledger/'))
-      self._average = postprocessing.restored(self._average, of('average/'))
-      self.row = json.loads(np.asarray(records['row/json'], np.uint8).tobytes())
-      self.non_finite = np.asarray(records['row/non_finite'], np.int64)
-    except ValueError as error:
-      path = directory.path
-      raise run_folder.RunDirectoryError(f'The checkpoint in {path} does not fit: {error}') from error
-    if self._guarded is not None:
-      self._guarded.resume(self.ledger)
+  def _restore(self, directory: run_directory.RunDirectory, notes: servers.Notes) -> None:
+    self.row = json.loads(np.asarray(notes['row'], np.uint8).tobytes())
+    self.non_finite = np.asarray(notes['non_finite'], np.int64)
     directory.keep_rows(self.done, self.row)
 
-  def _records(self) -> dict[str, Any]:
+  def _notes(self) -> servers.Notes:
     # The round's row as well: of a run that was cut off between checkpoint and log it would be lost.
     row = np.frombuffer(json.dumps(self.row).encode(), np.uint8)
-    rows = {'json': row, 'non_finite': self.non_finite}
-    groups: dict[str, Mapping[str, Any]] = {'ledger': self.ledger.state_dict(), 'average': self._average, 'row': rows}
-    return {f'{group}/{name}': value for group, values in groups.items() for name, value in values.items()}
+    return {'row': row, 'non_finite': self.non_finite}
+
+  @property
+  def done(self) -> int:
+    """Rounds done, those of earlier processes included."""
+    return self.server.done
 
   def save(self) -> None:
-    """Writes a checkpoint, if anything is kept."""
-    if self._directory is not None:
-      self._directory.save(self.done, self.state, self._records())
+    """Writes the state, if it is not written yet."""
+    with self._writing():
+      self.server.save()
 
-  def published(self) -> Any:
-    """The published weights after the rounds done."""
-    return self._averaged_weights(self._process.get_model_weights(self.state), self._average)
+  @contextlib.contextmanager
+  def _writing(self) -> Iterator[None]:
+    """A block that reads or writes the state: its errors become errors of the folder."""
+    if self._directory is None:
+      yield
+      return
+    try:
+      with self._directory.writing():
+        yield
+    except ValueError as error:
+      raise run_folder.RunDirectoryError(str(error)) from error
 
-  def _averaged_weights(
-    self, weights: tff.learning.models.ModelWeights, average: Any
-  ) -> tff.learning.models.ModelWeights:
-    """The weights that are published after a round: `weights` are those of the round, and `average` its average."""
-    trainable = self._experiment.plan.averaging.value(average, weights.trainable)
-    shrinkage = self._experiment.run.publication.shrinkage
-    if shrinkage != 1:
-      trainable = postprocessing.shrunk(trainable, shrinkage)
-    return tff.learning.models.ModelWeights(trainable=trainable, non_trainable=weights.non_trainable)
+  def _tested(self, weights: Any) -> Mapping[str, float]:
+    test = self._experiment.federation.test
+    return self._evaluate(weights, test.x, test.y)
 
   def current_test(self) -> Mapping[str, float]:
     """The test of the published weights."""
     if self._tested_round != self.done:
-      self._test, self._tested_round = self._tested(self.published()), self.done
+      self._test, self._tested_round = self._tested(self.server.weights), self.done
     return self._test
 
   def is_finished(self) -> bool:
@@ -277,70 +272,78 @@ class _Rounds:
 
   def run_next(self, display: progress_lib.Progress) -> None:
     """Runs a round, and keeps and shows it."""
-    experiment, plan, round_num = self._experiment, self._experiment.plan, self.done + 1
+    experiment, server, round_num = self._experiment, self.server, self.done + 1
     cohort, absent = experiment.cohorts.cohort(round_num), experiment.cohorts.absent(round_num)
-    answers = self._guarded.answers(round_num, cohort) if self._guarded is not None else None
-    values = runtime.client_values(lambda client: client_data(experiment, client, absent, answers), cohort)
+    examples = RoundExamples(experiment, cohort.tolist(), absent)
     with runtime.measure_traffic() as measured:
-      output = self._process.next(self.state, values)
-    record = plan.record(output, cohort)
-    weights = self._process.get_model_weights(output.state)
-    average = experiment.plan.averaging.update(self._average, weights.trainable)
+      computed = server.compute(examples, absent)
     is_tested = round_num % self._schedule.eval_every == 0 or round_num == experiment.run.last_round
-    test = self._tested(self._averaged_weights(weights, average)) if is_tested else None
+    test = self._tested(server.weights_after(computed.state, computed.average)) if is_tested else None
+
+    def notes() -> servers.Notes:
+      self._add_row(computed, absent, measured.traffic, test)
+      return self._notes()
+
     # The round counts as done or not at all.
     with interrupts.held_back():
-      self.ledger.append(record)
-      self.state, self._average, self.done = output.state, average, round_num
-      self.row = _row(experiment, output, cohort, absent, measured.traffic)
-      if updates := self.row.get('non_finite_updates', 0):
-        self.non_finite = np.where(self.non_finite, self.non_finite, [0, 0, round_num]) + [updates, 1, 0]
-      if self._guarded is not None:
-        self.row['spent_max'] = self._guarded.spent_max
-      if test is not None:
-        self._test, self._tested_round = test, round_num
-        self.row.update(test_accuracy=test['accuracy'], test_loss=test['loss'])
-      if plan.has_nominal:
-        self.row['nominal_epsilon_mean'] = float(self.ledger.epsilon.mean())
-        self.row['nominal_epsilon_max'] = float(self.ledger.epsilon.max())
-      if experiment.plan.client_metrics:
-        # With all that was done since the row before: its writing, the checkpoint, callbacks, progress.
-        now = time.monotonic()
-        self.row['seconds'], self.began = now - self.began, now
-      self._keep()
+      with self._writing():
+        server.release(computed, notes)
+      if self._directory is not None:
+        self._directory.log(self.done, self.row)
       if not len(cohort) and not experiment.cohorts.secret:
-        effect = 'only noise is added' if plan.mechanism.facts.noises_empty_rounds else 'the model stays as it is'
+        noises_empty = experiment.plan.mechanism.facts.noises_empty_rounds
+        effect = 'only noise is added' if noises_empty else 'the model stays as it is'
         display.note(f'round {round_num}: nobody took part; {effect}.')
       display.update(round_num, self.row)
 
-  def _keep(self) -> None:
-    if self._directory is None:
-      return
-    if self._experiment.plan.mechanism.facts.is_saved_before_release:
-      self.save()
-    self._directory.log(self.done, self.row)
-    if self.done % self._experiment.run.publication.checkpoint_every == 0:
-      self.save()
+  def _add_row(
+    self,
+    computed: servers.ComputedRound,
+    absent: np.ndarray,
+    traffic: Optional[runtime.Traffic],
+    test: Optional[Mapping[str, float]],
+  ) -> None:
+    """Makes the row of the round that the server has just taken as played."""
+    experiment, ledger = self._experiment, self.server.ledger
+    assert ledger is not None  # A run of flags has a plan.
+    self.row = _row(experiment, computed, absent, traffic)
+    if updates := self.row.get('non_finite_updates', 0):
+      self.non_finite = np.where(self.non_finite, self.non_finite, [0, 0, self.done]) + [updates, 1, 0]
+    if self.server.spent_max is not None:
+      self.row['spent_max'] = self.server.spent_max
+    if test is not None:
+      self._test, self._tested_round = test, self.done
+      self.row.update(test_accuracy=test['accuracy'], test_loss=test['loss'])
+    if experiment.plan.has_nominal:
+      self.row['nominal_epsilon_mean'] = float(ledger.epsilon.mean())
+      self.row['nominal_epsilon_max'] = float(ledger.epsilon.max())
+    if experiment.plan.client_metrics:
+      # With all that was done since the row before: its writing, the checkpoint, callbacks, progress.
+      now = time.monotonic()
+      self.row['seconds'], self.began = now - self.began, now
 
 
-def _secret_of_keys(experiment: setup.Experiment, directory: Optional[run_directory.RunDirectory]) -> bytes:
-  """The secret from which a simulation makes its clients' keys, kept for a run that is continued."""
+def _secret_of_keys(experiment: setup.Experiment, directory: Optional[run_directory.RunDirectory]) -> Optional[bytes]:
+  """The secret from which a simulation makes its clients' keys, where it is not drawn for this run alone."""
+  if not experiment.plan.holds_noise:
+    return None
   seed = experiment.plan.guarantee.config.noise_seed
   if seed is not None:
     return hashlib.sha256(b'public %d' % seed).digest()
-  return directory.secret('client_keys') if directory is not None else secrets.token_bytes(32)
+  return directory.secret('client_keys') if directory is not None else None
 
 
 def _row(
-  experiment: setup.Experiment, output: Any, cohort: np.ndarray, absent: np.ndarray, traffic: Optional[runtime.Traffic]
+  experiment: setup.Experiment, computed: servers.ComputedRound, absent: np.ndarray, traffic: Optional[runtime.Traffic]
 ) -> dict[str, Any]:
   """A round's metrics, flat: the names are the columns of metrics.csv."""
-  row = {f'train_{name}': value for name, value in output.metrics['client_work'].get('train', {}).items()}
-  row['cohort_size'] = len(cohort)
+  metrics = computed.metrics
+  row = {f'train_{name}': value for name, value in metrics['client_work'].get('train', {}).items()}
+  row['cohort_size'] = len(computed.cohort)
   if experiment.cohorts.has_dropout:
     row['dropped_out'] = len(absent)
-  row.update(experiment.plan.metrics(output))
-  row.update(output.metrics['finalizer'])
+  row.update(experiment.plan.metrics(computed))
+  row.update(metrics['finalizer'])
   if not experiment.plan.client_metrics:
     row = {name: value for name, value in row.items() if name in experiment.plan.public_metrics}
   # What is sent in a round where nobody comes is nothing.

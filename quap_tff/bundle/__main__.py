@@ -67,8 +67,8 @@ def _run(arguments: argparse.Namespace) -> dict[str, Any]:
       tf.config.threading.set_intra_op_parallelism_threads(1)
       tf.config.threading.set_inter_op_parallelism_threads(threads)
   simulation.check_types(bundle, clients)
-  outcome = simulation.simulate(bundle, clients, test, num_rounds=arguments.rounds, num_threads=threads, say=say)
-  summary = simulation.keep(bundle, outcome, arguments.output, arguments.signing_key)
+  server = simulation.simulate(bundle, clients, num_rounds=arguments.rounds, num_threads=threads, say=say)
+  summary = simulation.keep(bundle, server, arguments.output, test, arguments.signing_key)
   reason = summary.get('no_certificate')
   say(f'{arguments.output} holds what came out.' + (f' There is no certificate. {reason}' if reason else ''))
   return summary

@@ -18,6 +18,6 @@ __getattr__, __dir__ = lazy.exports(
     'folders.about': ['About', 'SECAGG'],
     'folders.folder': [],
     'gate_logs': [],
-    'verifying': ['Verdict', 'verify', 'write_run'],
+    'verifying': ['remove', 'Verdict', 'verify', 'write_run'],
   },
 )

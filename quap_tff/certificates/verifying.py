@@ -1,8 +1,10 @@
 """Writes the folder of a certificate, and verifies it by making it again from its files."""
 
 from collections.abc import Mapping, Sequence
+import contextlib
 import importlib
 import os
+import shutil
 import sys
 from typing import Any, Callable, NamedTuple, Optional
 
@@ -43,6 +45,18 @@ class Verdict(NamedTuple):
   statement: str
   refutation: str = ''
   scope: str = ''
+
+
+def remove(run_folder: str) -> None:
+  """Removes the certificate of the run in a folder, and the audit that is bound to it, if they are there."""
+  for name in (folders.AUDIT, folders.AUDIT_SIGNATURE):
+    with contextlib.suppress(FileNotFoundError):
+      os.remove(os.path.join(run_folder, name))
+  path = os.path.join(run_folder, folders.SUBFOLDER)
+  if os.path.lexists(path):
+    # Under this name nobody takes a part of it for a certificate.
+    os.rename(path, path + files.UNFINISHED)
+    shutil.rmtree(path + files.UNFINISHED)
 
 
 def write_run(

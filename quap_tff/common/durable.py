@@ -113,20 +113,21 @@ class StateFile:
     content: The content of the latest version; None if there is none.
   """
 
-  def __init__(self, path: str, counters: Optional[str] = None, waits: bool = False):
+  def __init__(self, path: str, counters: Optional[str] = None, waits: bool = False, anew: bool = False):
     """Opens a state; its file is made by the first `write`.
 
     Args:
       path: The file, in a folder that is there.
       counters: The folder of the counters. None: that of the user, see the module.
       waits: Whether to wait for another one that has it open, in place of a refusal.
+      anew: Whether a new state may begin where one was removed. The caller knows that all that it had released is gone.
 
     Raises:
       StateError: If it is in use, damaged, or not the latest version, or was removed, or is not known on this machine.
         The message says what to do.
       OSError: If a file cannot be read or written.
     """
-    self.path, self._waits, self._process = os.path.realpath(path), waits, os.getpid()
+    self.path, self._waits, self._anew, self._process = os.path.realpath(path), waits, anew, os.getpid()
     self._store = _Store(counters)
     self._place = self._opened(self._store.place_of(self.path))
     self._counter: Optional[_Log] = None
@@ -197,7 +198,7 @@ class StateFile:
   def _latest(self) -> _Version:
     expected = self._store.state_at(self.path, self._place)
     if not os.path.lexists(self.path):
-      if expected is None:
+      if expected is None or self._anew:
         os.stat(os.path.dirname(self.path))  # It must be there.
         return _Version(secrets.token_hex(16), 0, _NOTHING, b'')
       raise StateError(

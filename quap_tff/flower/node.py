@@ -14,6 +14,7 @@ from typing import Any
 from flwr.app import RecordDict
 import numpy as np
 
+from quap_tff.bundle import bundle_engine
 from quap_tff.bundle import player
 from quap_tff.bundle import simulation
 from quap_tff.flower import enrolment
@@ -41,7 +42,7 @@ class Node:
   def __init__(
     self,
     bundle: player.Bundle,
-    examples: Mapping[int, simulation.Examples],
+    examples: Mapping[int, bundle_engine.Examples],
     folder: str,
     operator: str,
     enrolled: str = '',
@@ -175,7 +176,7 @@ class Node:
 
   def _attempt(self, when: str, client: int, message: Any, answers: Any) -> player.Sums:
     """The values that a client sends; a note says if it adds zero."""
-    data = simulation.client_data(self.bundle, client, self.examples[client], answers=answers)
+    data = bundle_engine.client_data(self.bundle, client, self.examples[client], answers=answers)
     sums, problem = self.bundle.attempt(data, message)
     if problem:
       self.note(f'{when}: client {client} adds zero. {problem}')

@@ -12,23 +12,21 @@ checkpoint that is in use, was removed or was put back is refused (`quap_tff.com
 from __future__ import annotations
 
 from collections.abc import Mapping
-import io
 import os
 import secrets
 from typing import Any, Optional
 
 import numpy as np
 
+from quap_tff.bundle import bundle_engine
 from quap_tff.bundle import player
-from quap_tff.bundle import server as servers
 from quap_tff.bundle import simulation
 from quap_tff.bundle import structures
-from quap_tff.common import durable
-from quap_tff.common import files
 from quap_tff.flower import messages
 from quap_tff.flower import sums
 from quap_tff.mechanisms.held import guard
 from quap_tff.plans.accounts import run_account
+from quap_tff.serving import store as stores
 
 CHECKPOINT, RESULT = 'checkpoint', 'run'
 _ID_BYTES = 16
@@ -57,8 +55,7 @@ class ServerRun:
     Raises:
       ValueError: If the checkpoint is damaged, of another bundle, in use or not the latest one, or was removed.
     """
-    self.bundle, self._folder = bundle, folder
-    self.server, self.cohorts = servers.Server(bundle), servers.checked_cohorts(bundle)
+    self.bundle, self._folder, self.cohorts = bundle, folder, bundle_engine.checked_cohorts(bundle)
     self.rounds: list[tuple[np.ndarray, np.ndarray]] = []
     self._plain = bundle.zero().plain  # That of the sum which was asked for last, if it was not released.
     self.run_id, self.models = secrets.token_hex(_ID_BYTES), list[bytes]()
@@ -72,9 +69,10 @@ class ServerRun:
     held = guard.PublicPlan.of(plan) if self.holds_noise else None
     self._threshold, self._most = (held.threshold, held.most_clients) if held is not None else (None, None)
     os.makedirs(folder, mode=0o700, exist_ok=True)
-    self._checkpoint = durable.StateFile(os.path.join(folder, CHECKPOINT))  # Held as long as this process lives.
-    if self._checkpoint.content is not None:
-      self._restore(self._checkpoint.content)
+    store = stores.Store(os.path.join(folder, CHECKPOINT))  # Held as long as this process lives.
+    self.server = bundle_engine.new_server(bundle_engine.BundleEngine(bundle), store=store)
+    if self.server.notes:
+      self._restore(self.server.notes)
     else:
       self._keep()
 
@@ -97,7 +95,7 @@ class ServerRun:
     return self._paid(enrolled if self._is_open else np.asarray(self.cohorts[self.server.done], np.int64))
 
   def _paid(self, clients: np.ndarray) -> np.ndarray:
-    return clients[self.server.ask(clients) > 0] if len(clients) else clients
+    return np.array(list(self.server.ask(clients)), np.int64) if len(clients) else clients
 
   def may_go_on(self, enrolled: np.ndarray) -> bool:
     """False if cohorts are not planned, and the account lets nobody come any more who is enrolled.
@@ -169,13 +167,14 @@ class ServerRun:
       cohort = np.asarray(self.cohorts[done], np.int64)
       message = self.bundle.prepare(self.server.state)
       for client in np.setdiff1d(cohort, summed.came).tolist():
-        total = self.bundle.add(total, self.bundle.work(simulation.no_data(self.bundle, client), message))
-    self.server.release(total, cohort, expected if self.holds_noise else None)
+        total = self.bundle.add(total, self.bundle.work(bundle_engine.no_data(self.bundle, client), message))
+    state, metrics = self.bundle.update(self.server.state, total)
+    computed = self.server.computed(state, metrics, cohort, expected if self.holds_noise else None)
     self.rounds[done:] = [(announced, summed.came)]
     self._plain = self.bundle.zero().plain
     if len(self.models) == done:
       self.models.append(messages.NO_MODEL)
-    self._keep()
+    self.server.release(computed, self._notes)
 
   def give_up(self) -> None:
     """Ends a round in which nobody came."""
@@ -201,41 +200,41 @@ class ServerRun:
     plan = self.bundle.plan
     return simulation.keep(
       self.bundle,
-      simulation.outcome(self.server, test),
+      self.server,
       os.path.join(self._folder, RESULT),
+      test,
       signing_key,
       secure_sum=secure_sum,
       cohorts='' if plan is None or plan.schedule else _CONNECTED,
     )
 
   def _keep(self) -> None:
-    content = {
+    self.server.notes = self._notes()
+    self.server.write()
+
+  def _notes(self) -> dict[str, np.ndarray]:
+    return {
       'bundle': np.array(self.bundle.digest),
       'run': np.array(self.run_id),
       'models': np.frombuffer(b''.join(self.models), np.uint8),
       **{f'round {t} {k}': ids for t, one in enumerate(self.rounds) for k, ids in enumerate(one)},
       **{f'plain {index}': np.asarray(leaf) for index, leaf in enumerate(self._leaves())},
-      **self.server.state_dict(),
     }
-    self._checkpoint.write(files.npz(content))
 
   def _leaves(self) -> list[Any]:
     return list(structures.flatten(self.bundle.sums_types.plain, self._plain, 'sums'))
 
-  def _restore(self, content: bytes) -> None:
+  def _restore(self, notes: Mapping[str, np.ndarray]) -> None:
     try:
-      with np.load(io.BytesIO(content), allow_pickle=False) as kept:
-        arrays = dict(kept)
-      if str(arrays['bundle']) != self.bundle.digest:
-        raise ValueError(f'it is of the bundle with the digest {arrays["bundle"]}')
-      self.server.load_state_dict(arrays)
-      self.run_id, models = str(arrays['run']), arrays['models'].tobytes()
+      if str(notes['bundle']) != self.bundle.digest:
+        raise ValueError(f'it is of the bundle with the digest {notes["bundle"]}')
+      self.run_id, models = str(notes['run']), notes['models'].tobytes()
       size = len(messages.NO_MODEL)
       self.models = [models[start : start + size] for start in range(0, len(models), size)]
-      plain = [arrays[f'plain {index}'] for index in range(len(self._leaves()))]
+      plain = [notes[f'plain {index}'] for index in range(len(self._leaves()))]
       self._plain = structures.pack(self.bundle.sums_types.plain, iter(plain))
-      count = sum(name.startswith('round ') for name in arrays) // 2
-      self.rounds = [(arrays[f'round {t} 0'], arrays[f'round {t} 1']) for t in range(count)]
+      count = sum(name.startswith('round ') for name in notes) // 2
+      self.rounds = [(notes[f'round {t} 0'], notes[f'round {t} 1']) for t in range(count)]
     except (ValueError, KeyError) as error:
       raise ValueError(
         f'The checkpoint in {self._folder} does not fit this run: {error}. Give the bundle that it was started with, '

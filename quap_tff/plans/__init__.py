@@ -8,7 +8,8 @@ __getattr__, __dir__ = lazy.exports(
     'accounts.options': ['PlanOptions'],
     'accounts.report': ['Report', 'checked_cohort'],
     'accounts.run_account': ['RunAccount'],
-    'plan': ['BuiltProcess', 'Plan'],
+    'built_process': ['BuiltProcess'],
+    'plan': ['Plan'],
     'scheduled': ['stock_plan'],
   },
 )

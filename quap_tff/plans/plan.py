@@ -8,6 +8,7 @@ from typing import Any, Callable, final, Optional, TYPE_CHECKING
 from quap_tff.common import lazy
 from quap_tff.common.lazy import tff
 from quap_tff.mechanisms.parts import layers as layers_lib
+from quap_tff.plans import built_process
 from quap_tff.plans.accounts import leaving as leavings
 from quap_tff.plans.accounts import run_account
 from quap_tff.training import extension as extensions
@@ -50,7 +51,7 @@ class Plan(run_account.RunAccount):
 
   def build_process(
     self, model_fn: Model, client_optimizer: Any = None, server_optimizer: Any = None, client_work: Any = None
-  ) -> BuiltProcess:
+  ) -> built_process.BuiltProcess:
     """The process of a run, and what is known with it. This takes seconds, as it traces TensorFlow.
 
     Args:
@@ -71,7 +72,7 @@ class Plan(run_account.RunAccount):
     if plan.mechanism.facts.is_certified:
       leaving = leaving_clients.named_tensors(process.next)
       leavings.check(leaving, plan)
-    return BuiltProcess(plan, process, made, leaving)
+    return built_process.BuiltProcess(plan, process, made, leaving)
 
   def build_audited_process(
     self,
@@ -140,21 +141,3 @@ class Plan(run_account.RunAccount):
   def _lifted(self, rate: Optional[Callable[[Any], Any]] = None) -> Any:
     layers = self.model.layers if self.model is not None else None
     return aggregation.AggregationFactory(self.mechanism, layers, rate)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class BuiltProcess:
-  """A plan with the process that it built, and with what is known only then.
-
-  Attributes:
-    plan: The plan with the shape of the model that is trained.
-    process: The `tff.learning.templates.LearningProcess`.
-    model_fn: Makes the model of the process.
-    leaving: What leaves clients in a round, (intrinsic, name, type) of each tensor, read off the process of a certified
-      plan. Of another plan it is empty.
-  """
-
-  plan: Plan
-  process: Any
-  model_fn: ModelFn
-  leaving: run_account.Leaving

@@ -73,7 +73,7 @@ def experiment(*arguments: str) -> setup.Experiment:
 def trained(experiment: setup.Experiment) -> loop.TrainingProgress:
   """The result of an experiment that is run without a folder and without progress."""
   with runtime.activate(experiment.runtime):
-    return loop.train(experiment, experiment.build_process().process)
+    return loop.train(experiment, experiment.build_process())
 
 
 def configured(*arguments: str, num_clients: int = 10):

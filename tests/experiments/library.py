@@ -15,6 +15,7 @@ from typing import Any, Callable, NamedTuple
 import pytest
 
 from experiments.running import plots
+from quap_tff.common import durable
 from tests.experiments import harness
 
 CERTIFIED = 'certified:weights=participation,noise=independent,clip=0.5'
@@ -91,7 +92,15 @@ class Library:
 
   def copy(self, name: str, path: Any) -> pathlib.Path:
     """A copy of that run's folder."""
-    return pathlib.Path(shutil.copytree(self.run(name).path, path))
+    copied = pathlib.Path(shutil.copytree(self.run(name).path, path))
+    state = copied / 'checkpoints' / 'state'
+    if state.exists():
+      # A state of its own: of one state only one copy goes on.
+      content = durable.content_of(state)
+      state.unlink()
+      with durable.StateFile(str(state)) as own:
+        own.write(content)
+    return copied
 
   def _train(self, name: str, place: pathlib.Path) -> None:
     with contextlib.ExitStack() as stack:

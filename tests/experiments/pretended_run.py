@@ -3,8 +3,11 @@
 import csv
 import os
 
+import numpy as np
+
 from experiments.folders import folder as run_folder
 from quap_tff.common import files
+from quap_tff.serving import store as stores
 
 
 def write(run, rounds, seconds=2.0, interrupted=False, accuracy=0.5, with_summary=True):
@@ -22,8 +25,11 @@ def write(run, rounds, seconds=2.0, interrupted=False, accuracy=0.5, with_summar
   os.utime(os.path.join(run.path, 'metrics.csv'), (begin, begin + rounds * seconds))
   finished = with_summary and rounds >= run.last_round
   if not finished:
-    os.makedirs(os.path.join(run.path, 'checkpoints', f'round_{rounds}'))
+    os.makedirs(os.path.join(run.path, 'checkpoints'))
     files.write_sealed(os.path.join(run.path, 'checkpoints', 'secret'), b'secret')
+    store = stores.Store(os.path.join(run.path, 'checkpoints', 'state'))
+    store.write({stores.DONE: np.array(rounds)})
+    store.close()
   if with_summary:
     summary = {'interrupted': interrupted, 'rounds': rounds, 'test_accuracy': accuracy, 'finished': finished}
     files.write_json(os.path.join(run.path, 'summary.json'), summary)

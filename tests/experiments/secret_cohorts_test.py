@@ -22,7 +22,7 @@ _SECRET = [
 ]
 
 
-_CLIENT_DATA = loop.client_data
+_EXAMPLES = loop.RoundExamples.__getitem__
 
 
 def _cohorts(experiment):
@@ -67,9 +67,7 @@ class TestFolder:
   def test_a_run_in_two_parts_has_the_cohorts_of_one(self, tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(
-      loop,
-      'client_data',
-      lambda experiment, client, *more: seen.append(client) or _CLIENT_DATA(experiment, client, *more),
+      loop.RoundExamples, '__getitem__', lambda examples, client: seen.append(client) or _EXAMPLES(examples, client)
     )
     run = [*_SECRET, f'--output_dir={tmp_path}', '--keep_checkpoints']
     assert harness.main(*run, '--stop_after=3') == 0

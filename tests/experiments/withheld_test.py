@@ -74,14 +74,12 @@ def _run(path, capsys, arguments, pace, made, change=lambda clients: clients):
       held.extend(federation.clients)
       return dataclasses.replace(federation, clients=change(federation.clients))
 
-    def client_data(experiment, client, absent=(), keys=None):
-      assert keys is None
-      del experiment, absent
+    def examples_of(_, client):
       clock.now += pace
-      return loop.as_client_data(client, held[client])
+      return loop.element(held[client])
 
     monkeypatch.setattr(setup.data, 'load', changed)
-    monkeypatch.setattr(loop, 'client_data', client_data)
+    monkeypatch.setattr(loop.RoundExamples, '__getitem__', examples_of)
     # Both runs draw the same noise, from a seed that neither gives away. Processes of other tests have other seeds.
     monkeypatch.setattr(setup, 'from_run', _with_kept_processes(made))
     monkeypatch.setattr(seeds, 'initial_seed', lambda seed, stream: tf.constant([5, seeds.STREAMS[stream]], tf.int64))

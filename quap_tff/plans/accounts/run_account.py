@@ -382,7 +382,7 @@ class RunAccount(options_lib.PlanOptions):
       raise ValueError('Only certified plans limit what clients spend: `ask` is for those of quap_tff.certified.')
     self._check_ledger(ledger)
     ids, round_num = checks.cohort(cohort, self.num_clients), ledger.num_rounds + 1
-    self._check_round(round_num)
+    self.check_round(round_num)
     if self.schedule and len(strangers := np.setdiff1d(ids, self.schedule[round_num - 1])):
       raise ValueError(
         f'Client {strangers[0]} is not planned for round {round_num}. Ask for those of plan.schedule. Where nobody '
@@ -391,7 +391,8 @@ class RunAccount(options_lib.PlanOptions):
     history = list(ledger.history)
     return self.guarantee.allowed([one.cohort for one in history], [one.weights for one in history], ids)
 
-  def _check_round(self, round_num: int) -> None:
+  def check_round(self, round_num: int) -> None:
+    """Raises `ValueError` if a certified plan has no such round."""
     most = self.guarantee.config.num_rounds if self.mechanism.facts.is_certified else None
     if most is not None and round_num > most:
       raise ValueError(
@@ -417,7 +418,7 @@ class RunAccount(options_lib.PlanOptions):
 
   def recorded(self, state: Any, measurements: Any, cohort: Any) -> accounting.RoundRecord:
     """As `record`, from the state and the measurements of the aggregation process itself."""
-    self._check_round(int(measurements['round']) if 'round' in measurements else 1)
+    self.check_round(int(measurements['round']) if 'round' in measurements else 1)
     cohort = reports.checked_cohort(cohort, self.num_clients, measurements, **self.mechanism.seen(state))
     return self.mechanism.spent(state, measurements, cohort)
 

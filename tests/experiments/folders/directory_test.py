@@ -1,6 +1,5 @@
-"""The folder of a run: checkpoints come back whole or not at all, rows never double, nothing else is touched."""
+"""The folder of a run: no state is read that is not whole, rows never double, nothing else is touched."""
 
-import collections
 import contextlib
 import gc
 import json
@@ -8,7 +7,6 @@ import math
 import resource
 import shutil
 import sys
-import traceback
 
 import numpy as np
 import pytest
@@ -20,15 +18,11 @@ from experiments.folders import folder as run_folder
 from tests.experiments import harness
 
 IDENTITY = {'rounds': 8, 'epsilon': 6.0, 'levels': [], 'seed': None}
-LEDGER = {'epsilon': np.array([0.1, 0.2]), 'rounds': np.array([1, 2])}
 
 
-def _state(offset=0.0, clients=2):
-  return collections.OrderedDict(
-    weights=[np.full([3, 2], 0.1 + offset, np.float32), np.float32(offset)],
-    counts=np.arange(clients, dtype=np.int32),
-    seed=np.array([2**62, -5], np.int64),
-  )
+def _save(directory, round_num):
+  """Writes a state of no tensors."""
+  directory.store.write({'done': np.array(round_num)})
 
 
 @contextlib.contextmanager
@@ -55,7 +49,7 @@ class TestCheck:
         assert directory.is_new == is_new
         secrets.append((directory.secret('a'), directory.secret('b')))
         if len(secrets) == 2:
-          directory.save(0, _state(), LEDGER)
+          _save(directory, 0)
     # Of a run without a checkpoint, nothing depends on the secret.
     assert secrets[0] != secrets[1] == secrets[2] and len({*secrets[0], *secrets[1]}) == 4
     assert (tmp_path / 'checkpoints' / 'secret').stat().st_mode & 0o077 == 0
@@ -120,7 +114,7 @@ class TestSecret:
   @pytest.mark.parametrize('damage', _DAMAGED_SECRETS.values(), ids=_DAMAGED_SECRETS)
   def test_a_run_does_not_go_on_with_another(self, damage, tmp_path):
     with _opened(tmp_path) as directory:
-      directory.save(0, _state(), LEDGER)
+      _save(directory, 0)
     path = tmp_path / 'checkpoints' / 'secret'
     content = path.read_bytes()
     if damage is None:
@@ -143,103 +137,45 @@ class TestSecret:
   def test_of_another_run(self, tmp_path):
     for name in ('one', 'other'):
       with _opened(tmp_path / name) as directory:
-        directory.save(0, _state(), LEDGER)
+        _save(directory, 0)
     shutil.copy(tmp_path / 'one' / 'checkpoints' / 'secret', tmp_path / 'other' / 'checkpoints' / 'secret')
     with pytest.raises(run_folder.RunDirectoryError, match='other data.*, or .*checkpoints is of another run'):
       with _opened(tmp_path / 'other'):
         pass
 
 
-class TestCheckpoints:
-  def test_nothing_kept(self, tmp_path):
-    with _opened(tmp_path) as directory:
-      assert directory.restore(_state(), LEDGER) is None
-
-  def test_the_latest_comes_back_bit_for_bit(self, tmp_path):
-    with _opened(tmp_path) as directory:
-      for t in (0, 3, 10):
-        directory.save(t, _state(t), LEDGER)
-    with _opened(tmp_path) as directory:
-      round_num, state, ledger = directory.restore(_state(), {key: np.zeros_like(v) for key, v in LEDGER.items()})
-    assert round_num == 10
-    assert isinstance(state, collections.OrderedDict) and list(state) == ['weights', 'counts', 'seed']
-    for one, other in zip(tf.nest.flatten(state), tf.nest.flatten(_state(10))):
-      assert np.asarray(one).dtype == other.dtype and np.asarray(one).tobytes() == other.tobytes()
-    for key, value in LEDGER.items():
-      assert ledger[key].dtype == value.dtype and ledger[key].tolist() == value.tolist()
-    assert sorted(path.name for path in (tmp_path / 'checkpoints').glob('round_*')) == ['round_10', 'round_3']
-
-  def test_a_round_kept_already_is_not_written_again(self, tmp_path):
-    with _opened(tmp_path) as directory:
-      directory.save(1, _state(1), LEDGER)
-      directory.save(1, _state(2), LEDGER)
-      _, state, _ = directory.restore(_state(), LEDGER)
-    assert state['weights'][1] == 1
-
-  @pytest.mark.parametrize(
-    'other',
-    [
-      _state(clients=3),
-      {**_state(), 'counts': np.zeros(2, np.int64)},
-      collections.OrderedDict(list(_state().items())[:2]),
-      collections.OrderedDict(_state(), more=np.float32(0)),
-    ],
-    ids=['shape', 'dtype', 'fewer', 'more'],
-  )
-  def test_of_another_configuration(self, other, tmp_path):
-    with _opened(tmp_path) as directory:
-      directory.save(4, _state(), LEDGER)
-      with pytest.raises(run_folder.RunDirectoryError, match='round 4 .* is of another configuration') as raised:
-        directory.restore(other, LEDGER)
-    # The seed of the noise, a value of which no error may show any digits.
-    error = ''.join(traceback.format_exception(raised.value))
-    assert str(2**62)[:6] not in error and 'array(' not in error
-
-  def test_without_a_record(self, tmp_path):
-    with _opened(tmp_path) as directory:
-      directory.save(4, _state(), {'epsilon': LEDGER['epsilon']})
-      with pytest.raises(run_folder.RunDirectoryError, match='round 4 .* is of another configuration.* no rounds'):
-        directory.restore(_state(), LEDGER)
-
+class TestState:
   def test_a_folder_in_its_place(self, tmp_path):
-    with _opened(tmp_path) as directory:
-      (tmp_path / 'checkpoints' / 'round_4').mkdir()
-      with pytest.raises(run_folder.RunDirectoryError, match='checkpoint of round 4 .* cannot be read'):
-        directory.restore(_state(), LEDGER)
+    with _opened(tmp_path):
+      pass
+    (tmp_path / 'checkpoints' / 'state').mkdir()
+    with pytest.raises(run_folder.RunDirectoryError, match='checkpoints/state cannot be read.* Put the latest'):
+      run_folder.check(str(tmp_path), IDENTITY)
 
   @pytest.mark.slow
   def test_a_damaged_one_is_named_and_left(self, tmp_path):
     with _opened(tmp_path) as directory:
-      directory.save(4, _state(), LEDGER)
-    path = tmp_path / 'checkpoints' / 'round_4'
+      _save(directory, 4)
+    path = tmp_path / 'checkpoints' / 'state'
     content = path.read_bytes()
     places = np.random.default_rng(5).choice(len(content), 200, replace=False)
     flipped = [content[:i] + bytes([content[i] ^ 4]) + content[i + 1 :] for i in places]
     for damaged in [*flipped, content[: len(content) // 2], content[:-1], b'', b'foreign']:
       path.write_bytes(damaged)
       before = harness.files(tmp_path / 'checkpoints')
-      with _opened(tmp_path) as directory:
-        with pytest.raises(run_folder.RunDirectoryError) as raised:
-          directory.restore(_state(), LEDGER)
-      assert str(raised.value) == (
-        f'The checkpoint of round 4 in {tmp_path} cannot be read (its digest is not that of its content). Remove that '
-        'checkpoint to continue from an earlier one, or give another folder to start anew.'
-      )
+      with pytest.raises(run_folder.RunDirectoryError, match='checkpoints/state cannot be read .* Put the latest copy'):
+        with _opened(tmp_path):
+          pass
       assert harness.files(tmp_path / 'checkpoints') == before
 
   def test_leftovers_of_a_kill_go_and_foreign_names_stay(self, tmp_path):
     with _opened(tmp_path) as directory:
-      directory.save(4, _state(), LEDGER)
-    for name in ('round_5.part', 'secret.part', 'round_6_mine', 'notes'):
+      _save(directory, 4)
+    for name in ('state.part', 'secret.part', 'notes'):
       (tmp_path / 'checkpoints' / name).write_bytes(b'half')
     with _opened(tmp_path) as directory:
-      assert directory.restore(_state(), LEDGER)[0] == 4
-    assert sorted(path.name for path in (tmp_path / 'checkpoints').iterdir()) == [
-      'notes',
-      'round_4',
-      'round_6_mine',
-      'secret',
-    ]
+      assert directory.store.read()['done'] == 4
+    assert sorted(path.name for path in (tmp_path / 'checkpoints').iterdir()) == ['notes', 'secret', 'state']
 
 
 class TestCertificate:
@@ -265,7 +201,7 @@ class TestLog:
   def test_rows_of_later_rounds_go(self, tmp_path):
     for rounds in ([1, 2, 3, 4], [3, 4, 5]):
       with _opened(tmp_path) as directory:
-        directory.save(0, _state(), LEDGER)
+        _save(directory, 0)
         for t in rounds:
           directory.log(t, {'loss': t + rounds[0] / 10})
     assert harness.rows(tmp_path) == [
@@ -303,7 +239,7 @@ class TestLog:
     for size in range(whole.index(b'%d,' % (after + 1)), len(whole) + 1):
       path = tmp_path / str(size)
       with _opened(path) as directory:
-        directory.save(after, _state(), LEDGER)
+        _save(directory, after)
       (path / 'metrics.csv').write_bytes(whole[:size])
       with _opened(path) as directory:
         directory.keep_rows(after, rows[after])
@@ -313,11 +249,11 @@ class TestLog:
 
   def test_tensorboard_has_each_step_once_after_a_kill(self, tmp_path):
     with _opened(tmp_path) as directory:
-      directory.save(0, _state(), LEDGER)
+      _save(directory, 0)
       for t in (1, 2, 3):
         directory.log(t, {'loss': float(t)})
         if t == 2:
-          directory.save(2, _state(), LEDGER)
+          _save(directory, 2)
     with _opened(tmp_path) as directory:
       before = harness.files(tmp_path)
       directory.keep_rows(2, {'loss': 2.0})
@@ -338,9 +274,9 @@ class TestLog:
 
   def test_the_row_of_a_checkpoint_that_came_before_its_log_is_written(self, tmp_path):
     with _opened(tmp_path) as directory:
-      directory.save(0, _state(), LEDGER)
+      _save(directory, 0)
       directory.log(1, {'loss': 1.0})
-      directory.save(2, _state(), LEDGER)
+      _save(directory, 2)
     with _opened(tmp_path) as directory:
       directory.keep_rows(2, {'loss': 2.0})
     assert harness.rows(tmp_path) == [{'round': '1', 'loss': '1.0'}, {'round': '2', 'loss': '2.0'}]
@@ -348,7 +284,7 @@ class TestLog:
   @pytest.mark.parametrize('rounds', [[], [2], [1, 3]])
   def test_rows_that_are_missing(self, rounds, tmp_path):
     with _opened(tmp_path) as directory:
-      directory.save(0, _state(), LEDGER)
+      _save(directory, 0)
       for t in rounds:
         directory.log(t, {'loss': 1.0})
       with pytest.raises(run_folder.RunDirectoryError, match='one row for each of the first 3 rounds'):
@@ -374,11 +310,7 @@ class TestFullDisk:
     with _opened(tmp_path, keeps_times=False) as directory:
       directory.log(1, {'loss': 1.0})
       written = (tmp_path / 'metrics.csv').read_bytes()
-      for step in (
-        lambda: directory.save(1, _state(), LEDGER),
-        lambda: directory.log(2, {'loss': 2.0}),
-        lambda: directory.write_summary({'text': 100 * 'x'}),
-      ):
+      for step in (lambda: directory.log(2, {'loss': 2.0}), lambda: directory.write_summary({'text': 100 * 'x'})):
         with (
           _full(len(written) + 3),
           pytest.raises(run_folder.RunDirectoryError, match='cannot be written: ') as raised,

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import shutil
 import signal
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from experiments.command import interrupts
 from experiments.command import run as run_lib
 from experiments.folders import directory as run_directory
+from experiments.folders import folder as run_folder
 from experiments.running import loop
 from quap_tff import runtime
 from tests.experiments import harness
@@ -39,7 +41,7 @@ def active():
   """One experiment and its process for all tests here, the runtime active: to trace it takes longest."""
   experiment = harness.experiment(*FLAGS)
   with runtime.activate(experiment.runtime):
-    yield experiment, experiment.build_process().process, experiment.run.identity()
+    yield experiment, experiment.build_process(), experiment.run.identity()
 
 
 @contextlib.contextmanager
@@ -69,6 +71,10 @@ class _Process:
     return output
 
 
+def _observed(built, *arguments):
+  return dataclasses.replace(built, process=_Process(built.process, *arguments))
+
+
 def _raises(error, at):
   def action(n):
     if n == at:
@@ -85,31 +91,34 @@ def _weights_equal(one, other):
 @pytest.fixture(scope='module')
 def first_state(active):
   """The state before round 1, which holds the seed of the noise: the runs to compare must start from one."""
-  return active[1].initialize()
+  return active[1].process.initialize()
 
 
 @pytest.fixture(scope='module')
 def uninterrupted(active, first_state, tmp_path_factory):
-  experiment, process, identity = active
+  experiment, built, identity = active
   path = tmp_path_factory.mktemp('runs') / 'uninterrupted'
   with _directory(path, identity) as directory:
-    result = loop.train(experiment, _Process(process, first_state), directory)
+    result = loop.train(experiment, _observed(built, first_state), directory)
   return result, harness.rows(path)
 
 
 @pytest.fixture
 def run(active, first_state, tmp_path):
   """Runs in one folder, each time from where the last run ended."""
-  experiment, process, identity = active
+  experiment, built, identity = active
 
   def run(
     before=lambda n: None, after=lambda n: None, folder=tmp_path / 'run', log=None, save=None, callbacks=(), **flags
   ):
     with _directory(folder, identity) as directory:
-      for name, replacement in (('log', log), ('save', save)):
-        if replacement is not None:
-          setattr(directory, name, replacement(getattr(directory, name)))
-      observed = _Process(process, first_state, before, after)
+      if log is not None:
+        directory.log = log(directory.log)
+      if save is not None:
+        write = directory.store.write
+        saved = save(lambda round_num, arrays: write(arrays))
+        directory.store.write = lambda arrays: saved(int(arrays['done']), arrays)
+      observed = _observed(built, first_state, before, after)
       own = run_lib.Run.from_flags({**experiment.run.flags, **flags})
       return loop.train(dataclasses.replace(experiment, run=own), observed, directory, callbacks)
 
@@ -139,13 +148,13 @@ class TestUninterrupted:
 
   def test_weights_moved_and_are_finite(self, uninterrupted, active, first_state):
     result, _ = uninterrupted
-    before = active[1].get_model_weights(first_state)
+    before = active[1].process.get_model_weights(first_state)
     assert not _weights_equal(result.weights, before)
     assert all(np.isfinite(w).all() for w in result.weights.trainable)
 
   def test_without_a_folder_the_same_comes_out(self, uninterrupted, active, first_state):
-    experiment, process, _ = active
-    result = loop.train(experiment, _Process(process, first_state))
+    experiment, built, _ = active
+    result = loop.train(experiment, _observed(built, first_state))
     assert _weights_equal(result.weights, uninterrupted[0].weights)
 
   def test_without_progress_an_interrupt_is_answered_all_the_same(self, run, active, capsys):
@@ -154,7 +163,9 @@ class TestUninterrupted:
       '',
       f'\nInterrupted after round 2: saving the run in {run.folder}, and the same command continues it.\n',
     )
-    result = loop.train(active[0], _Process(active[1], active[1].initialize(), _raises(KeyboardInterrupt(), 1)))
+    result = loop.train(
+      active[0], _observed(active[1], active[1].process.initialize(), _raises(KeyboardInterrupt(), 1))
+    )
     said = 'Interrupted before a round was run: without --output_dir nothing is kept.'
     assert result.interrupted and said in capsys.readouterr().err
 
@@ -253,15 +264,33 @@ class TestKilled:
 
   def test_while_a_checkpoint_is_written(self, run, uninterrupted):
     run(before=_raises(KeyboardInterrupt, 5))
-    for name in ('round_5.part', 'round_7.part'):
-      (run.folder / 'checkpoints' / name).write_bytes(b'half')
+    (run.folder / 'checkpoints' / 'state.part').write_bytes(b'half')
     (run.folder / 'metrics.csv.part').write_text('round,epsi')
     _same(run(), run.folder, uninterrupted)
     assert not list(run.folder.rglob('*.part'))
 
-  def test_two_checkpoints_are_kept(self, run):
+  def test_no_state_but_the_latest_is_kept(self, run):
     run()
-    assert sorted(path.name for path in (run.folder / 'checkpoints').glob('round_*')) == ['round_6', 'round_8']
+    assert sorted(path.name for path in (run.folder / 'checkpoints').iterdir()) == ['secret', 'state']
+
+
+class TestPutBack:
+  def test_an_older_state_is_refused_and_the_latest_goes_on(self, run, uninterrupted):
+    run(before=_raises(KeyboardInterrupt, 4))
+    state = run.folder / 'checkpoints' / 'state'
+    older = state.read_bytes()
+    run(before=_raises(KeyboardInterrupt, 3))
+    latest = state.read_bytes()
+    state.write_bytes(older)
+    with pytest.raises(run_folder.RunDirectoryError, match='not the latest copy.* Put the latest one back'):
+      run()
+    state.write_bytes(latest)
+    _same(run(), run.folder, uninterrupted)
+
+  def test_a_run_that_was_removed_with_all_that_it_left_begins_anew(self, run, uninterrupted):
+    run(before=_raises(KeyboardInterrupt, 4))
+    shutil.rmtree(run.folder)
+    _same(run(), run.folder, uninterrupted)
 
 
 class TestStopAtAccuracy:

@@ -10,6 +10,7 @@ import pytest
 import quap_tff
 from quap_tff.accounting import RunLedger
 from quap_tff.bundle import __main__ as program
+from quap_tff.bundle import bundle_engine
 from quap_tff.bundle import bundle_files
 from quap_tff.bundle import simulation
 from quap_tff.certificates.folders import about as abouts
@@ -90,7 +91,7 @@ def test_an_interrupted_run_keeps_whole_rounds(bundle, clients, monkeypatch):
 
   monkeypatch.setattr(found, 'attempt', interrupted)
   outcome = simulation.simulate(found, simulation.read_clients(clients)[0], say=lines.append)
-  assert (outcome.rounds, outcome.ledger.num_rounds, outcome.test) == (2, 2, None)
+  assert (outcome.done, outcome.ledger.num_rounds) == (2, 2)
   assert lines[-1] == 'Interrupted: 2 rounds are kept.'
 
 
@@ -135,7 +136,7 @@ def test_the_average_that_the_plan_chose_is_published(bundle, clients):
 
 def test_who_is_absent_sends_nothing(bundle, clients):
   found = quap_tff.Bundle(bundle)
-  data = simulation.client_data(found, 2, simulation.read_clients(clients)[0][2], [2])
+  data = bundle_engine.client_data(found, 2, simulation.read_clients(clients)[0][2], [2])
   assert (data['examples'], data['client_id']) == ([], 2)
 
 
@@ -167,7 +168,7 @@ def test_a_client_whose_data_cannot_be_used_adds_zero_and_its_noise(kind, client
   guarded = guarded_clients.GuardedClients(found.plan, b'0' * 32) if kind == 'held' else None
   answers = None if guarded is None else guarded.answers(1, found.rounds.cohorts[0])
   examples = simulation.read_clients(clients)[0][2]
-  attempt = lambda own: found.attempt(simulation.client_data(found, 2, own, answers=answers), message)
+  attempt = lambda own: found.attempt(bundle_engine.client_data(found, 2, own, answers=answers), message)
   nothing, own = attempt([]), attempt(examples)
   assert not nothing.problem and not own.problem
   assert any((a != b).any() for a, b in zip(_arrays(own.sums), _arrays(nothing.sums)))
@@ -195,7 +196,7 @@ def test_one_clients_data_do_not_end_the_run_of_others(bundle, clients):
   data[2] = _UNUSABLE['a label that is no class'](**data[2])
   with pytest.warns(UserWarning, match=r'data of client 2 cannot be used, and it added zero: InvalidArgumentError'):
     outcome = simulation.simulate(found, data, say=lines.append)
-  assert outcome.rounds == outcome.ledger.num_rounds == 3
+  assert outcome.done == outcome.ledger.num_rounds == 3
   assert [line[:18] for line in lines].count('client 2 adds zero') == 1
 
 

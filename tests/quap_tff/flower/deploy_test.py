@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip('flwr', reason='make test-deploy sets up the newest Python that Flower runs on, and Flower.')
 
 import quap_tff
-from quap_tff.bundle import server as servers
+from quap_tff.bundle import bundle_engine
 from quap_tff.bundle import simulation
 from quap_tff.bundle import structures
 from quap_tff.flower import enrolment
@@ -219,7 +219,7 @@ def _check_who_came(run, nodes, cohorts):
 
 def _compare(run, examples, folder, nodes):
   """Plays the same rounds in this process, by the bundle alone: state, weights and ledger have the same bits."""
-  bundle, server = run.bundle, servers.Server(run.bundle)
+  bundle, server = run.bundle, bundle_engine.new_server(bundle_engine.BundleEngine(run.bundle))
   server.state = _with_keys_of(server.state, run.server.state)
   guards = {}
   if run.holds_noise:
@@ -233,21 +233,23 @@ def _compare(run, examples, folder, nodes):
     chain = chain.then(*links[number]) if run.holds_noise else None
     for client in came.tolist():
       answers = {client: guards[client].answer_at(chain)} if run.holds_noise else None
-      data = simulation.client_data(bundle, client, examples[client], answers=answers)
+      data = bundle_engine.client_data(bundle, client, examples[client], answers=answers)
       total = bundle.add(total, bundle.work(data, message))
     cohort = came
     if not run.holds_noise:
       cohort = bundle.rounds.cohorts[number - 1]
       for client in np.setdiff1d(cohort, came).tolist():
-        total = bundle.add(total, bundle.work(simulation.no_data(bundle, client), message))
-    server.release(total, cohort, announced if run.holds_noise else None)
-  expected, found = server.state_dict(), run.server.state_dict()
+        total = bundle.add(total, bundle.work(bundle_engine.no_data(bundle, client), message))
+    computed = server.computed(*bundle.update(server.state, total), cohort, announced if run.holds_noise else None)
+    server.release(computed)
+  expected = server.state_dict()
+  found = {name: array for name, array in run.server.state_dict().items() if not name.startswith('notes/')}
   assert expected.keys() == found.keys()
   for name, array in expected.items():
     assert array.dtype == found[name].dtype
     np.testing.assert_array_equal(found[name], array, err_msg=name)
   with np.load(folder / 'out' / 'run' / 'final_model.npz') as kept:
-    for index, tensor in enumerate(server.published().trainable):
+    for index, tensor in enumerate(server.weights.trainable):
       np.testing.assert_array_equal(kept[f'arr_{index}'], tensor)
 
 

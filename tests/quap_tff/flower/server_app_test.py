@@ -13,7 +13,7 @@ pytest.importorskip('flwr', reason='make test-deploy sets up the newest Python t
 from flwr.app import Error
 
 import quap_tff
-from quap_tff.bundle import simulation
+from quap_tff.bundle import bundle_engine
 from quap_tff.common import files
 from quap_tff.flower import enrolment
 from quap_tff.flower import server_app
@@ -75,7 +75,7 @@ def lone_sum(announced_to):
     announced_to.append(nodes)
     total, came = announced.bundle.zero(), announced.cohort[:-1]
     for client in came.tolist():
-      data = simulation.no_data(announced.bundle, client)
+      data = bundle_engine.no_data(announced.bundle, client)
       total = announced.bundle.add(total, announced.bundle.work(data, announced.message))
     return sums.Summed(total, came)
 
@@ -130,7 +130,7 @@ def answered_by(nodes_that_answer):
     came = np.concatenate([np.zeros(0, np.int64), *(own for node, own in nodes.items() if node in nodes_that_answer)])
     total = announced.bundle.zero()
     for client in came.tolist():
-      data = simulation.no_data(announced.bundle, client)
+      data = bundle_engine.no_data(announced.bundle, client)
       total = announced.bundle.add(total, announced.bundle.work(data, announced.message))
     return sums.Summed(total, np.sort(came))
 
