@@ -54,7 +54,8 @@ def remove(run_folder: str) -> None:
       os.remove(os.path.join(run_folder, name))
   path = os.path.join(run_folder, folders.SUBFOLDER)
   if os.path.lexists(path):
-    # Under this name nobody takes a part of it for a certificate.
+    # Under this name nobody takes a part of it for a certificate. A killed process may have left one.
+    shutil.rmtree(path + files.UNFINISHED, ignore_errors=True)
     os.rename(path, path + files.UNFINISHED)
     shutil.rmtree(path + files.UNFINISHED)
 

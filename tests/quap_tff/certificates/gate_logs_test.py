@@ -48,6 +48,16 @@ def _reseal(path):
 
 
 class TestWrite:
+  def test_it_may_lie_in_the_folder_of_a_run_and_no_audit_is_of_a_log(self, tmp_path):
+    _, path = _folder(tmp_path)
+    (tmp_path / 'run').mkdir()
+    path.rename(tmp_path / 'run' / 'certificate')
+    made.put(tmp_path / 'run', 'notes.txt')
+    assert not made.problems(tmp_path / 'run')
+    made.put(tmp_path / 'run', 'audit.json', b'{}')
+    [problem] = made.problems(tmp_path / 'run')
+    assert problem.startswith('audit.json is not an audit')
+
   @pytest.mark.parametrize('num_rounds', [None, 12, 20])
   @pytest.mark.parametrize('correlation', [correlations.Independent(), correlations.Ar1(0.6)])
   def test_is_valid_and_has_the_figures_of_the_gate(self, correlation, num_rounds, tmp_path, capsys):

@@ -206,6 +206,16 @@ def test_a_failure_leaves_no_folder(tmp_path, monkeypatch):
   assert not list(tmp_path.iterdir())
 
 
+def test_a_certificate_is_removed_with_its_audit_also_after_a_kill(originals, tmp_path):
+  shutil.copytree(originals / 'server', tmp_path / folders.SUBFOLDER)
+  shutil.copytree(originals / 'server', tmp_path / f'{folders.SUBFOLDER}.part')
+  for name in (folders.AUDIT, folders.AUDIT_SIGNATURE, 'run.json'):
+    made.put(tmp_path, name)
+  for _ in range(2):  # Where there is none, nothing is wrong.
+    certificates.remove(str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ['run.json']
+
+
 class TestPlaces:
   """A certificate is found in its own folder, and in that of the run."""
 
