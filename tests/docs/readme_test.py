@@ -33,11 +33,14 @@ def test_block_runs_by_itself(number: int, tmp_path: pathlib.Path, monkeypatch: 
 
 
 @pytest.mark.slow
-def test_the_first_block_prints_the_report_alone(tmp_path: pathlib.Path):
+def test_the_first_block_prints_the_report_and_leaves_a_certificate(tmp_path: pathlib.Path):
   environment = {**os.environ, 'PYTHONPATH': os.pathsep.join([str(ROOT), *sys.path])}
   environment.pop('TF_CPP_MIN_LOG_LEVEL', None)
   done = processes.run([sys.executable, '-c', BLOCKS[0]], cwd=tmp_path, env=environment)
   assert (done.returncode, done.stderr) == (0, '') and done.stdout.startswith('Noise covers every layer')
+  assert not quap_tff.certificates.verify(str(tmp_path / 'runs' / 'mine' / 'certificate')).problems
+  code = [line for line in BLOCKS[0].splitlines() if line]
+  assert len(code) <= 15, 'A whole run is shown in at most fifteen lines.'
 
 
 def _versions_of_the_diff() -> tuple[str, str]:
