@@ -72,7 +72,6 @@ def rounds_of(experiment: Any) -> bundle_files.PlannedRounds:
   return bundle_files.PlannedRounds(
     [experiment.cohorts.cohort(round_num) for round_num in rounds],
     [np.asarray(experiment.cohorts.absent(round_num)) for round_num in rounds],
-    experiment.plan.averaging,
     experiment.run.publication.shrinkage,
   )
 

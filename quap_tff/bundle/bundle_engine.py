@@ -96,16 +96,14 @@ class BundleEngine:
 def new_server(
   engine: BundleEngine, folder: Union[str, os.PathLike, None] = None, store: Optional[stores.Store] = None
 ) -> servers.Server:
-  """The server of a bundle's run: with its plan, and the average and the factor on the weights that it publishes.
+  """The server of a bundle's run: with its plan, and the factor on the weights that it publishes.
 
   Args:
     engine: Of the bundle.
     folder: As for `Server`.
     store: As for `Server`.
   """
-  bundle = engine.bundle
-  averaging, shrinkage = bundle.rounds.averaging, bundle.rounds.shrinkage
-  return servers.Server.of(engine, folder, averaging=averaging, shrinkage=shrinkage, store=store)
+  return servers.Server.of(engine, folder, shrinkage=engine.bundle.rounds.shrinkage, store=store)
 
 
 def checked_cohorts(bundle: player.Bundle, num_rounds: Optional[int] = None) -> list[np.ndarray]:

@@ -29,7 +29,6 @@ from quap_tff.certificates.folders import folder_files
 from quap_tff.common import files
 from quap_tff.common.lazy import tf
 from quap_tff.mechanisms import sparsity as sparsities
-from quap_tff.mechanisms.parts import postprocessing
 from quap_tff.plans.accounts import run_account
 
 # A change of the files, or of what a graph takes and gives, is a new version.
@@ -48,13 +47,11 @@ class PlannedRounds:
   Attributes:
     cohorts: int64[M_t], the clients of each round.
     absent: int64[A_t], those of them that drop out, and send an update of zero.
-    averaging: The average of the iterates that is published.
     shrinkage: The factor in (0, 1] on the weights that are published.
   """
 
   cohorts: Sequence[np.ndarray] = ()
   absent: Sequence[np.ndarray] = ()
-  averaging: postprocessing.Averaging = postprocessing.LastIterate()
   shrinkage: float = 1.0
 
 

@@ -67,7 +67,7 @@ def export(
     model_fn = process.model_fn if model_fn is None else model_fn
     process = process.process
     if rounds is None:
-      rounds = bundle_files.PlannedRounds(plan.expected, averaging=plan.averaging)
+      rounds = bundle_files.PlannedRounds(plan.expected)
   rounds = bundle_files.PlannedRounds() if rounds is None else rounds
   graphs = _graphs_of_process(process)
   evaluate = None if model_fn is None else _graph_of_evaluation(model_fn)

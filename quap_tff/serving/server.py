@@ -115,7 +115,6 @@ class Server:
     engine: engines.Engine,
     folder: Union[str, os.PathLike, None] = None,
     *,
-    averaging: Optional[postprocessing.Averaging] = None,
     shrinkage: float = 1.0,
     checkpoint_every: int = 1,
     client_secret: Optional[bytes] = None,
@@ -126,21 +125,19 @@ class Server:
     Args:
       engine: What `Plan.build_process` gives, or a bundle's.
       folder: The folder of the run.
-      averaging: The average of the iterates that is published. None: the plan's.
       shrinkage: Factor in (0, 1] on the weights that are published.
       checkpoint_every: How many rounds may be lost in a crash.
       client_secret: In a simulation of clients that hold noise, 32 bytes from which their keys follow. None draws them.
       store: Where the state is kept, in place of a file in the folder.
     """
     server = cls.__new__(cls)
-    server._start(engine, folder, averaging, shrinkage, checkpoint_every, client_secret, store)
+    server._start(engine, folder, shrinkage, checkpoint_every, client_secret, store)
     return server
 
   def _start(
     self,
     engine: engines.Engine,
     folder: Union[str, os.PathLike, None],
-    averaging: Optional[postprocessing.Averaging] = None,
     shrinkage: float = 1.0,
     checkpoint_every: int = 1,
     client_secret: Optional[bytes] = None,
@@ -148,8 +145,7 @@ class Server:
   ) -> None:
     plan = engine.plan
     self.plan, self.engine, self._shrinkage = plan, engine, shrinkage
-    planned = plan.averaging if plan is not None else postprocessing.LastIterate()
-    self._averaging = averaging if averaging is not None else planned
+    self._averaging = plan.averaging if plan is not None else postprocessing.LastIterate()
     facts = plan.mechanism.facts if plan is not None else None
     self._saves_first = facts is not None and facts.is_saved_before_release
     self._draws_key = facts is not None and facts.noise_seed is None

@@ -113,8 +113,9 @@ def test_no_certificate_for_noise_with_a_known_seed(context, clients, tmp_path, 
 
 @pytest.mark.thorough
 def test_a_run_without_certificate_keeps_model_and_ledger(context, clients, tmp_path):
-  built = quap_tff.Plan(examples.whole(noise=NoiseConfig(calibration='analytic'))).build_process(_MODEL_FN)
-  rounds = bundle_files.PlannedRounds(examples.SCHEDULE, averaging=postprocessing.Tail(1), shrinkage=0.5)
+  config = examples.whole(noise=NoiseConfig(calibration='analytic'))
+  built = quap_tff.Plan(config, averaging=postprocessing.Tail(1)).build_process(_MODEL_FN)
+  rounds = bundle_files.PlannedRounds(examples.SCHEDULE, shrinkage=0.5)
   path = _written(built, tmp_path / 'bundle', rounds=rounds)
   assert _run(path, clients, tmp_path / 'run') == 0
   ledger = RunLedger.load(tmp_path / 'run' / 'ledger.npz')
@@ -125,8 +126,8 @@ def test_a_run_without_certificate_keeps_model_and_ledger(context, clients, tmp_
 
 def test_the_average_that_the_plan_chose_is_published(bundle, clients):
   found = quap_tff.Bundle(bundle)
-  assert found.rounds.averaging == postprocessing.Tail(1)
-  found.rounds = bundle_files.PlannedRounds(found.rounds.cohorts, averaging=found.rounds.averaging, shrinkage=0.5)
+  assert found.plan.averaging == postprocessing.Tail(1)
+  found.rounds = bundle_files.PlannedRounds(found.rounds.cohorts, shrinkage=0.5)
   seen, update = [], found.update
   found.update = lambda *arguments: seen.append(update(*arguments)) or seen[-1]
   weights = simulation.simulate(found, simulation.read_clients(clients)[0]).weights.trainable
