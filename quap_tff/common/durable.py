@@ -175,9 +175,14 @@ class StateFile:
       raise
     self._version = version
 
+  @property
+  def is_open(self) -> bool:
+    """False if the state is closed, or was opened by another process."""
+    return not self._place.is_closed and os.getpid() == self._process
+
   def check_open(self) -> None:
     """Raises `StateError` if the state is closed, or was opened by another process."""
-    if self._place.is_closed or os.getpid() != self._process:
+    if not self.is_open:
       raise StateError(f'{self.path} is not open in this process. Open it again: it may have gone on since.')
 
   def close(self) -> None:

@@ -24,6 +24,7 @@ from quap_tff import accounting
 from quap_tff import certificates
 from quap_tff.certificates.folders import folder as folders
 from quap_tff.common import array_types
+from quap_tff.common import checks
 from quap_tff.common import interrupts
 from quap_tff.mechanisms.held import guarded_clients
 from quap_tff.mechanisms.parts import postprocessing
@@ -54,6 +55,7 @@ class ComputedRound(NamedTuple):
   """A round that was computed. It is not released, and changes nothing yet.
 
   Attributes:
+    round_num: t, from 1.
     cohort: int64[M], the clients that the account charges.
     state: The state after it.
     metrics: Its metrics.
@@ -61,6 +63,7 @@ class ComputedRound(NamedTuple):
     average: The average of the iterates with it.
   """
 
+  round_num: int
   cohort: np.ndarray
   state: Any
   metrics: Any
@@ -149,6 +152,7 @@ class Server:
     facts = plan.mechanism.facts if plan is not None else None
     self._saves_first = facts is not None and facts.is_saved_before_release
     self._draws_key = facts is not None and facts.noise_seed is None
+    checks.integer('checkpoint_every', checkpoint_every, at_least=1)
     self._checkpoint_every = 1 if self._saves_first else checkpoint_every
     self.state, self.done, self.notes = engine.initialize(), 0, dict[str, np.ndarray]()
     self.ledger = plan.new_ledger() if plan is not None else None
@@ -182,6 +186,9 @@ class Server:
     return self
 
   def __exit__(self, *_: object) -> None:
+    # Rounds since the last checkpoint. After a write that failed, nothing more is written.
+    if self._store is not None and self._store.is_open:
+      self.save()
     self.close()
 
   def close(self) -> None:
@@ -246,6 +253,8 @@ class Server:
 
   def compute(self, examples: Mapping[int, Any], absent: array_types.Ids = ()) -> ComputedRound:
     """Computes the next round, and changes nothing. Whatever it gives must stay here until `release`."""
+    if self._store is not None:
+      self._store.check_open()
     if self.plan is not None:
       self.plan.check_round(self.done + 1)
     missing = np.setdiff1d(self._counted(), list(examples)).tolist()
@@ -277,7 +286,7 @@ class Server:
       if announced is not None and self.plan.held is not None:
         record = self.plan.held.cost_of_announced(announced, len(cohort) > 0, self.done + 1)
     average = self._averaging.update(self._average, self.engine.weights(state).trainable)
-    return ComputedRound(cohort, state, metrics, record, average)
+    return ComputedRound(self.done + 1, cohort, state, metrics, record, average)
 
   def release(self, computed: ComputedRound, notes: Callable[[], Notes] = dict) -> None:
     """Takes a round as played, and writes it down. Only when this returns may anybody see anything of it.
@@ -287,8 +296,14 @@ class Server:
       notes: Is asked for the notes that are kept with the new state, when everything else of it is in place.
 
     Raises:
+      ValueError: If it was not computed from the latest state.
       OSError: If it cannot be written. Then this object is closed: open the run again.
     """
+    if computed.round_num != self.done + 1:
+      raise ValueError(
+        f'Round {computed.round_num} cannot be released after round {self.done}: it was computed from an older state, '
+        'and two releases from one state would be charged once. Compute the next round from here.'
+      )
     with interrupts.held_back():
       try:
         if self.ledger is not None and computed.record is not None:

@@ -36,6 +36,15 @@ class Store:
     """Writes the next state. Only when this returns may anything be released that depends on it."""
     self._file.write(files.npz(arrays))
 
+  @property
+  def is_open(self) -> bool:
+    """Whether this object may write the next state."""
+    return self._file.is_open
+
+  def check_open(self) -> None:
+    """Raises `durable.StateError` if it may not."""
+    self._file.check_open()
+
   def close(self) -> None:
     """Lets others open the state."""
     self._file.close()

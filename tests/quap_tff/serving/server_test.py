@@ -162,14 +162,31 @@ class TestOrder:
   def test_rounds_between_checkpoints_are_played_again_where_that_is_allowed(self, tmp_path):
     plan = quap_tff.Plan(examples.whole(noise=NoiseConfig(calibration='analytic', seed=1)))
     engine = _FromOneState(**vars(plan.build_process(_MODEL_FN)))
-    run = servers.Server.of(engine, tmp_path, checkpoint_every=2)
-    for cohort in examples.SCHEDULE:
-      run.play(_examples(cohort.tolist()))
-    run.close()
-    with servers.Server.of(engine, tmp_path, checkpoint_every=2) as again:
+    run = servers.Server.of(engine, tmp_path / 'crashed', checkpoint_every=2)
+    with servers.Server.of(engine, tmp_path / 'ended', checkpoint_every=2) as ended:
+      for cohort in examples.SCHEDULE:
+        run.play(_examples(cohort.tolist()))
+        ended.play(_examples(cohort.tolist()))
+    with servers.Server.of(engine, tmp_path / 'ended') as again:
+      _same(run, again)  # A run that ends in order loses nothing.
+    run.close()  # As a crash does: nothing more is written.
+    with servers.Server.of(engine, tmp_path / 'crashed', checkpoint_every=2) as again:
       assert again.done == 2 and not again.is_over
       again.play(_examples(examples.SCHEDULE[2].tolist()))
       _same(run, again)
+
+  def test_of_two_rounds_from_one_state_only_one_is_released(self, engine):
+    run = servers.Server.of(engine)
+    one, other = run.compute(_examples([0, 2, 3])), run.compute(_examples([0, 2]))
+    run.release(one)
+    with pytest.raises(ValueError, match='Round 1 cannot be released after round 1: it was computed from an older'):
+      run.release(other)
+
+  def test_a_closed_run_computes_nothing(self, engine, tmp_path):
+    with servers.Server.of(engine, tmp_path) as run:
+      pass
+    with pytest.raises(durable.StateError, match='is not open in this process'):
+      run.play(_examples([0, 2, 3]))
 
 
 class TestState:
