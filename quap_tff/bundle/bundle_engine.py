@@ -6,7 +6,7 @@ import collections
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 import os
-from typing import Any, Optional, Union
+from typing import Any, Union
 import warnings
 
 import numpy as np
@@ -15,7 +15,6 @@ from quap_tff.bundle import player
 from quap_tff.bundle import structures
 from quap_tff.serving import engine as engines
 from quap_tff.serving import server as servers
-from quap_tff.serving import store as stores
 
 # Examples by name, as `Bundle.data_type` has them; [] for none.
 Examples = Union[Mapping[str, Any], Sequence[Any]]
@@ -93,17 +92,14 @@ class BundleEngine:
       warnings.warn(f'{said} So did {others} others.' if others else said, stacklevel=3)
 
 
-def new_server(
-  engine: BundleEngine, folder: Union[str, os.PathLike, None] = None, store: Optional[stores.Store] = None
-) -> servers.Server:
+def new_server(engine: BundleEngine, folder: Union[str, os.PathLike, None] = None) -> servers.Server:
   """The server of a bundle's run: with its plan, and the factor on the weights that it publishes.
 
   Args:
     engine: Of the bundle.
     folder: As for `Server`.
-    store: As for `Server`.
   """
-  return servers.Server.of(engine, folder, shrinkage=engine.bundle.rounds.shrinkage, store=store)
+  return servers.Server.of(engine, folder, shrinkage=engine.bundle.rounds.shrinkage)
 
 
 def checked_cohorts(bundle: player.Bundle, num_rounds: Optional[int] = None) -> list[np.ndarray]:

@@ -115,15 +115,15 @@ def keep(
   secure_sum: str = '',
   cohorts: str = '',
 ) -> dict[str, Any]:
-  """Writes a new folder with what came out: with its certificate if the run gets one.
+  """Writes what came out into a run's folder: summary.json last, and `certificate` if the run gets one.
 
   The tests, accuracy and date that a certificate states are of this run. Without a certificate, there are
-  final_model.npz, the trained tensors arr_0, arr_1, …; ledger.npz; and summary.json.
+  final_model.npz, the trained tensors arr_0, arr_1, …, and ledger.npz.
 
   Args:
     bundle: The run.
     server: Its server, after the last round.
-    folder: The new folder.
+    folder: The folder; it is made if it is not there.
     test: Examples and labels that no client holds.
     signing_key: File with an Ed25519 private key (PEM), or None.
     secure_sum: The protocol that summed what clients sent, see `certificates.About`.
@@ -133,10 +133,10 @@ def keep(
     The summary. Its `no_certificate` says why a certified run has none.
 
   Raises:
-    ValueError: If the folder exists.
+    ValueError: If the folder has the summary of a run.
   """
-  if os.path.lexists(folder):
-    raise ValueError(f'{folder} already exists: give a new folder.')
+  check_has_no_result(folder)
+  os.makedirs(folder, exist_ok=True)
   plan, ledger, planned, weights = server.plan, server.ledger, bundle.rounds.cohorts, server.weights
   trainable = [np.asarray(tensor) for tensor in weights.trainable]
   summary: dict[str, Any] = {'rounds': server.done, 'planned_rounds': len(planned)}
@@ -153,16 +153,25 @@ def keep(
         secure_sum=secure_sum,
         cohorts=cohorts or bundle.about.cohorts,
       )
+      certificates.remove(folder)  # Of a process that ended before it had written the summary.
+      path = os.path.join(folder, folders.SUBFOLDER)
       try:
-        certificates.write_run(folder, plan, bundle.leaving, ledger, trainable, about, signing_key)
+        certificates.write_run(path, plan, bundle.leaving, ledger, trainable, about, signing_key)
+        files.write_json(os.path.join(folder, SUMMARY), summary)
         return summary
       except ValueError as error:
         summary['no_certificate'] = str(error)
-  with files.new_folder(folder) as unfinished:
-    content = {folders.MODEL: {f'arr_{index}': tensor for index, tensor in enumerate(trainable)}}
-    if ledger is not None:
-      content[folders.LEDGER] = dict(ledger.state_dict())
-    for name, arrays in content.items():
-      files.write(os.path.join(unfinished, name), files.npz(arrays))
-    files.write_json(os.path.join(unfinished, SUMMARY), summary)
+  content = {folders.MODEL: {f'arr_{index}': tensor for index, tensor in enumerate(trainable)}}
+  if ledger is not None:
+    content[folders.LEDGER] = dict(ledger.state_dict())
+  for name, arrays in content.items():
+    files.write(os.path.join(folder, name), files.npz(arrays))
+  files.write_json(os.path.join(folder, SUMMARY), summary)
   return summary
+
+
+def check_has_no_result(folder: str) -> None:
+  """Raises `ValueError` if a run has ended in a folder."""
+  path = os.path.join(folder, SUMMARY)
+  if os.path.lexists(path):
+    raise ValueError(f'{path} is there already: this run has ended. Give another output for another one.')

@@ -67,17 +67,17 @@ def _check(last: _Noted, heading: messages.Heading) -> None:
   if heading.run != last.run:
     raise messages.RefusedRoundError(
       f'This node has answered the run {last.run}, and is asked for the run {heading.run}. A folder of a node is for '
-      'one run: put back the checkpoint of the server, or enrol a new folder, with which clients pay anew.'
+      'one run: put back the state of the server, or enrol a new folder, with which clients pay anew.'
     )
   if heading.round_num < last.round_num:
     raise messages.RefusedRoundError(
       f'Round {heading.round_num} was asked for after round {last.round_num}: the state of the server is older than it '
-      'was. Put the latest checkpoint back.'
+      'was. Put the latest state back.'
     )
   if _digest(heading, last.round_num) != last.digest:
     raise messages.RefusedRoundError(
       f'The server tells other messages of the rounds until {last.round_num} than before: its state is not the latest '
-      'one, or two servers play this run. Put the latest checkpoint back.'
+      'one, or two servers play this run. Put the latest state back.'
     )
 
 

@@ -5,7 +5,7 @@ Its configuration is in the folder that `python -m quap_tff.flower app` makes:
     bundle        folder of the bundle
     enrolment     folder with the JSON file of each node, see `enrolment`
     operator      folder with the operator's key, which signs each message to a node, see `operators`
-    output        folder of the run; if it has a checkpoint, the run goes on from there
+    output        folder of the run; if it has a state, the run goes on from there
     test          an .npz file with x_test and y_test, for the accuracy; '' for none
     signing-key   file with an Ed25519 private key (PEM) to sign the certificate with; '' for none
     seconds       how long a round waits for answers, and a server for nodes; 0 for what a round takes, see `Patience`

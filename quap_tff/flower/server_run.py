@@ -1,18 +1,17 @@
 """A run as its server keeps it: in a folder, from which it goes on after a restart.
 
-    checkpoint    state, ledger, and everything that was announced; it holds the key of the noise
-    run/          what comes out, with the certificate: made after the last round
+    state                        state, ledger, and everything that was announced; it holds the key of the noise
+    certificate/, summary.json   what comes out, after the last round
 
-The checkpoint is written before anything of a round leaves the server; and where clients hold the noise, before a round
+The state is written before anything of a round leaves the server; and where clients hold the noise, before a round
 is announced, and before its sum may open. So a server that is started again never releases a second sum under the noise
-of a first one, never tells clients another history, and counts each sum that may have opened. A
-checkpoint that is in use, was removed or was put back is refused (`quap_tff.common.durable`).
+of a first one, never tells clients another history, and counts each sum that may have opened. A state that is in use,
+was removed or was put back is refused (`quap_tff.common.durable`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-import os
 import secrets
 from typing import Any, Optional
 
@@ -26,9 +25,7 @@ from quap_tff.flower import messages
 from quap_tff.flower import sums
 from quap_tff.mechanisms.held import guard
 from quap_tff.plans.accounts import run_account
-from quap_tff.serving import store as stores
 
-CHECKPOINT, RESULT = 'checkpoint', 'run'
 _ID_BYTES = 16
 _NOBODY = np.zeros(0, np.int64)
 # What a certificate says of cohorts that nobody planned: a bundle states the origin of those that a simulation plays.
@@ -36,7 +33,7 @@ _CONNECTED = 'In each round the enrolled clients came whose nodes were connected
 
 
 class ServerRun:
-  """A run, at the round after its checkpoint.
+  """A run, at the round after its state.
 
   Attributes:
     server: State, ledger and average.
@@ -50,10 +47,10 @@ class ServerRun:
   """
 
   def __init__(self, bundle: player.Bundle, folder: str):
-    """Starts a run, or goes on from the checkpoint in the folder.
+    """Starts a run, or goes on from the state in the folder.
 
     Raises:
-      ValueError: If the checkpoint is damaged, of another bundle, in use or not the latest one, or was removed.
+      ValueError: If the state is damaged, of another bundle, in use or not the latest one, or was removed.
     """
     self.bundle, self._folder, self.cohorts = bundle, folder, bundle_engine.checked_cohorts(bundle)
     self.rounds: list[tuple[np.ndarray, np.ndarray]] = []
@@ -68,9 +65,8 @@ class ServerRun:
     self.needs_everybody = plan is not None and plan.holds_noise and plan.attendance is not None
     held = guard.PublicPlan.of(plan) if self.holds_noise else None
     self._threshold, self._most = (held.threshold, held.most_clients) if held is not None else (None, None)
-    os.makedirs(folder, mode=0o700, exist_ok=True)
-    store = stores.Store(os.path.join(folder, CHECKPOINT))  # Held as long as this process lives.
-    self.server = bundle_engine.new_server(bundle_engine.BundleEngine(bundle), store=store)
+    # The state is locked as long as this process lives.
+    self.server = bundle_engine.new_server(bundle_engine.BundleEngine(bundle), folder)
     if self.server.notes:
       self._restore(self.server.notes)
     else:
@@ -182,9 +178,7 @@ class ServerRun:
 
   def check_is_new(self) -> None:
     """Raises `ValueError` if the result is there already."""
-    path = os.path.join(self._folder, RESULT)
-    if os.path.lexists(path):
-      raise ValueError(f'{path} is there already: this run has ended. Give another output for another one.')
+    simulation.check_has_no_result(self._folder)
 
   def write_run(
     self, test: Optional[Any], signing_key: Optional[str] = None, secure_sum: str = ''
@@ -196,12 +190,11 @@ class ServerRun:
       signing_key: File with an Ed25519 private key (PEM), or None.
       secure_sum: The protocol that summed what clients sent, see `certificates.About`.
     """
-    self.check_is_new()
     plan = self.bundle.plan
     return simulation.keep(
       self.bundle,
       self.server,
-      os.path.join(self._folder, RESULT),
+      self._folder,
       test,
       signing_key,
       secure_sum=secure_sum,
@@ -237,7 +230,7 @@ class ServerRun:
       self.rounds = [(notes[f'round {t} 0'], notes[f'round {t} 1']) for t in range(count)]
     except (ValueError, KeyError) as error:
       raise ValueError(
-        f'The checkpoint in {self._folder} does not fit this run: {error}. Give the bundle that it was started with, '
+        f'The state in {self._folder} does not fit this run: {error}. Give the bundle that it was started with, '
         'or a new output, for which clients pay anew.'
       ) from None
     if len(self.rounds) > self.server.done:

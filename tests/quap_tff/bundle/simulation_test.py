@@ -67,7 +67,7 @@ def test_a_certified_run_is_valid(bundle, clients, tmp_path, capsys):
   assert (summary['rounds'], summary['planned_rounds'], summary['model_protected']) == (3, 3, True)
   verdict = quap_tff.certificates.verify(str(tmp_path / 'run'))
   assert not verdict.problems and 'ε = 3' in verdict.statement
-  issuer = json.loads((tmp_path / 'run' / 'certificate.json').read_text())['issuer']
+  issuer = json.loads((tmp_path / 'run' / 'certificate' / 'certificate.json').read_text())['issuer']
   assert (issuer['dataset'], issuer['tests']) == ('made-up numbers', 1)
   assert issuer['test_accuracy'] == summary['test_accuracy']
 
@@ -75,7 +75,7 @@ def test_a_certified_run_is_valid(bundle, clients, tmp_path, capsys):
 @pytest.mark.thorough
 def test_a_run_that_is_stopped_says_so(bundle, clients, tmp_path):
   assert _run(bundle, clients, tmp_path / 'run', '--rounds=1') == 0
-  certificate = json.loads((tmp_path / 'run' / 'certificate.json').read_text())
+  certificate = json.loads((tmp_path / 'run' / 'certificate' / 'certificate.json').read_text())
   assert (certificate['achieved']['rounds'], certificate['achieved']['is_reading']) == (1, True)
   assert not quap_tff.certificates.verify(str(tmp_path / 'run')).problems
 
@@ -243,4 +243,6 @@ def test_signs_the_certificate(bundle, clients, tmp_path):
   pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
   (tmp_path / 'key.pem').write_bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
   assert _run(bundle, clients, tmp_path / 'run', f'--signing_key={tmp_path / "key.pem"}') == 0
-  assert not signatures.signature_problems(str(tmp_path / 'run'), 'certificate.json', key.public_key(), 'key')
+  assert not signatures.signature_problems(
+    str(tmp_path / 'run' / 'certificate'), 'certificate.json', key.public_key(), 'key'
+  )

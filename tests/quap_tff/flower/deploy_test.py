@@ -133,12 +133,12 @@ def test_a_run_with_a_trusted_server_outlives_its_nodes_and_its_server(start, ex
   play(seconds=SECONDS_AGAIN)
   started.wait_for('app', r'Round 5 of 5: \d+ of')
   started.wait_for('app', 'The run is in')
-  verdict = started.run('python', '-m', 'quap_tff.verify', 'out/run').stdout
+  verdict = started.run('python', '-m', 'quap_tff.verify', 'out').stdout
   assert verdict.startswith('VALID'), verdict
   out = started.folder / 'out'
   run = server_run.ServerRun(bundle, str(out))
   _check_who_came(run, nodes, bundle.rounds.cohorts)
-  certificate = json.loads((out / 'run' / 'certificate.json').read_text())
+  certificate = json.loads((out / 'certificate' / 'certificate.json').read_text())
   assert (certificate['achieved']['rounds'], certificate['guarantee']['trust']) == (5, 'server')
   _compare(run, simulation.read_clients(str(exported / 'trusted.npz'))[0], started.folder, nodes)
 
@@ -162,7 +162,7 @@ def test_a_run_without_a_trusted_server_outlives_its_nodes_and_its_server(start,
   play(seconds=SECONDS_AGAIN)
   started.wait_for('app', r'Round 5 of 5: \d+ of')
   started.wait_for('app', 'The run is in')
-  verdict = started.run('python', '-m', 'quap_tff.verify', 'out/run').stdout
+  verdict = started.run('python', '-m', 'quap_tff.verify', 'out').stdout
   assert verdict.startswith('VALID') and 'The secure sum was SecAgg+ of Flower' in verdict, verdict
   run = server_run.ServerRun(bundle, str(started.folder / 'out'))
   came = [set(own.tolist()) for _, own in run.rounds]
@@ -248,7 +248,7 @@ def _compare(run, examples, folder, nodes):
   for name, array in expected.items():
     assert array.dtype == found[name].dtype
     np.testing.assert_array_equal(found[name], array, err_msg=name)
-  with np.load(folder / 'out' / 'run' / 'final_model.npz') as kept:
+  with np.load(folder / 'out' / 'certificate' / 'final_model.npz') as kept:
     for index, tensor in enumerate(server.weights.trainable):
       np.testing.assert_array_equal(kept[f'arr_{index}'], tensor)
 

@@ -96,7 +96,7 @@ def test_enrolled_clients_come_as_they_do_and_those_who_came_are_charged(bundle,
   np.testing.assert_array_equal(run.rounds[0][0], np.sort(with_all))
   summary = run.write_run(None)
   assert 'no_certificate' not in summary, summary
-  verdict = quap_tff.certificates.verify(str(tmp_path / 'out' / 'run'))
+  verdict = quap_tff.certificates.verify(str(tmp_path / 'out'))
   assert not verdict.problems and 'cohorts as they came' in verdict.statement
   assert 'clients came whose nodes were connected' in verdict.statement and 'public seed' not in verdict.statement
 
@@ -152,7 +152,7 @@ def test_a_run_ends_with_what_there_is_when_the_account_lets_nobody_come_any_mor
   )
   summary = run.write_run(None)
   assert summary['rounds'] == 2 and 'no_certificate' not in summary
-  assert not quap_tff.certificates.verify(str(tmp_path / 'out' / 'run')).problems
+  assert not quap_tff.certificates.verify(str(tmp_path / 'out')).problems
 
 
 def test_planned_rounds_for_which_nobody_is_paid_end_the_run(bundle, keys, tmp_path, monkeypatch, caplog):
@@ -195,7 +195,8 @@ def test_a_round_waits_for_what_a_round_takes():
 
 
 def test_a_second_run_with_one_output_stops_without_a_traceback(bundle, keys, tmp_path, monkeypatch, caplog):
-  (tmp_path / 'out' / 'run').mkdir(parents=True)
+  (tmp_path / 'out').mkdir()
+  (tmp_path / 'out' / 'summary.json').write_text('{}')
   monkeypatch.setattr(server_app.player, 'Bundle', lambda path: bundle)
   config = config_of(tmp_path, bundle='bundle', output=str(tmp_path / 'out'), test='')
   with pytest.raises(server_app.StoppedError, match='this run has ended. Give another output') as stopped:
@@ -229,7 +230,7 @@ def test_an_answer_that_is_cut_off_is_said_to_be_measured(bundle, caplog):
 
 
 @pytest.mark.parametrize('puts_back', [False, True])
-def test_a_checkpoint_that_is_removed_or_put_back_is_refused(bundle, keys, tmp_path, puts_back):
+def test_a_state_that_is_removed_or_put_back_is_refused(bundle, keys, tmp_path, puts_back):
   """It played round 1 again: the difference of two published models was the sum of one node."""
   out = tmp_path / 'out'
   run = server_run.ServerRun(bundle, str(out))

@@ -125,7 +125,7 @@ def _expected(run, federation):
 
 def _check(run, summary, federation, folder, cohorts):
   assert 'no_certificate' not in summary, summary['no_certificate']
-  verdict = certificates.verify(f'{folder}/run')
+  verdict = certificates.verify(folder)
   assert not verdict.problems
   assert 'SecAgg+ of Flower' in verdict.statement and cohorts in verdict.statement
   expected = _expected(run, federation)
@@ -162,7 +162,7 @@ class TestThreshold:
     del run
     run, summary = _play(federation, config, folder)
     assert [len(came) for _, came in run.rounds] == [20, 20, 20, 20]
-    assert certificates.verify(f'{folder}/run').problems == []
+    assert certificates.verify(folder).problems == []
     # The sum that was opened is counted.
     np.testing.assert_array_equal(run.server.ledger.rounds, [ROUNDS] * 20)
 
@@ -203,7 +203,7 @@ class TestForAllOrNobody:
     federation, config, folder = started('for all or nobody')
     _lose(federation, {2: [(1, Stage.UNMASK)]})
     run, summary = _play(federation, config, folder)
-    assert 'no_certificate' not in summary and certificates.verify(f'{folder}/run').problems == []
+    assert 'no_certificate' not in summary and certificates.verify(folder).problems == []
     # The server never had the sum of round 2. Whoever is given the last share has it.
     assert [len(came) for _, came in run.rounds] == [20] * ROUNDS
     assert _charged(run) == [20] * ROUNDS
