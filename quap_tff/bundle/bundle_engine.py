@@ -6,7 +6,7 @@ import collections
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 import os
-from typing import Any, Union
+from typing import Any, Optional, Union
 import warnings
 
 import numpy as np
