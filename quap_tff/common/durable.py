@@ -295,8 +295,17 @@ class _Store:
     self.folder = os.path.realpath(counters_folder() if folder is None else folder)
     for path in (self.folder, *(os.path.join(self.folder, name) for name in (_STATES, _PLACES, _HEIRS))):
       if not os.path.isdir(path):
-        os.makedirs(path, 0o700, exist_ok=True)
-        _sync_folder(path)
+        self._make(path)
+
+  def _make(self, path: str) -> None:
+    try:
+      os.makedirs(path, 0o700, exist_ok=True)
+      _sync_folder(path)
+    except OSError as error:
+      raise StateError(
+        f'The counters of states cannot be kept in {self.folder}: {error.strerror}. Without them, an older copy of a '
+        'state would not be noticed. Set XDG_STATE_HOME to a folder that stays and can be written.'
+      ) from error
 
   def counter_of(self, state_id: str) -> str:
     return os.path.join(self.folder, _STATES, state_id)

@@ -330,3 +330,10 @@ def test_the_users_folder_is_the_default(monkeypatch, tmp_path):
   monkeypatch.delenv('XDG_STATE_HOME')
   monkeypatch.setenv('HOME', str(tmp_path))
   assert pathlib.Path(durable.counters_folder()) == tmp_path / '.local' / 'state' / 'quap_tff'
+
+
+def test_counters_that_cannot_be_kept_are_named_with_the_remedy(tmp_path, monkeypatch):
+  (tmp_path / 'home').touch()
+  monkeypatch.setenv('XDG_STATE_HOME', str(tmp_path / 'home'))
+  with pytest.raises(durable.StateError, match='home/quap_tff: Not a directory.* Set XDG_STATE_HOME to a folder'):
+    durable.StateFile(str(tmp_path / 'state'))
