@@ -16,10 +16,12 @@ import quap_tff
 from quap_tff.bundle import bundle_engine
 from quap_tff.bundle import simulation
 from quap_tff.bundle import structures
+from quap_tff.common import durable
 from quap_tff.flower import enrolment
 from quap_tff.flower import notes
 from quap_tff.flower import server_run
 from quap_tff.mechanisms.held import guard
+from quap_tff.serving import store as stores
 from tests import processes
 from tests.quap_tff.flower import federation
 
@@ -126,6 +128,7 @@ def test_a_run_with_a_trusted_server_outlives_its_nodes_and_its_server(start, ex
   started.kill('superlink')
   started.kill('app')
   started.kill('app_server')
+  before = _kept_state(bundle, started.folder)
   started.resume('c')
   started.start_superlink(*federation.ISOLATED)
   started.start_server('app')
@@ -140,7 +143,7 @@ def test_a_run_with_a_trusted_server_outlives_its_nodes_and_its_server(start, ex
   _check_who_came(run, nodes, bundle.rounds.cohorts)
   certificate = json.loads((out / 'certificate' / 'certificate.json').read_text())
   assert (certificate['achieved']['rounds'], certificate['guarantee']['trust']) == (5, 'server')
-  _compare(run, simulation.read_clients(str(exported / 'trusted.npz'))[0], started.folder, nodes)
+  _compare(run, simulation.read_clients(str(exported / 'trusted.npz'))[0], started.folder, nodes, before)
 
 
 def test_a_run_without_a_trusted_server_outlives_its_nodes_and_its_server(start, exported):
@@ -217,10 +220,28 @@ def _check_who_came(run, nodes, cohorts):
   np.testing.assert_array_equal(came[3], np.sort(cohorts[3]))
 
 
-def _compare(run, examples, folder, nodes):
-  """Plays the same rounds in this process, by the bundle alone: state, weights and ledger have the same bits."""
+def _kept_state(bundle, folder):
+  """How many rounds the state on disk has, and the state."""
+  arrays = _kept_arrays(folder)
+  engine = bundle_engine.BundleEngine(bundle)
+  first = engine.initialize()
+  leaves = [arrays[f'state/{index}'] for index in range(len(engine.leaves(first)))]
+  return int(arrays['done']), engine.state_of(first, leaves)
+
+
+def _kept_arrays(folder):
+  return stores.arrays_of(durable.content_of(folder / 'out' / 'state'))
+
+
+def _compare(run, examples, folder, nodes, before=None):
+  """Plays the same rounds in this process, by the bundle alone: state, weights and ledger have the same bits.
+
+  A server that is started again draws a new key of its noise. `before` has the rounds until then, and the state.
+  """
   bundle, server = run.bundle, bundle_engine.new_server(bundle_engine.BundleEngine(run.bundle))
-  server.state = _with_keys_of(server.state, run.server.state)
+  _, last = _kept_state(bundle, folder)
+  played, keys = (0, last) if before is None else before
+  server.state = _with_keys_of(server.state, keys)
   guards = {}
   if run.holds_noise:
     for name, clients in nodes.items():
@@ -229,6 +250,8 @@ def _compare(run, examples, folder, nodes):
   links = {link.round_num: link for link in run.links()} if run.holds_noise else {}
   chain = guard.Chain(guard.PublicPlan.of(bundle.plan)) if run.holds_noise else None
   for number, (announced, came) in enumerate(run.rounds, 1):
+    if number == played + 1:
+      server.state = _with_keys_of(server.state, last)
     message, total = bundle.prepare(server.state), bundle.zero()
     chain = chain.then(*links[number]) if run.holds_noise else None
     for client in came.tolist():
@@ -243,7 +266,7 @@ def _compare(run, examples, folder, nodes):
     computed = server.computed(*bundle.update(server.state, total), cohort, announced if run.holds_noise else None)
     server.release(computed)
   expected = server.state_dict()
-  found = {name: array for name, array in run.server.state_dict().items() if not name.startswith('notes/')}
+  found = {name: array for name, array in _kept_arrays(folder).items() if not name.startswith('notes/')}
   assert expected.keys() == found.keys()
   for name, array in expected.items():
     assert array.dtype == found[name].dtype
