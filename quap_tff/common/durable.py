@@ -25,6 +25,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 import contextlib
+import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -49,7 +51,8 @@ class StateError(ValueError):
   """A state is in use, or is not the latest one. Nothing was written."""
 
 
-class _Version(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class _Version:
   """A version of a state.
 
   Attributes:
@@ -64,7 +67,7 @@ class _Version(NamedTuple):
   before: str
   content: bytes
 
-  @property
+  @functools.cached_property
   def digest(self) -> str:
     """The digest of all of it; `-` before the first version."""
     if not self.number:
