@@ -15,7 +15,7 @@ class Attendance(NamedTuple):
   """The clients of a round, with all that an engine needs of them.
 
   Attributes:
-    examples: The examples of each client of the cohort, in the cohort's order. Those of a client may be made anew each
+    examples: The examples of each client of the cohort, in the cohort's order. They may be made anew each
       time that they are asked for.
     absent: Clients of the cohort that drop out. The caller gives them no examples, so their updates are zero.
     answers: The answer of each client's guard, where clients hold the noise.
@@ -80,7 +80,7 @@ def with_key_of(engine: Engine, state: Any, other: Any) -> Any:
 
 
 def _key(state: Any) -> Any:
-  """The key of a state's noise, a `mechanisms.mechanism.NoiseState.seed`; None if there is none."""
+  """The key of a state's noise, a `mechanisms.mechanism.NoiseState.seed`; None if no noise is drawn from one."""
   aggregator = getattr(state, 'aggregator', None)
   mechanism = getattr(aggregator, 'mechanism', aggregator)  # Around an inner sum it is a part of the state.
   noise = getattr(mechanism, 'noise', None)

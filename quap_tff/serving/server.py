@@ -258,7 +258,7 @@ class Server:
     if self.plan is not None:
       self.plan.check_round(self.done + 1)
     missing = np.setdiff1d(self._counted(), list(examples)).tolist()
-    # Everybody who is planned is charged, whoever is lost. So the account is the planned one.
+    # All planned clients are charged, also those that are lost: the account is the one that was planned.
     present = examples if not missing else {**examples, **dict.fromkeys(missing, [])}
     cohort = np.array(list(present), np.int64)
     try:

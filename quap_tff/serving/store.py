@@ -29,7 +29,7 @@ class Store:
     self._file = durable.StateFile(path, anew=anew)
 
   def read(self) -> Optional[dict[str, np.ndarray]]:
-    """The arrays of the latest state; None if there is none."""
+    """The arrays of the latest state; None before the first one is written."""
     return arrays_of(self._file.content) if self._file.content is not None else None
 
   def write(self, arrays: Mapping[str, np.ndarray]) -> None:
@@ -57,7 +57,7 @@ def arrays_of(content: bytes) -> dict[str, np.ndarray]:
 
 
 def rounds_in(path: str) -> Optional[int]:
-  """How many rounds were played in the state at a path; None if there is none. Raises `ValueError` if it is damaged."""
+  """How many rounds the state at a path has; None without a state. Raises `ValueError` if it is damaged."""
   with contextlib.suppress(FileNotFoundError):
     return int(arrays_of(durable.content_of(path))[DONE])
   return None
