@@ -23,6 +23,7 @@ from quap_tff.certificates import certificate as certificates
 from quap_tff.certificates.folders import evidence as certificate_evidence
 from quap_tff.common.numbers import tradeoff
 from quap_tff.mechanisms.held import guarded_clients
+from quap_tff.serving import store as stores
 from tests.experiments import harness
 from tests.experiments import library as runs
 
@@ -146,14 +147,18 @@ class TestRun:
       np.testing.assert_array_equal(ledgers[1][name], value, name)
 
   def test_a_round_is_kept_before_anything_of_it_is_reported(self, tmp_path, capsys, monkeypatch):
-    reported = []
-    for name in ('save', 'log'):
-      method = getattr(run_directory.RunDirectory, name)
-      monkeypatch.setattr(
-        run_directory.RunDirectory,
-        name,
-        lambda self, t, *rest, name=name, method=method: (reported.append((name, t)), method(self, t, *rest)),
-      )
+    reported, log, write = [], run_directory.RunDirectory.log, stores.Store.write
+
+    def logged(directory, round_num, row):
+      reported.append(('log', round_num))
+      log(directory, round_num, row)
+
+    def written(store, arrays):
+      reported.append(('save', int(arrays['done'])))
+      write(store, arrays)
+
+    monkeypatch.setattr(run_directory.RunDirectory, 'log', logged)
+    monkeypatch.setattr(stores.Store, 'write', written)
     assert _run(tmp_path / 'run', *runs.RUNS['certified'], '--stop_after=2', '--checkpoint_every=99') == 0
     assert reported[:5] == [('save', 0), ('save', 1), ('log', 1), ('save', 2), ('log', 2)]
 
@@ -206,7 +211,7 @@ class TestSecrets:
     err = capsys.readouterr().err
     assert 'It holds the seed of the noise' in err and f"python -m quap_tff.verify '{path}' checks it." in err
     found = [path / 'checkpoints', *(path / 'checkpoints').rglob('*')]
-    assert len(found) == 4 and not [file for file in found if stat.S_IMODE(file.stat().st_mode) & 0o077]
+    assert len(found) == 3 and not [file for file in found if stat.S_IMODE(file.stat().st_mode) & 0o077]
 
   @pytest.mark.thorough
   def test_a_certificate_names_no_folder_of_the_operator(self, tmp_path):

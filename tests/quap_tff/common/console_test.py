@@ -63,7 +63,7 @@ class TestRun:
 @pytest.mark.slow
 @pytest.mark.parametrize('command', ['account', 'verify'])
 def test_commands_end_in_this_way(command, tmp_path):
-  arguments = ['--epsilon=1', '--delta=.1'] if command == 'account' else [str(tmp_path)]
+  arguments = ['solve', '--epsilon=1', '--delta=.1'] if command == 'account' else [str(tmp_path)]
   read, write = os.pipe()
   os.close(read)
   run = [sys.executable, '-m', f'quap_tff.{command}', *arguments]
