@@ -263,7 +263,7 @@ def stretches(run: Mapping[str, Any], last_round: int) -> list[dict[str, Any]]:
     if any(type(first) is not int for first in firsts) or firsts != sorted(set(firsts)) or firsts[:1] not in ([], [1]):
       raise ValueError(f'the first rounds must ascend from 1, found {firsts}')
     if last_round > 0 and not firsts:
-      raise ValueError('there is none')
+      raise ValueError('no code is named for the rounds that were run')
   except (ValueError, TypeError, KeyError, AttributeError) as error:
     raise ValueError(f'the {STRETCHES} are not those of a run: {error}') from None
   return [one for one in entries if one['first_round'] <= last_round]

@@ -50,7 +50,7 @@ def solve(
     delta: The total δ.
     noise_multiplier: z of each round.
     rounds: Rounds that the client is in or, with sampling, could be in.
-    sampling_rate: q in (0, 1], of Poisson sampling; 1 is none.
+    sampling_rate: q in (0, 1], of Poisson sampling; 1 for no sampling.
     accountant: The accountant that proves ε and δ; None for that with the smallest figure.
     correlation: The correlation of the noise, with all its numbers.
     every: n, where the client is in every n-th round under correlated noise.

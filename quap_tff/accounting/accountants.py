@@ -244,7 +244,7 @@ def solve(
     delta: Total δ in (0, 1).
     noise_multiplier: z > 0, σ over the clipping norm, of a sum to which each client adds at most that norm.
     rounds: Rounds T >= 1 that the client is in or, with sampling, could be in.
-    sampling_rate: q in (0, 1], of Poisson sampling; 1 is none.
+    sampling_rate: q in (0, 1], of Poisson sampling; 1 for no sampling.
     accountant: The accountant that proves ε and δ. None: `gaussian_exact` without sampling, `pld` with it.
 
   Returns:

@@ -107,7 +107,7 @@ def keys_of(source: str) -> set[str]:
     return {digest}
   named = files.read_json(path)['provenance']['files_sha256']
   spent = {named[name] for name in _SPENT_FILES if name in named}
-  # The other files of a certificate tell of the same spending: whoever counts from one has counted from all.
+  # The other files of a certificate tell of the same spending: a run that counts from one has counted from all.
   return {digest, *spent} if digest in spent else {digest}
 
 

@@ -82,7 +82,7 @@ def write_audit(path: str, measured: Mapping[str, Any], certificate: Mapping[str
 
 
 def read(path: str, certificate: Mapping[str, Any]) -> Optional[Audit]:
-  """The audit in the folder of a run with this certificate, or None if there is none.
+  """The audit in the folder of a run with this certificate; None without an audit.
 
   Raises:
     FolderError: If its file cannot be read.

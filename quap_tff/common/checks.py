@@ -16,7 +16,7 @@ CHECK, TYPE = 'check', 'type'
 NOT_IN_KEYS = 'not_in_keys'
 # A key of a field's metadata: it is in keys only where it is not None, so that adding it changed no others.
 IN_KEYS_IF_GIVEN = 'in_keys_if_given'
-# A key of a field's metadata: the value is a dataclass, whose fields stand in keys as if they were fields here.
+# A key of a field's metadata: the value is a dataclass, whose own fields take the field's place in keys.
 KEYS_IN_PLACE = 'keys_in_place'
 
 

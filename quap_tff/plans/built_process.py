@@ -86,7 +86,7 @@ def client_data(client: int, examples: Any, absent: Any = None, answer: Any = No
   Args:
     client: The client.
     examples: Its examples: a dataset, a list of elements, or one element that has them all.
-    absent: The clients that drop out, if clients are told.
+    absent: The clients that drop out; None for a process whose clients are not told.
     answer: The answer of the client's guard, if clients hold the noise.
   """
   # TFF takes lists of elements where it takes datasets. Making a dataset costs more than a small client's arithmetic.

@@ -96,7 +96,7 @@ def share_of_ceiling(planned: guarantee.Settled, cohorts: Sequence[array_types.I
   """
   mechanism = planned.mechanism
   limits = np.broadcast_to(np.sqrt(mechanism.limit), [mechanism.num_clients])
-  # A client without budget is in no round, and a round without clients is none.
+  # A client without budget is in no round, and a round without clients is left out.
   with_budget = [np.asarray(ids)[limits[ids] > 0] for ids in cohorts]
   cohorts = [ids for ids in with_budget if len(ids)]
   sums = np.array([one.weights.sum(dtype=np.float64) for one in mechanism.simulated(cohorts)])

@@ -211,7 +211,7 @@ def test_a_certificate_is_removed_with_its_audit_also_after_a_kill(originals, tm
   shutil.copytree(originals / 'server', tmp_path / f'{folders.SUBFOLDER}.part')
   for name in (folders.AUDIT, folders.AUDIT_SIGNATURE, 'run.json'):
     made.put(tmp_path, name)
-  for _ in range(2):  # Where there is none, nothing is wrong.
+  for _ in range(2):  # The second time nothing is left to remove.
     certificates.remove(str(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ['run.json']
 
@@ -237,7 +237,7 @@ class TestPlaces:
     assert problem.startswith('certificate in ') and 'is a link' in problem
 
   def test_a_second_certificate_alongside_the_folder(self, certified, tmp_path):
-    """Nobody is told of one while the other is read."""
+    """No reader is shown one certificate while the program reads the other."""
     shutil.copytree(certified, certified / folders.SUBFOLDER)
     assert 'certificate/ledger.npz does not belong there: a certificate does not name it.' in made.problems(certified)
 
