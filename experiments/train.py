@@ -37,7 +37,7 @@ from quap_tff.training import models
 if TYPE_CHECKING:
   from experiments.command.run import Run
   from experiments.folders.directory import RunDirectory
-  from experiments.running.results import Outcome
+  from experiments.running.outcome import Outcome
   from experiments.running.setup import Experiment
 
 # These load TensorFlow, so they wait until the flags are found right.
@@ -121,11 +121,10 @@ def _train(run: 'Run', callbacks: Sequence[Callable[[int, Any, Any], None]]) -> 
       _claim_spent(run, directory)
     experiment = experiment.kept_in(directory)
     print(*_opening(experiment, directory), sep='\n', file=sys.stderr)
-    result = loop.train(experiment, built, directory, callbacks)
-    outcome = results.Outcome(experiment, result, directory, built.leaving)
-    summary = outcome.keep()
+    outcome = loop.train(experiment, built, directory, callbacks)
+    summary = results.keep(outcome)
     _print_summary(outcome, summary)
-  return command_line.INTERRUPTED if result.interrupted else 0
+  return command_line.INTERRUPTED if outcome.interrupted else 0
 
 
 def _claim_spent(run: 'Run', directory: 'RunDirectory') -> None:
@@ -191,13 +190,13 @@ def _emulates_bfloat16(run: 'Run') -> bool:
 
 
 def _print_summary(outcome: 'Outcome', summary: Mapping[str, Any]) -> None:
-  result, experiment = outcome.result, outcome.experiment
+  experiment = outcome.experiment
   covered, _ = _sentences(outcome.report.protection)
   other_epsilon = final_summary.other_epsilon(experiment.run, experiment.plan, summary)
-  left_out = final_summary.non_finite(*result.non_finite)
-  guess = final_summary.guessed(result.test['accuracy'], experiment.federation.test.labels)
+  left_out = final_summary.non_finite(*outcome.non_finite)
+  guess = final_summary.guessed(outcome.test['accuracy'], experiment.federation.test.labels)
   text = final_summary.text(
-    summary, covered, result.rounds_run, result.seconds, other_epsilon, left_out=left_out, guess=guess
+    summary, covered, outcome.rounds_run, outcome.seconds, other_epsilon, left_out=left_out, guess=guess
   )
   print(f'\n{text}')
   print(final_summary.line(summary), flush=True)

@@ -8,7 +8,7 @@ import hashlib
 import json
 import sys
 import time
-from typing import Any, Callable, NamedTuple, Optional, Union
+from typing import Any, Callable, Optional, Union
 
 import numpy as np
 import tensorflow as tf
@@ -17,9 +17,9 @@ import data
 from experiments.command import interrupts
 from experiments.folders import directory as run_directory
 from experiments.folders import folder as run_folder
+from experiments.running import outcome as outcomes
 from experiments.running import progress as progress_lib
 from experiments.running import setup
-from quap_tff import accounting
 from quap_tff import plans
 from quap_tff import runtime
 from quap_tff.plans import built_process
@@ -30,46 +30,6 @@ from quap_tff.serving import server as servers
 # metrics, the metrics hold none. The state holds the seed of the noise: a callback must keep it as secret as the data.
 # An error in a callback ends the run; the round is kept.
 Callback = Callable[[int, dict[str, Any], Any], None]
-
-
-class NonFinite(NamedTuple):
-  """Clients' updates with NaN or infinity, which count as zero; none in a run that withholds client metrics.
-
-  Attributes:
-    updates: How many there were.
-    rounds: In how many rounds.
-    first_round: The first of these rounds; 0 if there was none.
-  """
-
-  updates: int
-  rounds: int
-  first_round: int
-
-
-class TrainingProgress(NamedTuple):
-  """How far a run has come.
-
-  Attributes:
-    round_num: Rounds done, those of earlier processes included.
-    rounds_run: Rounds done by this process.
-    weights: The published weights, `tff.learning.models.ModelWeights` of arrays.
-    test: `loss` and `accuracy` on the test set, of these weights.
-    ledger: The record of each round's cost.
-    date: The day on which this process began.
-    seconds: Seconds of this process, from the first round on; None where client metrics are withheld.
-    interrupted: Whether the run was cut off by the user.
-    non_finite: Updates that were left out.
-  """
-
-  round_num: int
-  rounds_run: int
-  weights: Any
-  test: dict[str, float]
-  ledger: accounting.RunLedger
-  date: datetime.date
-  seconds: Optional[float]
-  interrupted: bool
-  non_finite: NonFinite
 
 
 def client_data(
@@ -120,7 +80,7 @@ def train(
   built: plans.BuiltProcess,
   directory: Optional[run_directory.RunDirectory] = None,
   callbacks: Sequence[Callback] = (),
-) -> TrainingProgress:
+) -> outcomes.Outcome:
   """Runs the experiment to its last round, from its latest checkpoint if there is one.
 
   On KeyboardInterrupt the last finished round is kept and the result says so. With `interrupts.install` a round's
@@ -165,16 +125,19 @@ def train(
   weights = tf.nest.map_structure(np.asarray, rounds.server.weights)
   test, ledger = dict(rounds.current_test()), rounds.server.ledger
   assert ledger is not None  # A run of flags has a plan.
-  return TrainingProgress(
-    rounds.done,
-    rounds.done + 1 - first_round,
-    weights,
-    test,
-    ledger,
-    date,
-    seconds,
-    not rounds.is_finished(),
-    NonFinite(*rounds.non_finite.tolist()),
+  return outcomes.Outcome(
+    experiment,
+    directory,
+    built.leaving,
+    round_num=rounds.done,
+    rounds_run=rounds.done + 1 - first_round,
+    weights=weights,
+    test=test,
+    ledger=ledger,
+    date=date,
+    seconds=seconds,
+    interrupted=not rounds.is_finished(),
+    non_finite=outcomes.NonFinite(*rounds.non_finite.tolist()),
   )
 
 
@@ -193,7 +156,7 @@ class _Rounds:
   Attributes:
     server: State, ledger and average after the rounds done.
     row: The metrics of the last one.
-    non_finite: int64[3], a `NonFinite`.
+    non_finite: int64[3], a `outcomes.NonFinite`.
     began: When the row of the next round began to be made, on the monotonic clock.
   """
 
@@ -203,7 +166,7 @@ class _Rounds:
     self._experiment, self._directory, self._schedule = experiment, directory, experiment.run.schedule
     self._evaluate = experiment.build_evaluation()
     self.began, self.row = 0.0, dict[str, Any]()
-    self.non_finite = np.zeros(len(NonFinite._fields), np.int64)
+    self.non_finite = np.zeros(len(outcomes.NonFinite._fields), np.int64)
     self._test: Mapping[str, float] = {}
     self._tested_round: Optional[int] = None
     publication = experiment.run.publication

@@ -2,13 +2,11 @@
 
 from collections.abc import Sequence
 import csv
-import dataclasses
-import functools
 import math
 import os
 import shlex
 import sys
-from typing import Any, Optional, Union
+from typing import Any, Union
 
 import numpy as np
 import tensorflow as tf
@@ -17,16 +15,13 @@ from data import features
 from experiments.folders import directory as run_directory
 from experiments.folders import folder as run_folder
 from experiments.running import certifying
-from experiments.running import final_summary
-from experiments.running import loop
+from experiments.running import outcome as outcomes
 from experiments.running import setup
 from quap_tff import accounting
 from quap_tff import certificates
-from quap_tff import plans
 from quap_tff.certificates.folders import folder as certificate_folders
 from quap_tff.common import files
 from quap_tff.common import lazy
-from quap_tff.plans.accounts import run_account
 from quap_tff.training import models
 
 plots = lazy.module('experiments.running.plots')  # Matplotlib, which only the end of a run needs.
@@ -36,155 +31,120 @@ _PREDICTION_BATCH = 512
 _MOST_ACCOUNTS = 40
 
 
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-  """The outcome of a run, and what may be said about it.
+def keep(outcome: outcomes.Outcome) -> dict[str, Any]:
+  """Writes everything, unless it is there already, and removes the checkpoints of a finished run.
 
-  Attributes:
-    experiment: The run.
-    result: How far it has come.
-    directory: Its folder; None keeps nothing.
-    leaving: What leaves clients in a round of a run with a certificate.
+  Returns:
+    The summary, or the one that was there.
   """
-
-  experiment: setup.Experiment
-  result: loop.TrainingProgress
-  directory: Optional[run_directory.RunDirectory]
-  leaving: run_account.Leaving
-
-  @functools.cached_property
-  def report(self) -> plans.Report:
-    """The statements about the run: of one that ended before its last planned round, the bound of its plan."""
-    is_stopped = self.result.round_num < self.experiment.run.schedule.rounds
-    return self.experiment.plan.report(self.result.ledger, self.experiment.schedule if is_stopped else None)
-
-  @functools.cached_property
-  def summary(self) -> dict[str, Any]:
-    """The content of summary.json and of the last line of standard output."""
-    experiment, result = self.experiment, self.result
-    return final_summary.make(
-      experiment.run,
-      experiment.federation.num_clients,
-      self.report,
-      rounds=result.round_num,
-      test=result.test,
-      weights=[*result.weights.trainable, *result.weights.non_trainable],
-      date=result.date,
-      interrupted=result.interrupted,
-      seconds=result.seconds,
-      output_dir=self.directory.path if self.directory is not None else None,
-      share_of_ceiling=experiment.plan.share_of_ceiling if experiment.plan.mechanism.facts.is_certified else None,
-    )
-
-  def keep(self) -> dict[str, Any]:
-    """Writes everything, unless it is there already, and removes the checkpoints of a finished run.
-
-    Returns:
-      The summary, or the one that was there.
-    """
-    run, result, directory, summary = self.experiment.run, self.result, self.directory, self.summary
-    if directory is None:
-      return summary
-    kept = run_folder.read_summary(directory.path) or {}
-    is_kept = kept.get('rounds') == result.round_num and not kept.get('interrupted')
-    has_certificate = os.path.exists(
-      os.path.join(directory.file(run_folder.CERTIFICATE), certificate_folders.CERTIFICATE)
-    )
-    if result.rounds_run or result.interrupted or not is_kept or run.method.gives_certificate and not has_certificate:
-      self._write(directory)
-    else:
-      state = 'was finished' if kept['finished'] else f'had come to round {kept["rounds"]}'
-      print(f'The run {state} already; nothing was trained or written.', file=sys.stderr)
-      summary = {**kept, 'output_dir': directory.path}
-    if summary['finished'] and not run.publication.keep_checkpoints:
-      directory.remove_checkpoints()
-    elif not result.interrupted:
-      why = '' if summary['finished'] else f', so that the run can go on to round {run.schedule.rounds}'
-      seeds = 'seeds of the noise and of the cohorts' if self.experiment.cohorts.secret else 'seed of the noise'
-      print(
-        f'{directory.file(run_folder.CHECKPOINTS)} was kept{why}. It holds the {seeds}: keep it as secret as the data.',
-        file=sys.stderr,
-      )
+  run, directory, summary = outcome.experiment.run, outcome.directory, outcome.summary
+  if directory is None:
     return summary
-
-  def _write(self, directory: run_directory.RunDirectory) -> None:
-    """Writes the summary after the files that it speaks of, and the certificate last."""
-    experiment, result = self.experiment, self.result
-    run, federation = experiment.run, experiment.federation
-    features.keep_copy(run.flags['features'], directory.path)
-    if not run.method.gives_certificate:
-      self._write_model_and_account(directory)
-    metrics = plots.read_metrics(directory.file(run_folder.METRICS)) if result.round_num else {}
-    if metrics and run.method.gives_certificate:
-      metrics[plots.SPENT] = spent_by_round(result.ledger, run.flags['delta'])
-    if plots.panels_of(metrics):
-      with directory.replacing(run_folder.PLOT) as path:
-        plots.plot_run(
-          metrics,
-          path,
-          f'{federation.name}, {federation.num_clients} clients, {run.flags["algorithm"]}, {result.round_num} rounds',
-        )
-    directory.write_summary(self.summary)
-    if run.method.gives_certificate:
-      directory.remove_certificate()
-      if not result.interrupted:
-        tested = np.isfinite(metrics.get('test_accuracy', np.zeros(0)))
-        self._certify(directory, int(tested.sum()))
-
-  def _certify(self, directory: run_directory.RunDirectory, tests: int) -> None:
-    experiment, result = self.experiment, self.result
-    run_json = files.read_json(directory.file(run_folder.RUN))
-    about = certifying.about(
-      experiment.run,
-      experiment.plan,
-      run_json['resolved'],
-      tests=tests,
-      test_accuracy=self.summary['test_accuracy'],
-      date=result.date,
-      stretches=run_folder.stated_stretches(run_json, result.round_num),
+  kept = run_folder.read_summary(directory.path) or {}
+  is_kept = kept.get('rounds') == outcome.round_num and not kept.get('interrupted')
+  certificate = os.path.join(directory.file(run_folder.CERTIFICATE), certificate_folders.CERTIFICATE)
+  has_certificate = os.path.exists(certificate)
+  lacks_certificate = run.method.gives_certificate and not has_certificate
+  if outcome.rounds_run or outcome.interrupted or not is_kept or lacks_certificate:
+    _write(outcome, directory)
+  else:
+    state = 'was finished' if kept['finished'] else f'had come to round {kept["rounds"]}'
+    print(f'The run {state} already; nothing was trained or written.', file=sys.stderr)
+    summary = {**kept, 'output_dir': directory.path}
+  if summary['finished'] and not run.publication.keep_checkpoints:
+    directory.remove_checkpoints()
+  elif not outcome.interrupted:
+    why = '' if summary['finished'] else f', so that the run can go on to round {run.schedule.rounds}'
+    seeds = 'seeds of the noise and of the cohorts' if outcome.experiment.cohorts.secret else 'seed of the noise'
+    print(
+      f'{directory.file(run_folder.CHECKPOINTS)} was kept{why}. It holds the {seeds}: keep it as secret as the data.',
+      file=sys.stderr,
     )
-    path, key = directory.file(run_folder.CERTIFICATE), experiment.run.publication.signing_key
-    with directory.writing():
-      certificates.write_run(path, experiment.plan, self.leaving, result.ledger, result.weights.trainable, about, key)
-    print(f'Certified: {path}. python -m quap_tff.verify {shlex.quote(directory.path)} checks it.', file=sys.stderr)
+  return summary
 
-  def _write_model_and_account(self, directory: run_directory.RunDirectory) -> None:
-    experiment, result = self.experiment, self.result
-    run, federation = experiment.run, experiment.federation
-    model = models.build_keras_model(
-      experiment.model, federation.input_shape, federation.num_classes, run.local.compute_dtype
-    )
-    result.weights.assign_weights_to(model)
-    with directory.replacing(run_folder.MODEL) as path:
-      models.save_model(models.with_stock_layers(model), path)
-    if not experiment.cohorts.secret:  # Both say who came.
-      with directory.replacing(run_folder.LEDGER) as path:
-        files.write(path, files.npz(result.ledger.state_dict()))
-      with directory.replacing(run_folder.CLIENTS) as path:
-        self._write_clients(path, model)
 
-  def _write_clients(self, path: str, model: tf.keras.Model) -> None:
-    """One row for each client that the ledger lists. Without client metrics, nothing in it follows from their data."""
-    ledger, clients, report = self.result.ledger, self.experiment.federation.clients, self.report
-    logs_clients, formal, listed = self.experiment.plan.client_metrics, report.formal, ledger.listed
-    # No cell where a round without noise leaves a client without a finite ε.
-    cells = lambda values: ['' if math.isinf(epsilon) else epsilon for epsilon in values[listed]]
-    columns: dict[str, Any] = {'client': listed}
-    if logs_clients:
-      columns['examples'] = [len(clients[client]) for client in listed]
-    columns['rounds'] = ledger.rounds[listed]
-    if report.nominal_epsilon is not None and report.nominal_delta is not None:
-      columns.update(nominal_epsilon=report.nominal_epsilon[listed], nominal_delta=report.nominal_delta[listed])
-    if formal.epsilon is not None:
-      columns['formal_epsilon'] = cells(formal.epsilon)
-    if formal.reading is not None:
-      columns['formal_epsilon_reading'] = cells(formal.reading.epsilon)
-    if logs_clients:
-      columns['test_accuracy'] = client_accuracies(self.experiment, model, listed)
-    with open(path, 'w', newline='', encoding='utf-8') as f:
-      writer = csv.writer(f)
-      writer.writerow(columns)
-      writer.writerows(zip(*columns.values()))
+def _write(outcome: outcomes.Outcome, directory: run_directory.RunDirectory) -> None:
+  """Writes the summary after the files that it speaks of, and the certificate last."""
+  run, federation = outcome.experiment.run, outcome.experiment.federation
+  gives_certificate = run.method.gives_certificate
+  features.keep_copy(run.flags['features'], directory.path)
+  if not gives_certificate:
+    _write_model_and_account(outcome, directory)
+  metrics = plots.read_metrics(directory.file(run_folder.METRICS)) if outcome.round_num else {}
+  if metrics and gives_certificate:
+    metrics[plots.SPENT] = spent_by_round(outcome.ledger, run.flags['delta'])
+  if plots.panels_of(metrics):
+    clients = f'{federation.num_clients} clients'
+    title = f'{federation.name}, {clients}, {run.flags["algorithm"]}, {outcome.round_num} rounds'
+    with directory.replacing(run_folder.PLOT) as path:
+      plots.plot_run(metrics, path, title)
+  directory.write_summary(outcome.summary)
+  if gives_certificate:
+    directory.remove_certificate()
+    if not outcome.interrupted:
+      tested = np.isfinite(metrics.get('test_accuracy', np.zeros(0)))
+      _certify(outcome, directory, int(tested.sum()))
+
+
+def _certify(outcome: outcomes.Outcome, directory: run_directory.RunDirectory, tests: int) -> None:
+  experiment = outcome.experiment
+  run_json = files.read_json(directory.file(run_folder.RUN))
+  about = certifying.about(
+    experiment.run,
+    experiment.plan,
+    run_json['resolved'],
+    tests=tests,
+    test_accuracy=outcome.summary['test_accuracy'],
+    date=outcome.date,
+    stretches=run_folder.stated_stretches(run_json, outcome.round_num),
+  )
+  path, key = directory.file(run_folder.CERTIFICATE), experiment.run.publication.signing_key
+  trainable = outcome.weights.trainable
+  with directory.writing():
+    certificates.write_run(path, experiment.plan, outcome.leaving, outcome.ledger, trainable, about, key)
+  print(f'Certified: {path}. python -m quap_tff.verify {shlex.quote(directory.path)} checks it.', file=sys.stderr)
+
+
+def _write_model_and_account(outcome: outcomes.Outcome, directory: run_directory.RunDirectory) -> None:
+  experiment, federation = outcome.experiment, outcome.experiment.federation
+  model = models.build_keras_model(
+    experiment.model, federation.input_shape, federation.num_classes, experiment.run.local.compute_dtype
+  )
+  outcome.weights.assign_weights_to(model)
+  with directory.replacing(run_folder.MODEL) as path:
+    models.save_model(models.with_stock_layers(model), path)
+  if not experiment.cohorts.secret:  # Both say who came.
+    with directory.replacing(run_folder.LEDGER) as path:
+      files.write(path, files.npz(outcome.ledger.state_dict()))
+    with directory.replacing(run_folder.CLIENTS) as path:
+      _write_clients(outcome, path, model)
+
+
+def _write_clients(outcome: outcomes.Outcome, path: str, model: tf.keras.Model) -> None:
+  """One row for each client that the ledger lists. Without client metrics, nothing in it follows from their data."""
+  ledger, clients, report = outcome.ledger, outcome.experiment.federation.clients, outcome.report
+  logs_clients, formal, listed = outcome.experiment.plan.client_metrics, report.formal, ledger.listed
+  columns: dict[str, Any] = {'client': listed}
+  if logs_clients:
+    columns['examples'] = [len(clients[client]) for client in listed]
+  columns['rounds'] = ledger.rounds[listed]
+  if report.nominal_epsilon is not None and report.nominal_delta is not None:
+    columns.update(nominal_epsilon=report.nominal_epsilon[listed], nominal_delta=report.nominal_delta[listed])
+  if formal.epsilon is not None:
+    columns['formal_epsilon'] = _cells(formal.epsilon[listed])
+  if formal.reading is not None:
+    columns['formal_epsilon_reading'] = _cells(formal.reading.epsilon[listed])
+  if logs_clients:
+    columns['test_accuracy'] = client_accuracies(outcome.experiment, model, listed)
+  with open(path, 'w', newline='', encoding='utf-8') as f:
+    writer = csv.writer(f)
+    writer.writerow(columns)
+    writer.writerows(zip(*columns.values()))
+
+
+def _cells(epsilons: np.ndarray) -> list[Union[float, str]]:
+  """Cells of clients.csv: empty where a round without noise leaves a client without a finite ε."""
+  return ['' if math.isinf(epsilon) else epsilon for epsilon in epsilons]
 
 
 def spent_by_round(ledger: accounting.RunLedger, delta: float) -> np.ndarray:

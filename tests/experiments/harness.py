@@ -25,8 +25,9 @@ from quap_tff.common import lazy
 from tests import processes
 from tests.quap_tff.certificates import made
 
-setup = lazy.module('experiments.running.setup')  # Both load TensorFlow.
+setup = lazy.module('experiments.running.setup')  # These load TensorFlow.
 loop = lazy.module('experiments.running.loop')
+outcome = lazy.module('experiments.running.outcome')
 
 REPOSITORY = pathlib.Path(__file__).absolute().parents[2]
 PRESETS = REPOSITORY / 'experiments' / 'presets'
@@ -70,7 +71,7 @@ def experiment(*arguments: str) -> setup.Experiment:
     return setup.from_flags(values)
 
 
-def trained(experiment: setup.Experiment) -> loop.TrainingProgress:
+def trained(experiment: setup.Experiment) -> outcome.Outcome:
   """The result of an experiment that is run without a folder and without progress."""
   with runtime.activate(experiment.runtime):
     return loop.train(experiment, experiment.build_process())
