@@ -8,7 +8,7 @@
       Y_s = C/(K·D)·(Σ_i x_i + Ẑ_s)                                                                     the release
       θ_t = θ_{t-1} - Y_s
 
-s counts the releases: a round in which nobody has a weight releases nothing. Theorem 2 of docs/privacy.md says that all
+s counts the releases: a round in which nobody has a weight releases nothing. Theorem 2 of docs/proofs.md says that all
 releases are (ε, δ)-differentially private for client i as long as μ_i² = ‖C·w_i‖²/z² ≤ μ_max²(ε, δ), where C is the
 lower triangular matrix of the coefficients c_{s-t}. The filter keeps that bound before the noise is drawn.
 

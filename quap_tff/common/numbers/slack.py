@@ -37,7 +37,7 @@ class Slack(NamedTuple):
 
 
 def slack_of_draws(num_draws: int, log_ratio: float, missing: float, delta: float) -> float:
-  """ε' with which n draws of computed noise are close to n ideal draws, rounded up; docs/privacy.md has the proof.
+  """ε' with which n draws of computed noise are close to n ideal draws, rounded up; docs/proofs.md has the proof.
 
       ε' = η·√(2·n·ln(1/δ')) + n·(η·(e^η - 1) + 2·m)
 

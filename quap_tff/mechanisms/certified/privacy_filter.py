@@ -9,7 +9,7 @@ is charged at once for all of them, up to the last planned round, and its accoun
 
 w_i(t) is the weight that the rule asks for, lowered to what is left of the budget. Weights and spending are known
 before the noise of the round is drawn. So the bound holds if earlier releases decide who comes (theorems 1
-and 2 of docs/privacy.md). It is a bound on every path: what a client has spent is exact only if cohorts did not follow
+and 2 of docs/proofs.md). It is a bound on every path: what a client has spent is exact only if cohorts did not follow
 from releases.
 
 All rounding is on the safe side: the limit is lower than μ_max² by `SLACK`, weights are rounded down to float32, and

@@ -15,7 +15,7 @@ anybody comes, and a round has one level of aggregation.
 The noise Ẑ_t takes back a part of what earlier rounds added: Σ_k c_k·Ẑ_{t-k} = Z_t, with Z_t drawn anew from N(0, z²·I)
 (`quap_tff.mechanisms.noise.correlation`; under independent noise Ẑ_t = Z_t). The releases can be transformed so that
 round t has the noise Z_t. Client i then moves round t by at most Σ_{k, i∈S_{t-k}} c_k·w_i(t-k) units of the clipping
-norm, whatever C_t was in each round. docs/privacy.md has the proof. A private quantile's noised count is a second
+norm, whatever C_t was in each round. docs/proofs.md has the proof. A private quantile's noised count is a second
 mechanism alongside this one. C_t is known before the round, from earlier releases.
 
 If nobody may add anything in a round, the round releases nothing at all. This is so when the cohort is empty, or when

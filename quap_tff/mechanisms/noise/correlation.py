@@ -6,7 +6,7 @@ earlier rounds added does not. Let Z_s be independent Gaussian vectors. Release 
     Σ_{k≥0} c_k·Ẑ_{s-k} = Z_s,     c_0 = 1.
 
 A family says what the coefficients c_k are, and how the server and the accounts compute with them step by step
-(`quap_tff.mechanisms.noise.recursions`). docs/privacy.md derives a client's privacy loss under it. A new family is a
+(`quap_tff.mechanisms.noise.recursions`). docs/proofs.md derives a client's privacy loss under it. A new family is a
 class here and a line in `FAMILIES`. Files keep the name of the family and its parameters.
 """
 

@@ -14,7 +14,7 @@ added.
 Σ has no positive entry off its diagonal, so no entry of Σ⁻¹ is negative, and μ_i is exact: a client whose updates all
 have the largest norm and point in one direction attains it. Earlier entries of Σ do not change when a release is
 appended, so μ_i² is a running sum. It guards a run if a round is released only while everyone's μ_i² is within its
-limit. docs/privacy.md has the theorem and its proof.
+limit. docs/proofs.md has the theorem and its proof.
 """
 
 from __future__ import annotations
@@ -337,7 +337,7 @@ def discreteness_slack(
 ) -> slacks.Slack:
   """The loss if V and W are discrete Gaussians on the integers, and updates are integers.
 
-  docs/privacy.md has the proof. It compares the integer noise of a run with the rounded noise of a run whose V and W
+  docs/proofs.md has the proof. It compares the integer noise of a run with the rounded noise of a run whose V and W
   are real. With a = 1/(m·(1-λ)²·s²), the logarithm of the first probability over the second is at most d·T·a/24. The
   other way round, it is at most ‖P·k‖²/24, P = (s²·Σ)⁻¹. A tail bound for k covers this. Both have a term for how far
   lattice sums of Gaussians are from integrals, which is below 10⁻²⁸⁰ where V and W have ten steps or more.

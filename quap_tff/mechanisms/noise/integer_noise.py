@@ -11,7 +11,7 @@ draw is kept, which has the probability θ(c) over the magnitude's number of wor
 proportional to θ(k + shift), whatever the table is. Draws that are not kept, about one in 25, are made again.
 
 Rounding moves θ by a factor within 1 ± `RELATIVE_ERROR`, for all σ. (Φ⁻¹ of a uniform number would have an error that
-grows with σ, because the ends of each unit cell move.) docs/privacy.md has the proof and what it costs.
+grows with σ, because the ends of each unit cell move.) docs/proofs.md has the proof and what it costs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The integers of the certified mechanism: a grid, its noise, and the cost of rounding (docs/privacy.md).
+"""The integers of the certified mechanism: a grid, its noise, and the cost of rounding (docs/proofs.md).
 
     client     x_i = ⌊(K/C)·u_i⌉ with Σ x² ≤ ⌊w_i·K⌋², checked in integers; otherwise zeros
     server     R_t = Σ x_i + Ẑ_t,  Ẑ_t = ⌊Z_t - b_t⌉,  Z_t ~ N(0, (z·K)²),  b_t = Σ_j gain_j·buffer_j

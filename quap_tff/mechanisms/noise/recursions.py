@@ -4,7 +4,7 @@
 
 Buffer j holds something of earlier releases: of the noise, whose vectors have the model's size, or of a client's
 weights, one number for each client. The impulse response of the recursion is the coefficients c_k. A family says how
-its buffers move on, and with that what a client's participation costs (docs/privacy.md).
+its buffers move on, and with that what a client's participation costs (docs/proofs.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The numbers of docs/privacy.md, computed from the code, and its claims about floating-point noise."""
+"""The numbers of docs/privacy.md and docs/proofs.md, computed from the code, and its claims about floating-point noise."""
 
 import math
 import pathlib
@@ -27,7 +27,8 @@ from quap_tff.mechanisms.parts import postprocessing
 from tests.quap_tff import noise_checks
 
 _ROOT = pathlib.Path(__file__).parents[3]
-_DOC = ' '.join((_ROOT / 'docs' / 'privacy.md').read_text(encoding='utf-8').split())
+_PAGES = [(_ROOT / 'docs' / name).read_text(encoding='utf-8') for name in ('privacy.md', 'proofs.md')]
+_DOC = ' '.join(' '.join(_PAGES).split())
 _TRUST = ' '.join((_ROOT / 'docs' / 'trust.md').read_text(encoding='utf-8').split())
 _DELTA = 1e-5
 _MU = tradeoff.mu_at_most(3.0, _DELTA)

@@ -1,4 +1,4 @@
-"""The theorem on servers that lie (docs/privacy.md), by brute force: random servers against real guards.
+"""The theorem on servers that lie (docs/proofs.md), by brute force: random servers against real guards.
 
 What a server has seen follows from the guards' answers alone. Its noise is R = A·z with independent z, so each client's
 exact loss is w_iᵀ·(A·Aᵀ)⁻¹·w_i. It must be at most what the client's guard has counted, and at most its limit.
