@@ -1,4 +1,4 @@
-"""The numbers of docs/privacy.md and docs/proofs.md, computed from the code, and its claims about floating-point noise."""
+"""The numbers of docs/privacy.md and docs/proofs.md, computed from the code, and claims about floating-point noise."""
 
 import math
 import pathlib
