@@ -101,5 +101,5 @@ def test_the_figure_shows_each_pattern_and_each_method_has_a_look_of_its_own():
   assert len(set(figures.METHODS)) == len(figures.METHODS) <= len(plots.COLOURS)
   for dataset, patterns in figures.PANELS.items():
     assert {row[1] for row in rows if row[0] == dataset} == set(patterns)
-  for page in (PAGE, (DOCS / 'index.md').read_text(encoding='utf-8')):
+  for page in (PAGE, (DOCS.parent / 'README.md').read_text(encoding='utf-8')):
     assert 'results/accuracy.png' in page
