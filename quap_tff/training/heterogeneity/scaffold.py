@@ -17,7 +17,7 @@ of constants and of the cohorts. No number of steps leaves a client.
 
 SCAFFOLD is not orthogonal to noise. ĝ contains the correction s - s_i itself. So s follows the mean of the s_i, but
 never comes back to it once it is off: each round's noise stays in s, which becomes a random walk, and all clients
-follow it. docs/systems.md has measurements.
+follow it. docs/results.md has measurements.
 """
 
 from __future__ import annotations
