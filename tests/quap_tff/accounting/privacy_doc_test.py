@@ -89,7 +89,7 @@ def test_what_integers_cost():
 def test_the_error_of_a_draw():
   error = 2.0**-42
   assert 5 * 136.2 * 2.0**-53 <= 2.0**-43.58 and integer_noise.REACH**2 / 2 < 136.2
-  assert 0.7 * error > 2 * (2.0**-43.58 + 2.0**-49) and 'κ = 0.7·2⁻⁴²' in _DOC
+  assert 0.7 * error > 2 * (2.0**-43.58 + 2.0**-49) and r'\kappa = 0.7 \cdot 2^{-42}' in _DOC
   left_out = integer_noise.added(integer_noise.LARGEST_STDDEV)
   assert left_out < 2.0**-74 and integer_noise.BEYOND_REACH == 4e-61
   assert math.log1p(0.7 * error) - math.log1p(-left_out) - math.log1p(-4e-61) <= error == integer_noise.RELATIVE_ERROR
