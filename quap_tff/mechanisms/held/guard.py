@@ -7,7 +7,7 @@ The server announces the cohort of each round, and then who came: who is in the 
 its clients. Both are public. A guard keeps them as a chain, each link with the digest of the one before, so that two
 clients that compare digests see a server that told them different things. From the chain follows everyone's exact
 account (`held_noise.Account`). The weight, the clipping norm and the number of rounds are the plan's, and never the
-server's. docs/proofs.md says what this earns, and what is left to trust.
+server's. docs/trust.md says what this earns, and what is left to trust.
 
 A client must not draw the same noise twice. So it answers only rounds after the last one that it answered, and writes
 that down before it answers. Three things that a server may say need more than this:
