@@ -16,12 +16,14 @@ The first four are the default and take at most 8 minutes on two cores. The othe
 
 The cases are:
 
-  tff_worker        stock TFF DP-FedAvg in TFF's C++ worker
-  tff_in_process    the same computation, unchanged, in the in-process runtime
-  quap_float32      QuAP-FL in the in-process runtime
-  quap_bfloat16     the same with bfloat16 arithmetic
-  ceiling           the same steps as a bare TensorFlow loop: no federation, no aggregation
-  ceiling_bfloat16  the same loop with bfloat16 arithmetic: Keras' mixed precision
+  tff_worker         stock TFF DP-FedAvg in TFF's C++ worker, as TFF comes
+  tff_worker_onednn  the same with oneDNN's kernels, where TensorFlow does not turn
+                     them on by itself
+  tff_in_process     the same computation, unchanged, in the in-process runtime
+  quap_float32       QuAP-FL in the in-process runtime
+  quap_bfloat16      the same with bfloat16 arithmetic
+  ceiling            the same steps as a bare TensorFlow loop: no federation, no aggregation
+  ceiling_bfloat16   the same loop with bfloat16 arithmetic: Keras' mixed precision
 
 On a CPU without instructions for bfloat16, the two cases with it are left out, unless there is --device=gpu.
 
@@ -45,9 +47,9 @@ from absl import flags
 
 from experiments.benchmarking import turns
 from experiments.command import command_line
+from quap_tff.common import kernels
 from quap_tff.common import lazy
 from quap_tff.common import registry
-from quap_tff.training import models
 
 _SECTION_NAMES = ['cases', 'aggregation', 'small', 'start', 'growth', 'memory', 'cohort']
 
@@ -75,7 +77,15 @@ _SECTIONS = flags.DEFINE_list(
   flag_values=_FLAGS,
 )
 
-_CASES = ('tff_worker', 'tff_in_process', 'quap_float32', 'quap_bfloat16', 'ceiling', 'ceiling_bfloat16')
+_CASES = (
+  'tff_worker',
+  'tff_worker_onednn',
+  'tff_in_process',
+  'quap_float32',
+  'quap_bfloat16',
+  'ceiling',
+  'ceiling_bfloat16',
+)
 _REFERENCES = ('tff_worker', 'ceiling', 'ceiling_bfloat16')
 _COHORT_EXAMPLES = 60
 # The first is the default rule, whose cases have no suffix.
@@ -98,10 +108,10 @@ def main(argv: list[str]) -> int:
     with open(_CSV.value, 'a', encoding='utf-8'):  # A file that cannot be written is found out now, not at the end.
       pass
   lazy.load('psutil')
-  if _DEVICE.value == 'gpu':
-    with turns.Measurement('check', device=_DEVICE.value):
-      pass
-  print(f'{platform.platform()}, {len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}', flush=True)
+  with turns.Measurement('check', device=_DEVICE.value) as measurement:
+    used = measurement.labels[0]['kernels']
+  cores = len(os.sched_getaffinity(0))
+  print(f'{platform.platform()}, {cores} cores, Python {platform.python_version()}, {used}', flush=True)
   sections = dict(zip(_SECTION_NAMES, [_cases, _aggregation, _small, _start, _growth, _memory, _cohort]))
   rows, begin = [], time.monotonic()
   for name, section in sections.items():
@@ -146,12 +156,21 @@ def _table_line(cells: Iterable[Any]) -> str:
   return f'{first:<28}' + ''.join(f'{str(cell):>20}' for cell in others)
 
 
+def cases_here(on_gpu: bool = False) -> list[str]:
+  """The cases that mean something on this processor, in order."""
+  cases = list(_CASES)
+  if kernels.starts_onednn() or lazy.ONEDNN_BEFORE is not None:
+    cases.remove('tff_worker_onednn')  # It would be `tff_worker` once more.
+  if kernels.emulates_bfloat16() and not on_gpu:
+    cases = [name for name in cases if 'bfloat16' not in name]
+  return cases
+
+
 def _cases(note: turns.Note) -> list[turns.Row]:
   workload = dict(clients=_CLIENTS.value, examples=_EXAMPLES.value, batch_size=_BATCH_SIZE.value, device=_DEVICE.value)
-  cases, references = list(_CASES), list(_REFERENCES)
-  if _DEVICE.value != 'gpu' and models.emulates_bfloat16():
-    cases = [name for name in cases if 'bfloat16' not in name]
-    references = [name for name in references if 'bfloat16' not in name]
+  cases = cases_here(on_gpu=_DEVICE.value == 'gpu')
+  references = [name for name in _REFERENCES if name in cases]
+  if 'quap_bfloat16' not in cases:
     print(
       'Without quap_bfloat16 and ceiling_bfloat16: this CPU has no bfloat16 instructions, and to emulate them takes '
       'minutes a round. --device=gpu measures them on a GPU.',

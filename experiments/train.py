@@ -30,9 +30,9 @@ from experiments.running import progress
 from quap_tff.accounting import protection as protections
 from quap_tff.accounting import spent as spents
 from quap_tff.common import durable
+from quap_tff.common import kernels
 from quap_tff.common import lazy
 from quap_tff.common.lazy import tf
-from quap_tff.training import models
 
 if TYPE_CHECKING:
   from experiments.command.run import Run
@@ -186,7 +186,7 @@ def _opening(experiment: 'Experiment', directory: Optional['RunDirectory']) -> I
 def _emulates_bfloat16(run: 'Run') -> bool:
   config = run.runtime.config
   on_gpu = config.kind == 'in_process' and config.device != 'cpu' and tf.config.list_physical_devices('GPU')
-  return run.local.compute_dtype == 'bfloat16' and not on_gpu and models.emulates_bfloat16()
+  return run.local.compute_dtype == 'bfloat16' and not on_gpu and kernels.emulates_bfloat16()
 
 
 def _print_summary(outcome: 'Outcome', summary: Mapping[str, Any]) -> None:

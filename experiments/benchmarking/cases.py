@@ -21,6 +21,7 @@ import numpy as np
 
 from experiments.command import command_line
 import quap_tff
+from quap_tff.common import kernels
 from quap_tff.common import lazy
 from quap_tff.common.lazy import tf
 from quap_tff.common.lazy import tff
@@ -58,9 +59,9 @@ Rounds = Iterator[list[Round]]
 
 
 def check(device: str) -> Rounds:
-  """No rounds; raises `runtime.DeviceError` if there is no such device here."""
+  """A label with the kernels that TensorFlow uses; raises `runtime.DeviceError` if there is no such device here."""
   runtime.prepare(runtime.RuntimeConfig(device=device))
-  yield []
+  yield [({'kernels': kernels.described()}, lambda: None)]
 
 
 def case(name: str, clients: int, examples: int, batch_size: int, device: str) -> Rounds:
@@ -69,7 +70,9 @@ def case(name: str, clients: int, examples: int, batch_size: int, device: str) -
   if name in ('ceiling', 'ceiling_bfloat16'):
     yield [({}, _ceiling_round(data, batch_size, device, 'float32' if name == 'ceiling' else 'bfloat16'))]
     return
-  kind = 'native' if name == 'tff_worker' else 'in_process'
+  kind = 'native' if name.startswith('tff_worker') else 'in_process'
+  if name == 'tff_worker' and lazy.ONEDNN_BEFORE is None:
+    del os.environ[lazy.ONEDNN_VARIABLE]  # The worker inherits the environment, and is measured as TFF comes.
   with runtime.activate(runtime.RuntimeConfig(kind=kind, device='cpu' if kind == 'native' else device)):
     if name.startswith('tff_'):
       yield [({}, round_of(_stock_process(clients), _batched(data, batch_size)))]

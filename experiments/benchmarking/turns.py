@@ -86,6 +86,7 @@ class MeasuredChild:
       worker_processes.ending_with_this_one([sys.executable, '-m', *module_and_arguments]),
       bufsize=0,
       start_new_session=True,
+      env=lazy.environment_before(),
       **streams,  # type: ignore[call-overload]
     )
     self._lines: Any = self._process.stdout or self._process.stderr

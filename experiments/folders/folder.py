@@ -15,6 +15,7 @@ from quap_tff.certificates.folders import about as abouts
 from quap_tff.certificates.folders import folder as certificate_folders
 from quap_tff.common import checks
 from quap_tff.common import files
+from quap_tff.common import kernels
 from quap_tff.common import version
 from quap_tff.common.lazy import tf
 from quap_tff.common.lazy import tff
@@ -34,7 +35,10 @@ _FOLDERS = (CHECKPOINTS, TENSORBOARD, CERTIFICATE)
 _FILES = (RUN, METRICS, SUMMARY, MODEL, LEDGER, CLIENTS, PLOT)
 # A run that was interrupted before its first round may leave these names.
 _OF_THE_START = {LOCK, RUN + files.UNFINISHED, CHECKPOINTS}
-_MACHINE, _STRETCH = frozenset({'platform', 'cores', 'gpus'}), frozenset({'first_round', 'code', 'versions', 'machine'})
+_MACHINE, _STRETCH = (
+  frozenset({'platform', 'cores', 'gpus', 'onednn'}),
+  frozenset({'first_round', 'code', 'versions', 'machine'}),
+)
 
 _SOURCES = ('quap_tff', 'data', 'experiments')
 
@@ -227,11 +231,12 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> dict[str, Any]:
-  """The platform, the cores and the GPUs. Loads TensorFlow."""
+  """The platform, the cores, the GPUs, and whether oneDNN's kernels are on. Loads TensorFlow."""
   return {
     'platform': platform.platform(),
     'cores': len(os.sched_getaffinity(0)),
     'gpus': len(tf.config.list_physical_devices('GPU')),
+    'onednn': kernels.uses_onednn(),
   }
 
 
@@ -297,3 +302,5 @@ def _check_machine(value: Mapping[str, Any]) -> None:
     raise ValueError(f'platform must be a text, found {machine["platform"]!r}')
   for name in ('cores', 'gpus'):
     checks.integer(name, machine[name], at_least=0)
+  if not isinstance(machine['onednn'], bool):
+    raise ValueError(f'onednn must be true or false, found {machine["onednn"]!r}')

@@ -15,6 +15,12 @@ from typing import Any, Callable, Optional, TYPE_CHECKING
 
 # Keeps TensorFlow's start-up messages out. It reads this when it is loaded. A value that the user set is kept.
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+# TensorFlow turns its oneDNN kernels on by itself only where a processor has AVX512_VNNI, AVX512_BF16 or AMX. Elsewhere
+# convolutions are slower without them (docs/runtimes.md). It reads this when it is loaded, too.
+ONEDNN_VARIABLE = 'TF_ENABLE_ONEDNN_OPTS'
+# The value that the user set; None without one.
+ONEDNN_BEFORE = os.environ.get(ONEDNN_VARIABLE)
+os.environ.setdefault(ONEDNN_VARIABLE, '1')
 
 # Where the name of a package in the index is not the name of its module.
 _PACKAGES = {
@@ -34,6 +40,14 @@ _PACKAGES = {
 # What training alone needs, and the newest Python that has all of it (`training` in pyproject.toml).
 _OF_TRAINING = ('attr', 'grpc', 'tensorflow', 'tensorflow_federated', 'tensorflow_privacy', 'tree')
 _NEWEST_PYTHON = (3, 11)
+
+
+def environment_before() -> dict[str, str]:
+  """The environment as the user gave it: without the value for oneDNN, if the user gave none."""
+  environment = dict(os.environ)
+  if ONEDNN_BEFORE is None:
+    environment.pop(ONEDNN_VARIABLE, None)
+  return environment
 
 
 class MissingPackageError(Exception):

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from quap_tff.common import kernels
 from quap_tff.runtime import config as config_lib
 from quap_tff.runtime import workers
 from quap_tff.runtime.in_process import context as in_process
@@ -101,6 +102,8 @@ def _one_core_per_client(num_threads: int) -> None:
 
 def _context(config: config_lib.RuntimeConfig) -> Any:
   if config.kind == 'in_process':
+    if said := kernels.late_setting():
+      logging.log_first_n(logging.WARNING, said, 1)
     return in_process.InProcessContext(config.resolved_num_threads(), prepare(config), config.clients_per_call)
   if config.kind == 'native':
     return workers.Worker()

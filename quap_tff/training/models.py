@@ -26,8 +26,6 @@ model_functions = lazy.module('quap_tff.training.model_functions')
 
 # The choices of a compute dtype, and Keras' names of them.
 COMPUTE_DTYPES = {'float32': 'float32', 'bfloat16': 'mixed_bfloat16'}
-# The processors' instructions for bfloat16, as Linux names them: Intel's and AMD's, and Arm's.
-_BFLOAT16 = {'avx512_bf16', 'amx_bf16', 'bf16'}
 # Scale of `linear_features`: a choice of units, by which updates on features of unit norm are of norm 1 or so. Scale s,
 # learning rate r and clipping norm C do what scale 1, s²·r and s·C do.
 LOGIT_SCALE = 10.0
@@ -316,25 +314,6 @@ def build_model_fn(
     return kind(keras_model, loss, spec, label_weights)
 
   return model_fn
-
-
-def emulates_bfloat16(cpuinfo: Optional[str] = None) -> bool:
-  """True if TensorFlow must emulate bfloat16, because the processor has no instructions for it.
-
-  That was fifteen times slower than float32 on a processor with AVX2 only.
-
-  Args:
-    cpuinfo: The text of /proc/cpuinfo; None reads it. Where it lists no instructions, nothing is known, and the answer
-      is no.
-  """
-  if cpuinfo is None:
-    try:
-      with open('/proc/cpuinfo', encoding='utf-8') as file:
-        cpuinfo = file.read()
-    except OSError:
-      return False
-  lists = [line.partition(':')[2].split() for line in cpuinfo.splitlines() if line.startswith(('flags', 'Features'))]
-  return bool(lists) and not _BFLOAT16.intersection(lists[0])
 
 
 def with_stock_layers(model: Any) -> Any:

@@ -29,9 +29,9 @@ def compare(monkeypatch):
     return json.dumps({'case': f'{peer}_{dtype}', 'samples_per_second': speed}) + '\n'
 
   monkeypatch.setattr(module, '_run', run)
-  monkeypatch.setattr(
-    module, '_ours', lambda workload: [{'case': name, 'samples_per_second': speed} for name, speed in _OURS.items()]
-  )
+  monkeypatch.setattr(module.benchmark, 'cases_here', lambda: list(_OURS))
+  monkeypatch.setattr(module, '_ours', lambda args, case: {'case': case, 'samples_per_second': _OURS[case]})
+  monkeypatch.setattr(module, '_DTYPES', ('float32', 'bfloat16'))
   return module
 
 
@@ -47,6 +47,18 @@ def test_all_take_turns_in_the_layout_that_the_first_turn_found(compare):
   assert {row['samples_per_second'] for row in rows if row['case'] in peers} == {250.0}
   layouts = ['--channels_last' in command for command in compare.commands if 'bundles' not in ' '.join(command)]
   assert layouts == [False, True] * 4 + [True] * 8
+
+
+def test_bfloat16_is_left_out_where_the_processor_has_none(compare, monkeypatch):
+  monkeypatch.setattr(compare, '_DTYPES', ('float32',))
+  rows = []
+  args = argparse.Namespace(environments='none', bundle_python='python', clients=2, examples=4, rounds=1, turns=1)
+  compare._run_simulators(args, 'bundles', rows.append)
+  assert [row['case'] for row in rows if row['case'] not in _OURS] == [
+    'bundle_float32',
+    'pfl_float32',
+    'flower_float32',
+  ]
 
 
 def test_each_case_is_compared_in_its_own_arithmetic(compare):

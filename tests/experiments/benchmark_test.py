@@ -99,6 +99,9 @@ class _Measured:
   key = staticmethod(lambda name, arguments: arguments.get('name', name))
 
   def __init__(self, name, /, **arguments):
+    if name == 'check':
+      self.labels = [{'kernels': 'oneDNN on, AVX2'}]
+      return
     self.labels = [{}]
     self.peak_mib = 800.0 + arguments.get('clients', 0) / 10
     self._key = self.key(name, arguments)
@@ -126,6 +129,7 @@ class _Measured:
 @pytest.fixture
 def measured(monkeypatch):
   """A subclass of `_Measured` in place of the measurements."""
+  monkeypatch.setattr(benchmark.kernels, 'starts_onednn', lambda: True)
   fake = type('Measured', (_Measured,), {'turns': [], 'seconds': {}})
   monkeypatch.setattr(benchmark_turns, 'Measurement', fake)
   return fake
@@ -138,7 +142,7 @@ def _table(path, sections, *arguments):
 
 
 def test_cases_that_the_processor_emulates_are_left_out(tmp_path, measured, capsys, monkeypatch):
-  monkeypatch.setattr(benchmark.models, 'emulates_bfloat16', lambda: True)
+  monkeypatch.setattr(benchmark.kernels, 'emulates_bfloat16', lambda: True)
   names = ['tff_worker', 'tff_in_process', 'quap_float32', 'ceiling']
   measured.seconds = {name: [6.0, 3.0, 1.5] for name in names}
   rows = _table(tmp_path / 'cases.csv', 'cases')
@@ -148,8 +152,18 @@ def test_cases_that_the_processor_emulates_are_left_out(tmp_path, measured, caps
   assert 'quap_bfloat16' in _table(tmp_path / 'cases.csv', 'cases', '--device=gpu')
 
 
+def test_the_worker_has_a_second_case_where_it_comes_without_onednn(tmp_path, measured, capsys, monkeypatch):
+  monkeypatch.setattr(benchmark.kernels, 'emulates_bfloat16', lambda: True)
+  monkeypatch.setattr(benchmark.kernels, 'starts_onednn', lambda: False)
+  monkeypatch.setattr(benchmark.lazy, 'ONEDNN_BEFORE', None)
+  names = ['tff_worker', 'tff_worker_onednn', 'tff_in_process', 'quap_float32', 'ceiling']
+  measured.seconds = {name: [1.0, 1.0, 1.0] for name in names}
+  assert list(_table(tmp_path / 'cases.csv', 'cases')) == names
+  assert capsys.readouterr().out.splitlines()[0].endswith('oneDNN on, AVX2')
+
+
 def test_cases_take_turns_and_each_figure_has_its_spread(tmp_path, measured, capsys, monkeypatch):
-  monkeypatch.setattr(benchmark.models, 'emulates_bfloat16', lambda: False)
+  monkeypatch.setattr(benchmark.kernels, 'emulates_bfloat16', lambda: False)
   names = ['tff_worker', 'tff_in_process', 'quap_float32', 'quap_bfloat16', 'ceiling', 'ceiling_bfloat16']
   measured.seconds = {name: [6.0, 3.0, 1.5] for name in names}
   measured.seconds['quap_float32'] = [3.0, 1.5, 1.0]
@@ -215,7 +229,8 @@ def test_the_kinds_of_an_aggregation_are_compared(monkeypatch, capsys):
   class Kinds(_Measured):
     def __init__(self, name, /, **arguments):
       super().__init__(name, **arguments)
-      self.labels = [{'kind': kind, 'weights': '1M'} for kind in ('QuAP', 'TFF adaptive clip')]
+      if name == 'aggregation':
+        self.labels = [{'kind': kind, 'weights': '1M'} for kind in ('QuAP', 'TFF adaptive clip')]
 
     def run(self, index):
       return (0.25, 0.5)[index], 0.0

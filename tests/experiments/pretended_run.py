@@ -13,7 +13,7 @@ from quap_tff.serving import store as stores
 def write(run, rounds, seconds=2.0, interrupted=False, accuracy=0.5, with_summary=True):
   """Writes what a run of a sweep leaves in its folder after these rounds."""
   os.makedirs(run.path, exist_ok=True)
-  machine = {'platform': 'x', 'cores': 2, 'gpus': 0}
+  machine = {'platform': 'x', 'cores': 2, 'gpus': 0, 'onednn': True}
   stretch = {'first_round': 1, 'code': run_folder.code(), 'versions': {}, 'machine': machine}
   files.write_json(os.path.join(run.path, 'run.json'), {'identity': dict(run.identity), 'stretches': [stretch]})
   with open(os.path.join(run.path, 'metrics.csv'), 'w', newline='') as f:

@@ -12,7 +12,7 @@ from experiments.running import final_summary
 from experiments.running import setup
 from quap_tff import accounting
 from quap_tff import plans
-from quap_tff.training import models
+from quap_tff.common import kernels
 from tests.experiments import harness
 from tests.experiments import library as runs
 
@@ -444,7 +444,7 @@ class TestSummary:
   )
   @pytest.mark.thorough
   def test_emulated_bfloat16_is_said_before_the_first_round(self, emulates, arguments, said, capsys, monkeypatch):
-    monkeypatch.setattr(models, 'emulates_bfloat16', lambda: emulates)
+    monkeypatch.setattr(kernels, 'emulates_bfloat16', lambda: emulates)
     assert harness.main(*harness.TINY, '--algorithm=fedavg', '--rounds=1', '--progress=lines', *arguments) == 0
     before, _, _ = capsys.readouterr().err.partition('round 1/1')
     assert ('This CPU has no bfloat16 instructions' in before and '--compute_dtype=float32 is' in before) == said

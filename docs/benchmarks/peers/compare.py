@@ -16,6 +16,7 @@ import json
 import os
 import pathlib
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
@@ -23,17 +24,28 @@ import tempfile
 import time
 from typing import Callable
 
+from experiments import benchmark
 from experiments.benchmarking import turns
+from quap_tff.common import kernels
+from quap_tff.runtime import worker_processes
 
 _HERE = pathlib.Path(__file__).absolute().parent
 _ROOT = _HERE.parents[2]
-_DTYPES = ('float32', 'bfloat16')
+# To emulate bfloat16 takes minutes a round, in PyTorch as in TensorFlow.
+_DTYPES = ('float32',) if kernels.emulates_bfloat16() else ('float32', 'bfloat16')
 _CIFAR = ['--model=cifar10_cnn', '--clients=50', '--examples=50', '--batch_size=10']
 _CIFAR_ROUNDS = 1500
+_BATCH_SIZE = 32
 _LAYOUTS = ([], ['--channels_last'])
 # QuAP-FL as `experiments.benchmark` has it, except that it clips at the last norm: clients that wait in mid-round
 # cannot be exported. The drawings give the shapes, and no data.
-_EXPORTED = ['--dataset=glyphs', '--model=mnist_cnn', '--participation=full', '--batch_size=32', '--local_epochs=1']
+_EXPORTED = [
+  '--dataset=glyphs',
+  '--model=mnist_cnn',
+  '--participation=full',
+  f'--batch_size={_BATCH_SIZE}',
+  '--local_epochs=1',
+]
 _EXPORTED += ['--clip=quantile_ema:timing=previous,initial_clip=1', '--client_optimizer=sgd:learning_rate=0.005']
 
 
@@ -67,7 +79,10 @@ def main() -> None:
     if args.output:
       pathlib.Path(args.output).write_text(''.join(json.dumps(r) + '\n' for r in rows), encoding='utf-8')
 
-  keep({'machine': platform.platform(), 'cores': len(os.sched_getaffinity(0)), 'load': os.getloadavg()[0]})
+  with turns.Measurement('check', device='cpu') as measurement:
+    used = measurement.labels[0]['kernels']
+  cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
+  keep({'machine': platform.platform(), 'cores': cores, 'load': load, 'kernels': used})
   if not args.published_only:
     with tempfile.TemporaryDirectory() as folder:
       for dtype in _DTYPES:
@@ -87,8 +102,8 @@ def _run_simulators(args: argparse.Namespace, bundles: str, keep: Callable[[dict
   workload = [f'--clients={args.clients}', f'--examples={args.examples}', f'--rounds={args.rounds}']
   faster: dict[tuple[str, str], list[str]] = {}
   for turn in range(args.turns):
-    for row in _ours(workload):
-      keep({'turn': turn, **row})
+    for case in benchmark.cases_here():
+      keep({'turn': turn, **_ours(args, case)})
     for dtype in _DTYPES:
       script = [args.bundle_python, str(_HERE / 'run_bundle.py'), os.path.join(bundles, dtype), f'--dtype={dtype}']
       keep({'turn': turn, **_last_json(_run([*script, *workload], PYTHONPATH=str(_ROOT)))})
@@ -115,7 +130,9 @@ def _python(args: argparse.Namespace, peer: str) -> pathlib.Path:
 def _run(command: list[str], **environment: str) -> str:
   """Standard output of a command; its errors are shown if it fails."""
   env = {**os.environ, **environment}
-  done = subprocess.run(command, cwd=_ROOT, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+  # Ends with this program, however it is ended.
+  ending = worker_processes.ending_with_this_one([shutil.which(command[0]) or command[0], *command[1:]])
+  done = subprocess.run(ending, cwd=_ROOT, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
   if done.returncode:
     raise SystemExit(f'{" ".join(map(str, command))} failed:\n{done.stdout[-3000:]}{done.stderr[-3000:]}')
   return done.stdout
@@ -125,13 +142,14 @@ def _last_json(output: str) -> dict:
   return json.loads([line for line in output.splitlines() if line.startswith('{')][-1])
 
 
-def _ours(workload: list[str]) -> list[dict]:
-  with tempfile.TemporaryDirectory() as folder:
-    path = os.path.join(folder, 'cases.csv')
-    _run([sys.executable, '-m', 'experiments.benchmark', '--sections=cases', f'--csv={path}', *workload])
-    with open(path, newline='', encoding='utf-8') as f:
-      # A column that other sections fill is empty here.
-      return [{k: v if k == 'case' else float(v) for k, v in row.items() if v} for row in csv.DictReader(f)]
+def _ours(args: argparse.Namespace, case: str) -> dict:
+  """A case of `experiments.benchmark`, in a process of its own."""
+  workload = dict(clients=args.clients, examples=args.examples, batch_size=_BATCH_SIZE, device='cpu')
+  with turns.Measurement('case', name=case, **workload) as measurement:
+    measurement.run()  # Traces and compiles.
+    median = statistics.median(measurement.run()[0] for _ in range(args.rounds))
+  speed = args.clients * args.examples / median
+  return {'case': case, 'samples_per_second': speed, 'seconds_per_round': median, 'rounds': args.rounds}
 
 
 def _peer(

@@ -14,9 +14,9 @@ import statistics
 import time
 
 import numpy as np
-import tensorflow as tf
 
-import quap_tff
+import quap_tff  # isort: skip  # It turns on oneDNN, which TensorFlow asks for when it is loaded.
+import tensorflow as tf
 
 
 def main() -> None:

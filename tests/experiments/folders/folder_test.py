@@ -121,7 +121,7 @@ class TestStretches:
 
 def _stretch(first_round, letter='a'):
   code = {'quap_tff': '0.4.0', 'source_sha256': 64 * letter}
-  machine = {'platform': 'x', 'cores': 2, 'gpus': 0}
+  machine = {'platform': 'x', 'cores': 2, 'gpus': 0, 'onednn': True}
   return {'first_round': first_round, 'code': code, 'versions': {'numpy': '1.25.2'}, 'machine': machine}
 
 

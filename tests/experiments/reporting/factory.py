@@ -99,7 +99,7 @@ def write_run(
       'resolved': {'num_clients': flags['num_clients']},
       'flags': {**flags, 'output_dir': str(folder)},
       'versions': {'quap_tff': '0.1.0', 'python': '3.11.0'},
-      'machine': machine or {'platform': 'Linux', 'cores': 2, 'gpus': 0},
+      'machine': machine or {'platform': 'Linux', 'cores': 2, 'gpus': 0, 'onednn': True},
     },
   )
   rounds, num_clients = rounds_run, flags['num_clients']

@@ -478,33 +478,3 @@ class TestSaving:
       assert b'date' not in archive.read('metadata.json')
     x = np.random.default_rng(0).random((3, 8, 8, 1), np.float32)
     np.testing.assert_array_equal(tf.keras.models.load_model(tmp_path / 'one.keras', compile=False)(x), model(x))
-
-
-_OLD = 'fpu vme sse4_2 avx avx2 fma'
-
-
-@pytest.mark.parametrize(
-  'cpuinfo, emulates',
-  [
-    (f'processor\t: 0\nflags\t\t: {_OLD}\nvmx flags\t: ept\n\nprocessor\t: 1\nflags\t\t: {_OLD}\n', True),
-    (f'flags\t\t: {_OLD} avx512f avx512_vnni\n', True),
-    (f'flags\t\t: {_OLD} avx512f avx512_bf16\n', False),
-    (f'flags\t\t: {_OLD} amx_bf16 amx_tile\n', False),
-    ('Features\t: fp asimd sve\n', True),
-    ('Features\t: fp asimd sve bf16\n', False),
-    # Nothing is known.
-    ('', False),
-    ('processor\t: 0\ncpu\t\t: POWER9\n', False),
-  ],
-)
-def test_emulates_bfloat16(cpuinfo, emulates):
-  assert models.emulates_bfloat16(cpuinfo) == emulates
-
-
-def test_emulation_is_asked_of_this_machine():
-  try:
-    with open('/proc/cpuinfo', encoding='utf-8') as file:
-      own = file.read()
-  except OSError:
-    own = ''
-  assert models.emulates_bfloat16() == models.emulates_bfloat16(own)

@@ -1,0 +1,83 @@
+"""Runs one test file of TFF: `run_file.py CONTEXT FILE REPORT COUNTS`, for `run.py`.
+
+CONTEXT is `tff` or `quap_tff`. REPORT is the XML report to write, COUNTS the file for how many computations came to
+the runtime.
+"""
+
+from collections.abc import Sequence
+import importlib.abc
+import importlib.util
+import json
+import os
+import pathlib
+import runpy
+import sys
+from typing import Any, Optional
+
+# Not the folder of this file: its modules are not those that TFF's tests import.
+sys.path.pop(0)
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+
+
+class HelpersOfTests(importlib.abc.MetaPathFinder):
+  """Finds the modules of TFF that its wheel leaves out, because only tests need them, in the checkout.
+
+  It is asked last, so that everything which is installed is what is tested.
+  """
+
+  def __init__(self, checkout: pathlib.Path):
+    self._checkout = checkout
+
+  def find_spec(self, fullname: str, path: Optional[Sequence[str]], target: Any = None) -> Any:
+    """The module's specification; None if it is not TFF's."""
+    del path, target
+    file = self._checkout.joinpath(*fullname.split('.')).with_suffix('.py')
+    if not fullname.startswith('tensorflow_federated.') or not file.exists():
+      return None
+    return importlib.util.spec_from_file_location(fullname, file)
+
+
+def main() -> None:
+  """Runs the file as a program. absltest ends the process."""
+  context, path, report, counts = sys.argv[1:]
+  checkout = next(parent for parent in pathlib.Path(path).parents if parent.name == 'tensorflow_federated').parent
+  sys.meta_path.append(HelpersOfTests(checkout))
+  if context == 'quap_tff':
+    _use_our_runtime(counts)
+  sys.argv = [path, f'--xml_output_file={report}']
+  runpy.run_path(path, run_name='__main__')
+
+
+def _use_our_runtime(counts: str) -> None:
+  """Puts the in-process runtime in the place of each default context that TFF's tests ask for."""
+  import tensorflow_federated as tff  # pylint: disable=import-outside-toplevel
+  from tensorflow_federated.python.core.backends.native import execution_contexts as native
+  from tensorflow_federated.python.core.backends.test import execution_contexts as test
+
+  from quap_tff import runtime
+
+  class Counted(runtime.InProcessContext):
+    """Writes down how many computations came."""
+
+    invocations = 0
+
+    def invoke(self, comp: Any, arg: Any) -> Any:
+      self.invocations += 1
+      with open(counts, 'w', encoding='utf-8') as f:
+        json.dump(self.invocations, f)
+      return super().invoke(comp, arg)
+
+  def set_ours(*_: Any, **__: Any) -> None:
+    tff.framework.set_default_context(Counted(num_threads=1))
+
+  places = (native, test, tff.backends.native, tff.backends.test)
+  names = [name for name in dir(native) + dir(test) if name.startswith('set_sync_') and name.endswith('_context')]
+  for place in places:
+    for name in names:
+      if hasattr(place, name):
+        setattr(place, name, set_ours)
+  set_ours()  # As TFF has a default context from the start.
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,83 @@
+"""The kernels that TensorFlow computes with."""
+
+import subprocess
+import sys
+
+import pytest
+
+from quap_tff.common import kernels
+from quap_tff.common import lazy
+
+_OLD = 'fpu vme sse4_2 avx avx2 fma'
+
+
+@pytest.mark.parametrize(
+  'cpuinfo, emulates',
+  [
+    (f'processor\t: 0\nflags\t\t: {_OLD}\nvmx flags\t: ept\n\nprocessor\t: 1\nflags\t\t: {_OLD}\n', True),
+    (f'flags\t\t: {_OLD} avx512f avx512_vnni\n', True),
+    (f'flags\t\t: {_OLD} avx512f avx512_bf16\n', False),
+    (f'flags\t\t: {_OLD} amx_bf16 amx_tile\n', False),
+    ('Features\t: fp asimd sve\n', True),
+    ('Features\t: fp asimd sve bf16\n', False),
+    # Nothing is known.
+    ('', False),
+    ('processor\t: 0\ncpu\t\t: POWER9\n', False),
+  ],
+)
+def test_emulates_bfloat16(cpuinfo, emulates):
+  assert kernels.emulates_bfloat16(cpuinfo) == emulates
+
+
+def test_emulation_is_asked_of_this_machine():
+  try:
+    with open('/proc/cpuinfo', encoding='utf-8') as file:
+      own = file.read()
+  except OSError:
+    own = ''
+  assert kernels.emulates_bfloat16() == kernels.emulates_bfloat16(own)
+
+
+def test_onednn_starts_by_itself_on_some_processors():
+  assert kernels.starts_onednn(f'flags\t\t: {_OLD} avx512f avx512_vnni\n')
+  assert not kernels.starts_onednn(f'flags\t\t: {_OLD} avx512f\n')
+
+
+def _printed(code: str, given: dict[str, str]) -> str:
+  """The output of a program that begins in an environment with nothing but `given` on oneDNN."""
+  environment = {name: value for name, value in lazy.environment_before().items() if name != lazy.ONEDNN_VARIABLE}
+  return subprocess.run(
+    [sys.executable, '-c', code], env={**environment, **given}, capture_output=True, text=True, check=True
+  ).stdout
+
+
+_SAID = """
+import os
+from quap_tff.common import lazy
+name = lazy.ONEDNN_VARIABLE
+print(os.environ[name], name in lazy.environment_before())
+"""
+
+
+@pytest.mark.parametrize('given, printed', [({}, '1 False'), ({'TF_ENABLE_ONEDNN_OPTS': '0'}, '0 True')])
+def test_onednn_is_on_unless_the_user_says_otherwise(given, printed):
+  assert _printed(_SAID, given).strip() == printed
+
+
+def test_a_setting_that_comes_too_late_is_said(monkeypatch):
+  monkeypatch.setattr(lazy, 'ONEDNN_BEFORE', None)
+  monkeypatch.setattr(kernels, 'uses_onednn', lambda: True)
+  assert kernels.late_setting() is None
+  monkeypatch.setattr(kernels, 'uses_onednn', lambda: False)
+  assert 'TF_ENABLE_ONEDNN_OPTS=1' in kernels.late_setting()
+  monkeypatch.setattr(lazy, 'ONEDNN_BEFORE', '0')
+  assert kernels.late_setting() is None
+
+
+@pytest.mark.slow
+def test_tensorflow_says_what_the_kernels_are():
+  pytest.importorskip('tensorflow')
+  code = 'from quap_tff.common import kernels; print(kernels.described())'
+  assert _printed(code, {}).startswith('oneDNN on, ')
+  off = _printed(code, {'TF_ENABLE_ONEDNN_OPTS': '0', 'ONEDNN_MAX_CPU_ISA': 'AVX2'})
+  assert off.startswith('oneDNN off, ') and off.strip().endswith(', ONEDNN_MAX_CPU_ISA=AVX2')
