@@ -1,4 +1,4 @@
-"""What the documentation site adds to MkDocs: the README as its first page, formulas, and flags that do not break."""
+"""What the documentation site adds to MkDocs: the README as its first page, formulas, and flags that stay whole."""
 
 import pathlib
 import re
@@ -9,6 +9,10 @@ import latex2mathml.converter
 _README = pathlib.Path(__file__).absolute().parents[1] / 'README.md'
 _OUTSIDE = r'\[([^\]]*)\]\((?:CHANGELOG\.md|CITATION\.cff|LICENSE)\)'
 _INLINE_CODE = re.compile(r'(?<!<pre>)<code>([^<]*)</code>')
+_TEXT = re.compile(r'(<pre.*?</pre>|<code.*?</code>|<div class="formula">.*?</div>|<[^>]*>)', re.DOTALL)
+_SUBSCRIPT = re.compile(r'(?<=[\w\u0300-\u036f)])_(?:\{([^{}]*)\}|([A-Za-z0-9α-ω]+))')
+_SUPERSCRIPT = re.compile(r"(?<=\S)\^(?:\{([^{}]*)\}|\(([^()]*)\)|(-?[\w.]*\w'?))")
+_PAGES_WITH_SYMBOLS = ('method.md', 'privacy.md', 'proofs.md', 'systems.md')
 _FLAG = re.compile(r'(?<![\w-])--\w+')
 
 
@@ -41,6 +45,20 @@ def _whole(flag: re.Match[str]) -> str:
   return f'<span class="flag">{flag[0]}</span>'
 
 
-def on_page_content(html: str, **_: Any) -> str:
-  """Browsers may end a line after a hyphen, which would part `--` from the name of a flag."""
+def _raised_and_lowered(text: str) -> str:
+  """`w_i` and `e^{-x}` as a printed page has them, from the innermost braces outwards."""
+  before = ''
+  while before != text:
+    before = text
+    text = _SUBSCRIPT.sub(lambda found: f'<sub>{found[1] or found[2]}</sub>', text)
+    text = _SUPERSCRIPT.sub(lambda found: f'<sup>{found[1] or found[2] or found[3]}</sup>', text)
+  return text
+
+
+def on_page_content(html: str, *, page: Any, **_: Any) -> str:
+  """Symbols get their indices, and flags stay whole: browsers may end a line after a hyphen."""
+  if page.file.src_uri in _PAGES_WITH_SYMBOLS:
+    parts = _TEXT.split(html)
+    parts[::2] = [_raised_and_lowered(text) for text in parts[::2]]
+    html = ''.join(parts)
   return _INLINE_CODE.sub(_with_whole_flags, html)
