@@ -61,3 +61,23 @@ def test_links_of_pages_outside_the_site():
       page = target.read_text(encoding='utf-8') if target.suffix == '.md' else ''
       headings = [re.sub(r'[^\w\- ]', '', h.lower()).replace(' ', '-') for h in re.findall('^#+ (.*)$', page, re.M)]
       assert not anchor or anchor[1:] in headings, f'{name}: {link}{anchor}'
+
+
+def _words(markdown):
+  """The words that a reader reads: without code, tables, pictures and the addresses of links."""
+  text = re.sub(r'^```.*?^```', '', markdown, flags=re.MULTILINE | re.DOTALL)
+  text = re.sub(r'^(?:    |\||!\[).*$', '', text, flags=re.MULTILINE)
+  return re.sub(r'\]\([^)]*\)', ']', text).split()
+
+
+def test_the_readme_is_read_in_a_minute():
+  readme = (ROOT / 'README.md').read_text(encoding='utf-8')
+  assert len(_words(readme)) <= 600
+  (caption,) = re.findall(r'^!\[.*\n\n\*(.*?)\*$', readme, re.MULTILINE | re.DOTALL)
+  assert len(_words(caption)) <= 60
+  cells = [cell for line in readme.splitlines() if line.startswith('| ') for cell in line.split(' | ')]
+  assert max(len(_words(f' {cell}')) for cell in cells) <= 20
+
+
+def test_privacy_is_a_statement_and_not_a_treatise():
+  assert len((DOCS / 'privacy.md').read_text(encoding='utf-8').split()) <= 2500
