@@ -38,14 +38,20 @@ class HelpersOfTests(importlib.abc.MetaPathFinder):
 
 
 def main() -> None:
-  """Runs the file as a program. absltest ends the process."""
+  """Runs the file as a program, and ends the process."""
   context, path, report, counts = sys.argv[1:]
   checkout = next(parent for parent in pathlib.Path(path).parents if parent.name == 'tensorflow_federated').parent
   sys.meta_path.append(HelpersOfTests(checkout))
   if context == 'quap_tff':
     _use_our_runtime(counts)
   sys.argv = [path, f'--xml_output_file={report}']
-  runpy.run_path(path, run_name='__main__')
+  status = 0
+  try:
+    runpy.run_path(path, run_name='__main__')
+  except SystemExit as error:
+    status = int(error.code or 0)
+  # TFF's own context sometimes hangs when the interpreter ends. The report is written by now.
+  os._exit(status)
 
 
 def _use_our_runtime(counts: str) -> None:
