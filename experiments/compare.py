@@ -198,21 +198,19 @@ def _with_flag_file(setting: ComparisonSetting, folder: str) -> ComparisonSettin
 
 
 def _run_comparison(setting: ComparisonSetting, epsilons: Sequence[float], folder: str) -> int:
-  cores, runs, failed = len(os.sched_getaffinity(0)), os.path.join(folder, 'runs'), False
+  cores, runs = len(os.sched_getaffinity(0)), os.path.join(folder, 'runs')
   base = base_flags(_with_flag_file(setting, folder), folder, _DATA_DIR.value)
   grids = grids_of(setting, epsilons)
   left = sum(not scheduler.standing(run).finished for grid in sweep_runs.runs_of(runs, base, grids) for run in grid)
   minutes = max(1, math.ceil(left * setting.seconds / cores / 60))
   if left:
     _say(f'{left} runs of about {setting.seconds:g} s: {minutes} minute{"s" * (minutes > 1)} on {cores} cores.')
-  for axes in grids:
-    outcome = sweep.play_runs(runs, base, axes, cores)
-    if outcome.status == command_line.INTERRUPTED:
-      _say('The same command continues it.')
-      return outcome.status
-    if outcome.status:
-      _say('\n'.join(outcome.said))
-      failed = True
+  outcome = sweep.play_runs(runs, base, grids, cores)
+  if outcome.status == command_line.INTERRUPTED:
+    _say('The same command continues it.')
+    return outcome.status
+  if outcome.status:
+    _say('\n'.join(outcome.said))
   command = ['python', '-m', 'experiments.compare', f'--dataset={_DATASET.value}']
   command += [f'--data_dir={_DATA_DIR.value}'] if _DATA_DIR.value else []
   command += [f'--epsilons={",".join(_EPSILONS.value)}'] if _FLAGS['epsilons'].present else []
@@ -227,7 +225,7 @@ def _run_comparison(setting: ComparisonSetting, epsilons: Sequence[float], folde
     elif isinstance(block, pages.Note):
       print('\n' + '\n'.join(command_line.filled(block)))
   print(f'Page: {os.path.join(folder, "report", "index.html")}')
-  return command_line.FAILED if failed else 0
+  return outcome.status
 
 
 def base_flags(setting: ComparisonSetting, folder: str, data_dir: Optional[str]) -> list[str]:

@@ -81,7 +81,8 @@ def main(argv: list[str], start: Optional[Start] = None) -> int:
   interrupts.install()
   base = _parse(argv)
   folder, axes, parallel = _OUTPUT_DIR.value, _VARY.value, _PARALLEL.value
-  outcome = listed(folder, base, axes, parallel) if _DRY_RUN.value else play_runs(folder, base, axes, parallel, start)
+  grids = [axes] if axes else []
+  outcome = listed(folder, base, grids, parallel) if _DRY_RUN.value else play_runs(folder, base, grids, parallel, start)
   for line in outcome.said:
     print(line)
   if outcome.result is not None:
@@ -90,14 +91,14 @@ def main(argv: list[str], start: Optional[Start] = None) -> int:
 
 
 def play_runs(
-  folder: str, base: Sequence[str], axes: Sequence[str], parallel: int = 1, start: Optional[Start] = None
+  folder: str, base: Sequence[str], grids: Sequence[Sequence[str]], parallel: int = 1, start: Optional[Start] = None
 ) -> SweepOutcome:
   """Runs what is left of a sweep, and prints its progress on standard error.
 
   Args:
     folder: The folder of the sweep.
     base: The flags of all runs. Empty: those of the folder's sweep.
-    axes: The grid, as --vary has it. Empty: all grids of the folder's sweep.
+    grids: The grids, each as --vary has it. Empty: all grids of the folder's sweep.
     parallel: How many runs are active at a time.
     start: Starts a run; None to start each in a process.
 
@@ -105,7 +106,7 @@ def play_runs(
     ValueError: For wrong flags or a wrong folder. No run was started.
   """
   try:
-    record, runs = _prepare(folder, base, axes)
+    record, runs = _prepare(folder, base, grids)
     for line in sweep_runs.changed_controls(folder, record):
       _say(f'Changed for what is left: {line.strip()}.')
     with sweep_runs.held(folder, record):
@@ -122,9 +123,9 @@ def play_runs(
     return SweepOutcome(command_line.INTERRUPTED, [], None)
 
 
-def listed(folder: str, base: Sequence[str], axes: Sequence[str], parallel: int = 1) -> SweepOutcome:
-  """The runs of a sweep with their commands and how far they have come. Arguments and errors are those of `play`."""
-  _, runs = _prepare(folder, base, axes)
+def listed(folder: str, base: Sequence[str], grids: Sequence[Sequence[str]], parallel: int = 1) -> SweepOutcome:
+  """The runs of a sweep with their commands and how far they have come, as `play_runs` takes them."""
+  _, runs = _prepare(folder, base, grids)
   standings = {run.name: scheduler.standing(run) for run in runs}
   said = []
   for run in runs:
@@ -154,13 +155,13 @@ def _parse(argv: Sequence[str]) -> list[str]:
 
 
 def _prepare(
-  folder: str, base: Sequence[str], axes: Sequence[str]
+  folder: str, base: Sequence[str], grids: Sequence[Sequence[str]]
 ) -> tuple[sweep_runs.Record, list[sweep_runs.SweepRun]]:
   """The sweep, and the runs that this call is about."""
-  record = sweep_runs.extended(folder, base, axes)
+  record = sweep_runs.extended(folder, base, grids)
   by_grid = sweep_runs.runs_of(folder, record.base, record.grids)
-  if axes:
-    return record, by_grid[record.grids.index(list(axes))]
+  if grids:
+    by_grid = [by_grid[record.grids.index(list(grid))] for grid in grids]
   return record, list({run.name: run for runs in by_grid for run in runs}.values())
 
 

@@ -75,23 +75,23 @@ class Record(NamedTuple):
   grids: list[list[str]]
 
 
-def extended(output_dir: str, base: Sequence[str], axes: Sequence[str]) -> Record:
-  """The folder's sweep with `axes` as one more grid, or a new sweep if the folder has none. Changes nothing.
+def extended(output_dir: str, base: Sequence[str], grids: Sequence[Sequence[str]]) -> Record:
+  """The folder's sweep with more grids, or a new sweep if the folder has none. Changes nothing.
 
   Args:
     output_dir: The sweep's folder.
     base: The base flags of every run. Empty: those of the folder's sweep.
-    axes: The grid. Empty: none is added.
+    grids: The grids; those that the sweep has already are not added again.
 
   Raises:
-    ValueError: If the grid is empty and there is no other grid, if the folder holds something else, if a base flag is
+    ValueError: If there is no grid at all, if the folder holds something else, if a base flag is
       wrong, or if the base flags compute something else than the folder's sweep (the message says which flags differ).
   """
   kept = _read_record(output_dir)
   if kept is None:
-    if not axes:
+    if not grids:
       raise ValueError(f'The grid is empty, and {output_dir} holds no sweep to continue. Give --vary=name=value|value.')
-    return Record(list(base), *_base_values(base), [list(axes)])
+    return Record(list(base), *_base_values(base), [list(grid) for grid in grids])
   base = list(base) or kept.base
   identity, flags = _base_values(base)
   differing = run_folder.differences(kept.identity, identity)
@@ -100,8 +100,8 @@ def extended(output_dir: str, base: Sequence[str], axes: Sequence[str]) -> Recor
       f'{output_dir} is a sweep with other base flags:{"".join(differing)}\nGive the same flags or none, vary them '
       'in the grid, or use another folder.'
     )
-  is_new = axes and list(axes) not in kept.grids
-  return Record(base, identity, flags, [*kept.grids, list(axes)] if is_new else kept.grids)
+  new = [list(grid) for grid in grids if list(grid) not in kept.grids]
+  return Record(base, identity, flags, [*kept.grids, *new])
 
 
 def changed_controls(output_dir: str, record: Record) -> list[str]:

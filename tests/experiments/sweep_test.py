@@ -256,7 +256,7 @@ class TestSecondCall:
     assert '--stop_after: None there, 5 now' in ended.err
 
   def test_a_folder_at_work_is_refused(self, call, folder):
-    with sweep_runs.held(str(folder), sweep_runs.extended(str(folder), _BASE, ['seed=1'])):
+    with sweep_runs.held(str(folder), sweep_runs.extended(str(folder), _BASE, [['seed=1']])):
       ended, runs = call('--vary=seed=1')
     assert ended.status == 1 and not runs.started and 'Another sweep is running in' in ended.err
     assert call('--vary=seed=1')[0].status == 0
@@ -569,7 +569,7 @@ def test_real_runs_compute_what_they_compute_alone_and_are_cut_off_with_the_swee
   assert harness.main(*base, '--rounds=8', f'--output_dir={tmp_path / "alone"}') == 0
   folder.mkdir()
   pretended_run.write(_runs_in(folder, grid, base=base)[done], 4)
-  record = sweep_runs.extended(str(tmp_path / 'new'), base, [grid])
+  record = sweep_runs.extended(str(tmp_path / 'new'), base, [[grid]])
   with sweep_runs.held(str(folder), record):
     pass
   command = [sys.executable, '-m', 'experiments.sweep', f'--output_dir={folder}', f'--vary={grid}', '--', *base]

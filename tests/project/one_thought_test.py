@@ -19,7 +19,7 @@ MAXIMA = {
   # A comprehension or generator inside another one.
   'nested comprehension': 8,
   # `a if b else c` inside an f-string, a comprehension or an argument.
-  'condition inside an expression': 125,
+  'condition inside an expression': 124,
   # `name = lambda …`, which `def` names better.
   'lambda with a name': 23,
   # More than two `*` or `**` in a list, tuple, set or dict.
