@@ -12,7 +12,7 @@ _INLINE_CODE = re.compile(r'(?<!<pre>)<code>([^<]*)</code>')
 _TEXT = re.compile(r'(<pre.*?</pre>|<code.*?</code>|<div class="formula">.*?</div>|<[^>]*>)', re.DOTALL)
 _SUBSCRIPT = re.compile(r'(?<=[\w\u0300-\u036f)])_(?:\{([^{}]*)\}|([A-Za-z0-9α-ω]+))')
 _SUPERSCRIPT = re.compile(r"(?<=\S)\^(?:\{([^{}]*)\}|\(([^()]*)\)|(-?[\w.]*\w'?))")
-_PAGES_WITH_SYMBOLS = ('method.md', 'privacy.md', 'proofs.md', 'systems.md')
+_PAGES_WITH_SYMBOLS = ('errata.md', 'method.md', 'names.md', 'privacy.md', 'proofs.md', 'systems.md')
 _FLAG = re.compile(r'(?<![\w-])--\w+')
 
 
