@@ -35,8 +35,9 @@ def load(
 
   Args:
     spec: A dataset, e.g. `digits`, `mnist`, `femnist`, `femnist:test_writers=0.1`; see `DATASETS`.
-    data_dir: The folder that holds the dataset's file (mnist.npz, cifar10.npz, mnist_writers.npz, emnist_all.sqlite,
-      cifar100.sqlite, shakespeare.sqlite, stackoverflow.sqlite with stackoverflow.word_count; or that of `npz:path=`).
+    data_dir: The folder that holds the dataset's file (mnist.npz, cifar10.npz, mnist_writers.npz, unipen62.npz,
+      emnist_all.sqlite, cifar100.sqlite, shakespeare.sqlite, stackoverflow.sqlite with stackoverflow.word_count; or
+      that of `npz:path=`).
       `None`: the cache of Keras or TFF, filled by their download if empty.
     num_clients: N. `None`: 100, or all clients of a dataset that has its own. If a smaller number is given for such a
       dataset, the seed chooses the clients.

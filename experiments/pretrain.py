@@ -44,7 +44,7 @@ from quap_tff.training import models
 _FLAGS = command_line.new_flags()
 _text = functools.partial(flags.DEFINE_string, flag_values=_FLAGS)
 _integer = functools.partial(flags.DEFINE_integer, flag_values=_FLAGS)
-_DATA_DIR = _text('data_dir', None, 'Folder with emnist_byclass_test.npz. Glyphs need no folder.')
+_DATA_DIR = _text('data_dir', None, 'Folder with emnist_byclass_test.npz or unipen62.npz. Glyphs need no folder.')
 _PUBLIC_DATA = _text(
   'public_data', 'emnist_letters', f'Data that the network learns from: {registry.describe(public_images.SOURCES)}.'
 )

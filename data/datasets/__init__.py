@@ -15,6 +15,7 @@ DATASETS: dict[str, type[base.Dataset]] = {
   'glyphs': synthetic.Glyphs,
   'mnist': images.Mnist,
   'mnist_writers': images.MnistWriters,
+  'unipen': images.Unipen,
   'cifar10': images.Cifar10,
   'things': synthetic.Things,
   'femnist': natural.Femnist,

@@ -1,4 +1,4 @@
-"""Images from scikit-learn and from Keras' files, which are pools of examples; and MNIST with its writers."""
+"""Images from scikit-learn and from Keras' files, which are pools of examples; and characters with their writers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import numpy as np
 
 from data import federation
 from data import reading
+from data import unipen
 from data.datasets import base
+from quap_tff.common import checks
 from quap_tff.common import lazy
 from quap_tff.common.lazy import tf
 from quap_tff.common.numbers import rng as rng_lib
@@ -126,3 +128,27 @@ class MnistWriters(base.Dataset):
       raise reading.wrong(path, expected, reading.described_array(writers))
     test_set = f'{len(pool.test_y):,} digits by other writers, who take part in no round.'
     return pool.owned(request, writers, 'writer', test_set=test_set)
+
+
+@dataclasses.dataclass(frozen=True)
+class Unipen(base.Dataset):
+  """UNIPEN's isolated characters with their real writers as clients: float32[28, 28, 1], 1.0 = ink; 62 classes.
+
+  The file has 103,614 characters of 311 writers, from 20 to 4,884 of each. It is not Federated EMNIST: other people
+  wrote, at another time and with another medium.
+
+  Attributes:
+    test_writers: The share of the writers, in (0, 1), who are not clients and on whose characters models are tested.
+  """
+
+  has_own_clients = True
+  image_shape = (28, 28, 1)
+
+  test_writers: float = checks.number_field('unipen test_writers', 0.2, above=0, below=1)
+
+  def load(self, request: base.Request) -> federation.Federation:
+    x, y, writer = unipen.read(request.data_dir)
+    x = x[..., None]
+    # No test examples of its own: those of the writers who only test take their place.
+    pool = base.Pool(x, y, x[:0], y[:0], white=255.0, num_classes=unipen.NUM_CLASSES)
+    return pool.owned(request, writer, 'writer', test_share=self.test_writers)

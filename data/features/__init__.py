@@ -6,6 +6,7 @@ import shutil
 from typing import Callable
 
 from data import federation as federation_lib
+from data import unipen
 from data.features import drawn
 from data.features import maps
 from data.features import store
@@ -40,6 +41,7 @@ def map_federation(
   if isinstance(features, maps.NoFeatures):
     return federation
   features.check(federation.input_shape)
+  _check_is_of_others(features, federation)
   # Features are computed once, so all of them are in memory, whether the examples were or not.
   auxiliary = () if federation.auxiliary is None else (federation.auxiliary,)
   everyone = (*federation.clients, federation.test, *auxiliary)
@@ -54,6 +56,15 @@ def map_federation(
     features=registry.format_spec(spec.partition(':')[0], features),
     public_data=features.public_data(),
   )
+
+
+def _check_is_of_others(features: maps.Features, federation: federation_lib.Federation) -> None:
+  """Refuses features that were learned from the data of the clients, which no account would cover."""
+  if federation.name.partition(':')[0] == 'unipen' and unipen.PROVENANCE in features.public_data():
+    raise ValueError(
+      "These features were learned from UNIPEN's writers, who are the clients of --dataset=unipen, so no account would "
+      'cover what was learned of them. Give features of other data, such as --public_data=glyphs makes.'
+    )
 
 
 # The subfolder of a run's folder in which the copy of its extractor lies, so that the folder needs no other.

@@ -8,6 +8,7 @@ from typing import Optional
 import numpy as np
 
 from data import reading
+from data import unipen
 from data.features import characters
 from quap_tff.common import checks
 
@@ -68,17 +69,39 @@ class EmnistLetters(Source):
     if not letters.any() or y.min() < 0 or y.max() >= _CHARACTERS:
       expected = f'labels in [0, {_CHARACTERS}), letters from {_DIGITS} on'
       raise reading.wrong(path, expected, str(sorted(set(y.tolist()))))
-    merged = np.arange(_CHARACTERS)
-    for letter in _MERGED:
-      upper = _DIGITS + ord(letter) - ord('A')
-      merged[upper + 26] = upper
-    classes, labels = np.unique(merged[y[letters]], return_inverse=True)
+    classes, labels = np.unique(_merged_cases(y[letters]), return_inverse=True)
     return PublicImages(
       x=x[letters],
       y=labels.astype(np.int32),
       num_classes=len(classes),
       description=f"Learned on the {letters.sum():,} letters of EMNIST ByClass's test images, no digits among them. "
       'People who wrote digits of MNIST may have written letters of EMNIST.',
+    )
+
+
+def _merged_cases(y: np.ndarray) -> np.ndarray:
+  """Labels in EMNIST's ByClass order, where both cases of a letter that is written alike have the upper one's."""
+  merged = np.arange(_CHARACTERS)
+  for letter in _MERGED:
+    upper = _DIGITS + ord(letter) - ord('A')
+    merged[upper + 26] = upper
+  return merged[y]
+
+
+@dataclasses.dataclass(frozen=True)
+class UnipenCharacters(Source):
+  """UNIPEN's isolated characters, 47 classes: letters that are written alike in both cases are one."""
+
+  def read(self, data_dir: Optional[str], seed: int) -> PublicImages:
+    del seed
+    x, y, writer = unipen.read(data_dir)
+    classes, labels = np.unique(_merged_cases(y), return_inverse=True)
+    writers = len(np.unique(writer))
+    return PublicImages(
+      x=x,
+      y=labels.astype(np.int32),
+      num_classes=len(classes),
+      description=f'Learned on {len(x):,} characters of {writers} writers. {unipen.PROVENANCE}',
     )
 
 
@@ -115,4 +138,4 @@ class GlyphImages(Source):
     )
 
 
-SOURCES: dict[str, type[Source]] = {'emnist_letters': EmnistLetters, 'glyphs': GlyphImages}
+SOURCES: dict[str, type[Source]] = {'emnist_letters': EmnistLetters, 'glyphs': GlyphImages, 'unipen': UnipenCharacters}

@@ -37,7 +37,7 @@ PASSED, SKIPPED, FAILED = 'passed', 'skipped', 'failed'
 KNOWN: dict[str, str] = {}
 
 # Ends a process that hangs, as tests in TFF's own context do now and then. The longest file takes a few minutes.
-_SECONDS = 600
+_SECONDS = 300
 _CHILD = pathlib.Path(__file__).with_name('run_file.py')
 
 

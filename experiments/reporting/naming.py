@@ -44,6 +44,7 @@ _DATASETS = {
   'things': 'drawn things',
   'mnist': 'MNIST',
   'mnist_writers': 'MNIST by writer',
+  'unipen': 'UNIPEN',
   'cifar10': 'CIFAR-10',
   'cifar100': 'CIFAR-100',
   'femnist': 'FEMNIST',

@@ -34,6 +34,7 @@ def _folder(tmp_path_factory):
   rows = [f'{t},{"abc"[(t + k) % 3]}' for t in range(1, 41) for k in range(1 + t % 2)]
   (path / 'log.csv').write_text('\n'.join(['round,client', *rows, '']), encoding='utf-8')
   tff_file.mnist_writers(path, np.arange(40) % 7)
+  tff_file.unipen(path)
   np.savez(path / 'cifar10.npz', **tff_file.keras_images(shape=(32, 32, 3)))
   np.savez(path / 'mine.npz', **npz_test.contents())
   tff_file.shakespeare(path / 'shakespeare.sqlite')

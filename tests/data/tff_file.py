@@ -23,6 +23,14 @@ def mnist_writers(folder, writers):
   np.savez(folder / 'mnist_writers.npz', writer_train=writers)
 
 
+def unipen(folder, **changes):
+  """UNIPEN's file with 40 characters of 8 writers; changes by `changes`. Returns its arrays."""
+  contents = dict(x=keras_images()['x_train'], y=np.arange(40) % 62, writer=np.arange(40) % 8)
+  contents.update(changes)
+  np.savez(folder / 'unipen62.npz', **contents)
+  return contents
+
+
 def writers(names='abcde', num_classes=62):
   """Writers of Federated EMNIST: name -> {'train': (x, y), 'test': (x, y)}."""
   rng = np.random.default_rng(1)

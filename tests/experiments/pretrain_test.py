@@ -13,6 +13,7 @@ from experiments import pretrain
 from experiments.command import command_line
 from quap_tff.common import files
 from quap_tff.common.lazy import tf
+from tests.data import tff_file
 
 FEW = ('--public_data=glyphs:classes=2,copies=10', '--num_features=4', '--epochs=1')
 GLYPHS = ('--public_data=glyphs:classes=4,copies=40,latin=false', '--num_features=8', '--epochs=12')
@@ -167,6 +168,16 @@ class TestGlyphs:
     default = public_images.GlyphImages()
     random = default.classes * default.copies
     assert (random, random // 87 * 87) == (150_000, 149_988)
+
+
+class TestUnipen:
+  def test_letters_alike_in_both_cases_are_one_class_and_the_card_has_the_provenance(self, tmp_path):
+    # 3, C, c, A, a, 9, and others up to forty.
+    tff_file.unipen(tmp_path, y=np.array([3, 12, 38, 10, 36, 9] + [0] * 34))
+    images = public_images.UnipenCharacters().read(str(tmp_path), 0)
+    np.testing.assert_array_equal(images.y[:6], [1, 4, 4, 3, 5, 2])
+    assert images.num_classes == 6 and 'Learned on 40 characters of 8 writers.' in images.description
+    assert 'train_r01_v07' in images.description and 'CC BY 4.0' in images.description
 
 
 class TestEmnistLetters:

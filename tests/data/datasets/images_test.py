@@ -15,6 +15,8 @@ import tensorflow as tf
 import data
 from data import reading
 from data.datasets import base
+from data.features import maps
+from data.features import public_images
 from tests.data import tff_file
 
 SHARED_DATA = pathlib.Path(__file__).resolve().parents[3] / 'shared' / 'data'
@@ -194,6 +196,45 @@ class TestDownload:
     )
     fed = data.load(name, num_clients=2)
     assert (fed.num_examples, len(fed.test)) == (40, 10)
+
+
+class TestUnipen:
+  def test_each_writer_holds_their_own_characters_and_others_test(self, load, tmp_path):
+    contents = tff_file.unipen(tmp_path)
+    fed = load('unipen:test_writers=0.25')
+    ids = [f'writer_{number:04d}' for number in range(8)]
+    assert fed.num_clients == 6 and set(fed.client_ids) < set(ids) and fed.num_classes == 62
+    assert fed.test_set == '10 examples of 2 other clients, who take part in no round.' and not fed.test_is_of_clients
+    for name, client in zip(fed.client_ids, fed.clients):
+      own = contents['writer'] == int(name[-4:])
+      np.testing.assert_array_equal(np.rint(client.x[..., 0] * 255), contents['x'][own])
+      np.testing.assert_array_equal(client.y, contents['y'][own])
+    testers = np.isin(contents['writer'], [int(name[-4:]) for name in set(ids) - set(fed.client_ids)])
+    np.testing.assert_array_equal(np.sort(fed.test.y), np.sort(contents['y'][testers]))
+
+  @pytest.mark.parametrize(
+    'changes, message',
+    [
+      (dict(x=np.zeros((40, 28, 27), np.uint8)), r'x uint8\[n, 28, 28\], found uint8\[40, 28, 27\]'),
+      (dict(writer=np.zeros(39, int)), r'writer to be 40 integers.*found int64\[39\]'),
+      (dict(y=np.full(40, 62)), r'labels in \[0, 62\), found 62 to 62'),
+    ],
+  )
+  def test_another_file(self, load, tmp_path, changes, message):
+    tff_file.unipen(tmp_path, **changes)
+    with pytest.raises(data.DataFileError, match=message):
+      load('unipen')
+
+  def test_it_cannot_be_downloaded(self):
+    with pytest.raises(data.DataFileError, match='unipen62.npz.*which no loader downloads'):
+      data.load('unipen')
+
+  def test_features_of_its_own_writers_are_refused(self, load, tmp_path, monkeypatch):
+    tff_file.unipen(tmp_path)
+    learned = public_images.UnipenCharacters().read(str(tmp_path), 0).description
+    monkeypatch.setattr(maps.Scattering, 'public_data', lambda self: f'{learned} Extractor of SHA-256 x.')
+    with pytest.raises(ValueError, match="were learned from UNIPEN's writers, who are the clients"):
+      load('unipen', features='scattering:scales=1')
 
 
 class TestMnistWriters:
