@@ -7,6 +7,8 @@ import shutil
 import signal
 import tempfile
 
+import hypothesis
+
 from tests import light
 
 # Before TensorFlow is loaded: its log of sessions would bury what a failed test says.
@@ -20,6 +22,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Counters of states (`quap_tff.common.durable`) of tests, and of the processes that they start, are not the user's.
 os.environ['XDG_STATE_HOME'] = tempfile.mkdtemp(prefix='states_of_tests_')
 atexit.register(shutil.rmtree, os.environ['XDG_STATE_HOME'], ignore_errors=True)
+
+# Properties have the same examples in each run, and no example fails for being slow.
+hypothesis.settings.register_profile('tests', derandomize=True, deadline=None)
+hypothesis.settings.load_profile('tests')
 
 if light.ON:
   light.install()

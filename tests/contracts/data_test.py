@@ -24,7 +24,7 @@ _DATASETS = {
   'glyphs': 'glyphs:copies=21',
   'things': 'things:copies=21',
 }
-_SETTINGS = hypothesis.settings(derandomize=True, deadline=None, max_examples=12)
+_SETTINGS = hypothesis.settings(max_examples=12)
 
 
 @pytest.fixture(scope='module', name='folder')

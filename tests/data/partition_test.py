@@ -7,7 +7,7 @@ import pytest
 
 from data import partition
 
-SETTINGS = hypothesis.settings(derandomize=True, deadline=None, max_examples=30)
+SETTINGS = hypothesis.settings(max_examples=30)
 SPECS = st.one_of(
   st.just('iid'), st.sampled_from([0.001, 0.1, 0.5, 10.0, 1e6]).map(lambda alpha: f'dirichlet:alpha={alpha}')
 )

@@ -107,7 +107,7 @@ def _lines(blocks):
 class TestAccount:
   """Every printed figure, given back, proves at most what was asked."""
 
-  @hypothesis.settings(max_examples=15, deadline=None)
+  @hypothesis.settings(max_examples=15)
   @hypothesis.given(
     epsilon=strategies.floats(0.1, 12),
     log_delta=strategies.floats(-9, -3),

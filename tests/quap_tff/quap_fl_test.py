@@ -135,7 +135,7 @@ class TestMechanism:
     timing=st.sampled_from(['current', 'previous']),
     seed=st.integers(0, 99),
   )
-  @settings(derandomize=True, deadline=None, max_examples=25)
+  @settings(max_examples=25)
   def test_any_history(self, history, rate, counts, rule, placement, warmup, scope, timing, seed):
     config = _config(
       clip=dict(timing=timing, initial_clip=None if timing == 'current' else 0.5, momentum=0.5),

@@ -4,7 +4,6 @@ import io
 import os
 import pathlib
 import socket
-import time
 import urllib.request
 
 import numpy as np
@@ -150,10 +149,8 @@ class TestNpz:
 class TestDownload:
   @pytest.mark.parametrize('name', ['mnist', 'cifar10'])
   def test_without_network_and_cache_the_error_says_which_file_to_put_where(self, name, no_network, capfd):
-    start = time.monotonic()
     with pytest.raises(data.DataFileError, match=rf'Put {name}\.npz .* into a folder and give that folder as --data'):
       data.load(name)
-    assert time.monotonic() - start < 10
     assert capfd.readouterr().out == ''
 
   def test_mnist_writers_cannot_be_downloaded(self):
@@ -179,11 +176,9 @@ class TestDownload:
     with socket.socket() as server:
       server.bind(('127.0.0.1', 0))
       server.listen()
-      start = time.monotonic()
       with pytest.raises(data.DataFileError, match='timed out'):
         with reading.downloading('no answer', 'do this'):
           urllib.request.urlopen(f'http://127.0.0.1:{server.getsockname()[1]}')
-      assert time.monotonic() - start < 5
 
   @pytest.mark.parametrize(
     'name, keras, shape',

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from data.features import store
+from tests import processes
 
 
 @pytest.fixture(name='folder')
@@ -89,7 +90,7 @@ class TestKept:
       if len(made) == 1:
         monkeypatch.setattr(store.fcntl, 'flock', asked)
         other.start()
-        assert waits.wait(60)
+        assert waits.wait(processes.DEADLINE_SECONDS)
       return dict(a=np.zeros(2))
 
     other = threading.Thread(target=lambda: store.kept('f', make))

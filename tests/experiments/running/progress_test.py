@@ -170,7 +170,6 @@ class TestEpsilon:
     plan = self._plan()
     shown = progress.epsilon_of(plan)
 
-    @hypothesis.settings(derandomize=True, deadline=None)
     @hypothesis.given(strategies.floats(1e-6, 1.0))
     def check(share):
       exact = plan.slack.of(math.sqrt(share * plan.core.prices.limit), 1e-5)

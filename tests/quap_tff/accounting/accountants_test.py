@@ -15,7 +15,7 @@ from quap_tff.common.lazy import tf
 from quap_tff.common.numbers import tradeoff
 from quap_tff.mechanisms.noise import gaussian
 
-_settings = hypothesis.settings(derandomize=True, deadline=None, max_examples=60)
+_settings = hypothesis.settings(max_examples=60)
 D = decimal.Decimal
 
 

@@ -4,7 +4,6 @@ import dataclasses
 from typing import Optional
 
 from hypothesis import given
-from hypothesis import settings
 from hypothesis import strategies as st
 import pytest
 
@@ -119,7 +118,6 @@ class TestFormatSpec:
     repeat=st.booleans(),
     order=st.text(alphabet='abcdef', min_size=1),
   )
-  @settings(derandomize=True, deadline=None)
   def test_is_read_back_as_the_same_choice(self, **values):
     choice = _Sampler(**values)
     assert registry.parse_spec('sampler', registry.format_spec('sampler', choice), _REGISTRY) == choice

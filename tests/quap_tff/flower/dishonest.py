@@ -83,7 +83,7 @@ def main(grid, context):
   for name, lie in lies.items():
     _LOG.info('LIE %s: %s', name, play(**lie()))
   content = messages.round_content(run.announce(everybody, 1, 60.0))
-  (reply,) = signing.send_and_receive([Message(content, victim, MessageType.TRAIN)], timeout=60)
+  (reply,) = signing.send_and_receive([Message(content, victim, MessageType.TRAIN)], timeout=processes.DEADLINE_SECONDS)
   _LOG.info('LIE a sum that the server sees: %s', reply.content['answered'].get('refused', 'ANSWERED'))
   _LOG.info('LIES are over')
 

@@ -35,6 +35,6 @@ def main(grid, context):
   for name, asked in (('UNSIGNED', grid), ('SIGNED', operators.SigningGrid(grid, own_key))):
     nodes = [node.node_id for node in grid.get_nodes()]
     sent = [Message(messages.round_content(announced), node, MessageType.TRAIN) for node in nodes]
-    for reply in asked.send_and_receive(sent, timeout=60):
+    for reply in asked.send_and_receive(sent, timeout=processes.DEADLINE_SECONDS):
       _LOG.info('%s: %s, %s', name, sorted(reply.content), dict(reply.content['answered']))
   _LOG.info('STRANGER has asked')

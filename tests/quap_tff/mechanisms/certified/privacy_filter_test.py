@@ -96,7 +96,7 @@ class TestSpend:
     count_share=st.sampled_from([0.0, 0.003, 0.21]),
     proposals=st.lists(st.one_of(st.just(1.0), st.floats(0.0, 1.0, width=32)), min_size=1, max_size=60),
   )
-  @settings(derandomize=True, deadline=None, max_examples=80)
+  @settings(max_examples=80)
   def test_no_sequence_passes_the_limit(self, limit, multiplier, count_share, proposals):
     prices = Prices(limit, multiplier, limit * count_share)
     spent, exact = np.zeros(1), fractions.Fraction(0)

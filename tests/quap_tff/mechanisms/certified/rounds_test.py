@@ -114,7 +114,7 @@ class TestSensitivity:
     log_clip=st.floats(-44.0, 44.0),
     log_scale=st.floats(-30.0, 70.0),
   )
-  @settings(derandomize=True, deadline=None, max_examples=20)
+  @settings(max_examples=20)
   def test_without_one_clients_data_the_sum_moves_by_at_most_its_weight_times_the_clip(
     self, seed, sizes, num_clients, split, log_clip, log_scale
   ):
@@ -432,7 +432,7 @@ class TestHistories:
     clip=st.sampled_from([clip_rules.Fixed(1.0), clip_rules.PrivateQuantile(count_stddev=2.0)]),
     multiplier=st.sampled_from([0.5, 1.0, 2.0, 3.0]),
   )
-  @settings(derandomize=True, deadline=None, max_examples=10)
+  @settings(max_examples=10)
   def test_no_history_passes_epsilon(self, rounds, rule, clip, multiplier):
     with pytest.MonkeyPatch.context() as patch:
       # The account does not depend on the noise, and drawing it takes most of a round's time.

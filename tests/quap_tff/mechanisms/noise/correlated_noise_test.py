@@ -127,7 +127,7 @@ class TestAccount:
     planned=st.integers(1, 40),
     more=st.integers(-3, 3),
   )
-  @settings(derandomize=True, deadline=None, max_examples=50)
+  @settings(max_examples=50)
   def test_no_history_passes_the_budget(self, seed, correlation, rule, clip, multiplier, planned, more):
     """Against ‖C·w_i‖ written out in full, for cohorts that come and go by chance, and runs of another length."""
     assume(not isinstance(correlation, Banded) or planned >= correlation.bands)

@@ -114,7 +114,7 @@ class TestSummands:
     multiplier=st.sampled_from([0.01, 1.0, 300.0]),
     dtype=st.sampled_from([np.float32, np.float64]),
   )
-  @settings(derandomize=True, deadline=None, max_examples=50)
+  @settings(max_examples=50)
   def test_the_bound_always_holds_and_little_is_lost(
     self, seed, sizes, split, weight, log_clip, log_scale, multiplier, dtype
   ):
@@ -165,7 +165,7 @@ class TestSummands:
 class TestProduct:
   @pytest.mark.slow
   @given(values=st.lists(st.integers(-(2**62) + 1, 2**62 - 1), min_size=1, max_size=20), factor=st.floats(1e-6, 1.0))
-  @settings(derandomize=True, deadline=None, max_examples=100)
+  @settings(max_examples=100)
   def test_against_fractions(self, values, factor):
     found = integers.product(tf.constant(values, tf.int64), factor).numpy()
     rounded = fractions.Fraction(round(factor * 2**53), 2**53)

@@ -52,7 +52,7 @@ class TestClientBudgets:
 
   @pytest.mark.slow
   @given(config=_configs, rates=_cohorts)
-  @settings(derandomize=True, deadline=None, max_examples=60)
+  @settings(max_examples=60)
   def test_never_outside_base_and_largest(self, config, rates):
     found = budgets.client_budgets(config, _f32(rates), False).numpy()
     assert np.all(found >= config.epsilon_base * (1 - 1e-6))
@@ -61,7 +61,7 @@ class TestClientBudgets:
 
   @pytest.mark.slow
   @given(config=_configs, rates=_cohorts)
-  @settings(derandomize=True, deadline=None, max_examples=60)
+  @settings(max_examples=60)
   def test_who_is_there_more_often_never_gets_more(self, config, rates):
     found = budgets.client_budgets(config, _f32(sorted(rates)), False).numpy()
     assert np.all(np.diff(found) <= 1e-6 * config.epsilon_base)
@@ -85,7 +85,7 @@ class TestRoundBudget:
 
   @pytest.mark.slow
   @given(config=_configs, rates=st.just([]) | _cohorts, in_warmup=st.booleans())
-  @settings(derandomize=True, deadline=None, max_examples=100)
+  @settings(max_examples=100)
   def test_any_cohort(self, config, rates, in_warmup):
     found = budgets.round_budget(config, _f32(rates), in_warmup)
     assert found.shape == [] and found.dtype == tf.float32
@@ -98,13 +98,13 @@ class TestRoundBudget:
 
   @pytest.mark.slow
   @given(config=_configs, rates=_cohorts)
-  @settings(derandomize=True, deadline=None, max_examples=60)
+  @settings(max_examples=60)
   def test_never_above_the_largest(self, config, rates):
     assert budgets.round_budget(config, _f32(rates), False) <= config.largest_budget * (1 + 1e-6)
 
   @pytest.mark.slow
   @given(config=_configs, rates=_cohorts)
-  @settings(derandomize=True, deadline=None, max_examples=60)
+  @settings(max_examples=60)
   def test_rules_are_ordered(self, config, rates):
     def with_rule(rule):
       return float(budgets.round_budget(dataclasses.replace(config, round_rule=rule), _f32(rates), False))

@@ -157,7 +157,7 @@ class TestQuantileEma:
     bounds=st.tuples(st.floats(0, 100), st.floats(0.1, 100) | st.none()),
     initial_clip=st.none() | st.floats(0.01, 100),
   )
-  @settings(derandomize=True, deadline=None, max_examples=25)
+  @settings(max_examples=25)
   def test_any_history(self, rounds, quantile, momentum, bounds, initial_clip):
     min_clip, max_clip = bounds[0] if bounds[1] is None else min(bounds), bounds[1] and max(bounds)
     rule = clip_rules.QuantileEma(quantile, momentum, min_clip, max_clip, initial_clip)
@@ -255,7 +255,7 @@ class TestQuantile:
   @given(
     values=st.lists(st.floats(0, 1e6, width=32, allow_subnormal=False), min_size=1, max_size=40), q=st.floats(0, 1)
   )
-  @settings(derandomize=True, deadline=None, max_examples=100)
+  @settings(max_examples=100)
   def test_as_numpys(self, values, q):
     np.testing.assert_allclose(
       clip_rules.quantile(_f32(values), q), np.quantile(values, q), rtol=1e-5, atol=1e-5 * max(values)
@@ -294,7 +294,7 @@ class TestClipFactor:
 
   @pytest.mark.slow
   @given(norm=_norms, clip=_norms)
-  @settings(derandomize=True, deadline=None, max_examples=200)
+  @settings(max_examples=200)
   def test_clips_to_the_bound_and_never_scales_up(self, norm, clip):
     factor = float(clip_rules.clip_factor(_f32(norm), _f32(clip)))
     assert 0 <= factor <= 1
@@ -327,7 +327,7 @@ class TestGlobalNorm:
 class TestAsFloat32:
   @pytest.mark.slow
   @given(norm=st.floats(2.0**-120, 2.0**120))
-  @settings(derandomize=True, deadline=None, max_examples=200)
+  @settings(max_examples=200)
   def test_is_rounded_up_by_at_most_two_units(self, norm):
     rounded = float(clip_rules.as_float32(tf.constant(norm, tf.float64)))
     assert norm <= rounded <= norm * (1 + 2.0**-22)

@@ -82,7 +82,7 @@ class TestRates:
   @pytest.mark.slow
   @pytest.mark.slow
   @given(config=_configs, history=_histories)
-  @settings(derandomize=True, deadline=None, max_examples=25)
+  @settings(max_examples=25)
   def test_any_history(self, config, history):
     state = _run(config, history)
     rates, counts = _expected(config, history)
@@ -95,7 +95,7 @@ class TestRates:
 
   @pytest.mark.slow
   @given(config=_configs, history=_histories)
-  @settings(derandomize=True, deadline=None, max_examples=40)
+  @settings(max_examples=40)
   def test_rates_if_taking_part_are_the_rates_of_those_who_do(self, config, history):
     round_num, cohort = len(history), history[-1]
     before, after = _run(config, history[:-1]), _run(config, history)

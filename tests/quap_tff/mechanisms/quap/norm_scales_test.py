@@ -89,7 +89,7 @@ def _norm(update):
 )
 @example(entries=[0.6] * 30, exponent=-22, clip=-20)
 @example(entries=[0.6] * 30, exponent=30, clip=0)
-@settings(derandomize=True, deadline=None, max_examples=25)
+@settings(max_examples=25)
 def test_the_bound_holds_at_every_scale(method, entries, exponent, clip):
   values = np.float32(np.array(entries) * 10**exponent)
   update = [tf.constant(values[:1]), tf.constant(values[1:])]

@@ -64,7 +64,7 @@ class TestPtAdp:
 
   @pytest.mark.slow
   @given(st.lists(st.tuples(st.floats(0.5, 2, width=32), st.floats(0, 3, width=32)), min_size=1, max_size=30))
-  @settings(derandomize=True, deadline=None, max_examples=100)
+  @settings(max_examples=100)
   def test_sums_and_caps(self, clients):
     preferences, credits = np.float32(clients).T
     found = _budgets(_state(preferences, credits), range(len(clients)))
