@@ -31,10 +31,13 @@ class HelpersOfTests(importlib.abc.MetaPathFinder):
   def find_spec(self, fullname: str, path: Optional[Sequence[str]], target: Any = None) -> Any:
     """The module's specification; None if it is not TFF's."""
     del path, target
-    file = self._checkout.joinpath(*fullname.split('.')).with_suffix('.py')
-    if not fullname.startswith('tensorflow_federated.') or not file.exists():
+    if not fullname.startswith('tensorflow_federated.'):
       return None
-    return importlib.util.spec_from_file_location(fullname, file)
+    place = self._checkout.joinpath(*fullname.split('.'))
+    for file in (place.with_suffix('.py'), place / '__init__.py'):
+      if file.exists():
+        return importlib.util.spec_from_file_location(fullname, file)
+    return None
 
 
 def main() -> None:
