@@ -21,6 +21,7 @@ import csv
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -39,11 +40,12 @@ KNOWN = {
   'tensor': 'the mean of an empty tensor is NaN, which times 0 is NaN in TensorFlow; the worker makes it 0',
   'analytics/heavy_hitters/iblt/iblt_factory_test.py': "an error in a client's computation is a `ClientError` with the "
   "client's number; the test expects the `grpc.RpcError` of a worker",
-  'learning/programs/evaluation_program_logic_test.py': "the test gives a mock for clients' data, which is refused",
 }
 
 # Ends a process that hangs, as tests in TFF's own context do now and then. The longest file takes a few minutes.
 _SECONDS = 300
+# Of a parameter in the name of a test, in each process another.
+_ADDRESS = re.compile(r' at 0x[0-9a-f]+')
 _CHILD = pathlib.Path(__file__).with_name('run_file.py')
 
 
@@ -162,7 +164,8 @@ def _outcomes(report: str) -> Iterator[tuple[str, str]]:
       outcome = FAILED
     elif case.get('status') == 'notrun' or case.find('skipped') is not None:
       outcome = SKIPPED
-    yield f'{case.get("classname", "").removeprefix("__main__.")}.{case.get("name")}', outcome
+    name = f'{case.get("classname", "").removeprefix("__main__.")}.{case.get("name")}'
+    yield _ADDRESS.sub('', name), outcome
 
 
 def _invocations(counts: str) -> int:
