@@ -22,8 +22,8 @@ PROVENANCE = (
 _SIDE = 28
 
 
-class Characters(NamedTuple):
-  """The characters of the file.
+class UnipenFile(NamedTuple):
+  """The arrays of the file.
 
   Attributes:
     x: uint8[n, 28, 28], 255 = ink.
@@ -36,7 +36,7 @@ class Characters(NamedTuple):
   writer: np.ndarray
 
 
-def read(data_dir: Optional[str]) -> Characters:
+def read(data_dir: Optional[str]) -> UnipenFile:
   """Reads the file.
 
   Args:
@@ -51,8 +51,8 @@ def read(data_dir: Optional[str]) -> Characters:
       'as --data_dir.'
     )
   path = os.path.join(data_dir, FILENAME)
-  file = reading.read_npz(path, Characters._fields, "UNIPEN's characters")
-  x, y, writer = (file[name] for name in Characters._fields)
+  file = reading.read_npz(path, UnipenFile._fields, "UNIPEN's characters")
+  x, y, writer = (file[name] for name in UnipenFile._fields)
   if x.dtype != np.uint8 or x.shape[1:] != (_SIDE, _SIDE) or not len(x):
     raise reading.wrong(path, f'x uint8[n, {_SIDE}, {_SIDE}]', reading.described_array(x))
   for name, values in (('y', y), ('writer', writer)):
@@ -60,4 +60,4 @@ def read(data_dir: Optional[str]) -> Characters:
       raise reading.wrong(path, f'{name} to be {len(x)} integers, one for each image', reading.described_array(values))
   if y.min() < 0 or y.max() >= NUM_CLASSES:
     raise reading.wrong(path, f'labels in [0, {NUM_CLASSES})', f'{y.min()} to {y.max()}')
-  return Characters(x, y.astype(np.int64), writer.astype(np.int64))
+  return UnipenFile(x, y.astype(np.int64), writer.astype(np.int64))
