@@ -24,25 +24,29 @@ TEST_EXAMPLES = 2000
 class Glyphs(base.PooledDataset):
   """Drawings of random glyphs by the program: nobody's data. Clipping norms and learning rates can be chosen on them.
 
-  18,000 training and 3,000 test images by default, float32[28, 28, 1], 1.0 = ink. `experiments.pretrain` learns from
-  other glyphs.
+  18,000 training and 3,000 test images by default, float32[side, side, 1], 1.0 = ink. `experiments.pretrain` learns
+  from other glyphs.
 
   Attributes:
     classes: Number of glyphs, which are the labels.
     copies: Drawings of each, a seventh of them for the test.
     alphabet: Seed of the glyphs and of their drawings. It is not the run's, so that runs of all seeds share them.
+    side: Pixels along a side.
   """
-
-  image_shape = (28, 28, 1)
 
   classes: int = checks.integer_field('classes', 10, at_least=2)
   copies: int = checks.integer_field('copies', 2100, at_least=7)
   alphabet: int = checks.integer_field('alphabet', 0, at_least=0)
+  side: int = checks.integer_field('glyphs side', 28, at_least=4)
+
+  @property
+  def image_shape(self) -> tuple[int, int, int]:  # type: ignore[override]  # The base class has a constant.
+    return (self.side, self.side, 1)
 
   def read(self, data_dir: Optional[str]) -> base.Pool:
     del data_dir
     rng = rng_lib.generator(self.alphabet, 'glyphs')
-    x, y = characters.draw(characters.random_glyphs(self.classes, rng), self.copies, self.image_shape[0], rng)
+    x, y = characters.draw(characters.random_glyphs(self.classes, rng), self.copies, self.side, rng)
     return _a_seventh_tests(x[..., np.newaxis], y, self)
 
 
@@ -86,9 +90,9 @@ def _a_seventh_tests(x: np.ndarray, y: np.ndarray, drawn: Union[Glyphs, Things])
 class Synthetic(base.Dataset):
   """Clients that the program makes when they take part, 1,000 by default and any number by --num_clients.
 
-  float32[features] of unit norm. No data are read. Each test example is by a person of its own, who is not a client.
+  float32[features] of norm R. No data are read. Each test example is by a person of its own, who is not a client.
 
-      x_k = u_k/‖u_k‖,   u_k = z_k + spread·m_i,   y_k = argmax_c (x_k·w_c)
+      x_k = R·u_k/‖u_k‖,   u_k = z_k + spread·m_i,   y_k = argmax_c (x_k·w_c)
 
   In a share `noise` of the examples, y_k is a random class. z_k, m_i and the public w_c are standard normal vectors;
   m_i is client i's own and makes clients differ. Everything of client i follows from (seed, i), so no client depends on
@@ -100,6 +104,7 @@ class Synthetic(base.Dataset):
     examples: Examples of each client.
     spread: How much clients differ, at least 0; with 0 all examples are of one distribution.
     noise: The share of labels, in [0, 1], that are drawn at random.
+    norm: R, the norm of each example.
   """
 
   has_own_clients = True
@@ -111,6 +116,7 @@ class Synthetic(base.Dataset):
   examples: int = checks.integer_field('synthetic examples', 8, at_least=1)
   spread: float = checks.number_field('synthetic spread', 0.5, at_least=0)
   noise: float = checks.number_field('synthetic noise', 0.05, at_least=0, at_most=1)
+  norm: float = checks.number_field('synthetic norm', 1.0, above=0)
 
   def load(self, request: base.Request) -> federation.Federation:
     num_clients = self.default_num_clients if request.num_clients is None else request.num_clients
@@ -120,6 +126,7 @@ class Synthetic(base.Dataset):
       means = self.spread * rng.standard_normal([num_clients, self.features])
       x = rng.standard_normal([count, self.features]) + means
       x /= np.linalg.norm(x, axis=1, keepdims=True)
+      x *= self.norm
       y = np.argmax(x @ teacher, axis=1)
       y = np.where(rng.random(count) < self.noise, rng.integers(0, self.classes, count), y)
       return federation.Examples(x.astype(np.float32), y.astype(np.int32))

@@ -15,7 +15,12 @@ def load(spec='synthetic', **kwargs):
 
 class TestDrawings:
   @pytest.mark.parametrize(
-    'spec, shape', [('glyphs:classes=3,copies=14', (28, 28, 1)), ('things:classes=3,looks=2,copies=14', (32, 32, 3))]
+    'spec, shape',
+    [
+      ('glyphs:classes=3,copies=14', (28, 28, 1)),
+      ('glyphs:classes=3,copies=14,side=8', (8, 8, 1)),
+      ('things:classes=3,looks=2,copies=14', (32, 32, 3)),
+    ],
   )
   def test_every_label_has_its_share_of_both_parts(self, spec, shape):
     fed = load(spec, num_clients=2, partition='iid')
@@ -82,6 +87,12 @@ def test_shapes_and_norms():
   fed = load('synthetic:features=6,classes=3,examples=7', num_clients=10)
   assert (fed.input_shape, fed.num_classes, fed.clients[0].x.shape) == ((6,), 3, (7, 6))
   np.testing.assert_allclose(np.linalg.norm(fed.test.x, axis=1), 1, rtol=1e-6)
+
+
+def test_the_norm_scales_examples_and_changes_no_label():
+  of_one, of_three = (load(f'synthetic:norm={norm}', num_clients=2) for norm in (1, 3))
+  np.testing.assert_allclose(of_three.test.x, 3 * of_one.test.x, rtol=1e-6)
+  np.testing.assert_array_equal(of_three.clients[1].y, of_one.clients[1].y)
 
 
 def test_labels_are_linear_up_to_their_noise():

@@ -1,0 +1,1 @@
+"""The search for the constants of a run, on data that the program makes."""
