@@ -13,6 +13,7 @@ import numpy as np
 from quap_tff.common import checks
 from quap_tff.common.numbers import rng as rng_lib
 from quap_tff.common.numbers import samplers
+from quap_tff.common.numbers import secret_coins
 
 # From this number of clients on, draws that take time in proportion to the cohort replace those that draw a number for
 # every client. The distribution is the same; the cohorts of a seed are others.
@@ -47,7 +48,8 @@ class Population:
     cohort_size: M, at most N. Models with cohorts of random size ignore it; then it may be `None`.
     seed: Non-negative integer.
     dropout: Who drops out, for models that learn from who dropped out; None if nobody does.
-    cohort_seed: The seed of the cohorts, if it is secret. Weights and rates follow from `seed` all the same.
+    cohort_seed: The seed of the cohorts, below 2^256, if it is secret. Weights and rates follow from `seed` all the
+      same.
   """
 
   num_clients: int
@@ -180,6 +182,8 @@ def independent(population: Population, rates: np.ndarray) -> ParticipationModel
   one_rate = total >= LARGE_POPULATION and (rates == rates[0]).all()
 
   def draw(round_num: int) -> np.ndarray:
+    if population.cohort_seed is not None:
+      return secret_coins.heads(population.cohort_seed, round_num, rates)
     rng = population.round_rng(round_num)
     if one_rate:
       # As many coins of one rate show heads as the binomial distribution says, and all sets of that many are as likely.
