@@ -80,9 +80,13 @@ def test_refuses_another_version(copied):
 
 
 def test_refuses_an_older_tensorflow(copied):
-  _changed(copied, versions={'tensorflow': '99.1.0'})
-  with pytest.raises(ValueError, match=r'exported by TensorFlow 99.1.0.* older. Install a newer one: pip install'):
+  major, minor = tf.__version__.split('.')[:2]
+  newer = f'{major}.{int(minor) + 1}.0'
+  _changed(copied, versions={'tensorflow': newer})
+  with pytest.raises(ValueError, match=f'exported by TensorFlow {newer}.* older. Install a newer one: pip install'):
     quap_tff.Bundle(copied)
+  _changed(copied, versions={'tensorflow': f'{major}.{minor}.99'})
+  assert quap_tff.Bundle(copied).plan is not None
 
 
 def test_says_that_tensorflow_is_missing(folder, monkeypatch):
