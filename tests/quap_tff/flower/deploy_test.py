@@ -99,8 +99,7 @@ def _start(exported, tmp_path):
         started.enrol(name, ','.join(map(str, clients.tolist())))
       for name in nodes:
         started.start_node(name, exported / kind)
-      app = ('app', 'app', f'--bundle={exported / kind}', '--enrolment=nodes')
-      started.run('python', '-m', 'quap_tff.flower', *app, '--operator=operator', '--output=out')
+      started.make_app(exported / kind)
       for name in nodes:
         started.wait_for(name, 'SuperNode ID')
       return started, bundle, nodes

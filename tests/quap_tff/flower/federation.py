@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 
+from quap_tff.flower import __main__ as programs
 from tests import processes
 
 ROOT = pathlib.Path(__file__).absolute().parents[3]
@@ -71,7 +72,7 @@ class Federation:
     (folder / 'home').mkdir()
     (folder / 'nodes').mkdir()
     write_certificate(folder)
-    self.run('python', '-m', 'quap_tff.flower', 'operator', 'operator')
+    self.make('operator', 'operator')
     (folder / 'secret').write_bytes(secrets.token_bytes(32))
     (folder / 'home' / 'config.toml').write_text(
       f'[superlink]\ndefault = "test"\n\n[superlink.test]\naddress = "127.0.0.1:{self.port}"\n'
@@ -91,6 +92,10 @@ class Federation:
     if check and found.returncode:
       raise AssertionError(f'{command} ended with {found.returncode}:\n{found.stdout}\n{found.stderr}')
     return found
+
+  def make(self, command, name, *options):
+    """Makes a folder as `python -m quap_tff.flower COMMAND NAME` does, without the seconds that a new process takes."""
+    assert programs.main([command, str(self.folder / name), *options]) == 0
 
   def start(self, name, *command):
     """Starts a program in a session of its own; its output goes to NAME.log."""
@@ -146,9 +151,15 @@ class Federation:
 
   def enrol(self, name, clients):
     """Makes a node's folder, and enrols it at the SuperLink and at the ServerApp."""
-    self.run('python', '-m', 'quap_tff.flower', 'enrol', name, f'--clients={clients}')
+    self.make('enrol', name, f'--clients={clients}')
     shutil.copy(self.folder / name / 'enrolment.json', self.folder / 'nodes' / f'{name}.json')
     self.run('flwr', 'supernode', 'register', f'{name}/node_key.pub', 'test')
+
+  def make_app(self, bundle):
+    """Makes the folder `app` of a ServerApp, whose run is to be in `out`."""
+    files = {'enrolment': 'nodes', 'operator': 'operator', 'output': 'out'}
+    own = [f'--{option}={self.folder / name}' for option, name in files.items()]
+    self.make('app', 'app', f'--bundle={bundle}', *own)
 
   def start_node(self, name, bundle):
     """Starts a node that has been enrolled, with the clients in BUNDLE.npz. It knows all that have been enrolled."""

@@ -105,7 +105,7 @@ def test_a_node_that_is_not_let_in_says_why(tmp_path):
   with federation.Federation(tmp_path / 'federation') as started:
     started.start_superlink()
     started.enrol('a', '0-4')
-    started.run('python', '-m', 'quap_tff.flower', 'enrol', 'stranger', '--clients=5')
+    started.make('enrol', 'stranger', '--clients=5')
     program = ['-m', 'quap_tff.flower.supernode']
 
     def start(name, folder, how=program):
