@@ -98,7 +98,7 @@ def main(argv: list[str], play: Optional[search_lib.Play] = None) -> int:
   for line in _said(task, chosen, expected, is_fresh):
     print('\n'.join(command_line.filled(line)))
   result = {'output': os.path.abspath(_OUTPUT.value), 'expected_accuracy': round(expected, 4)}
-  print(json.dumps({**result, 'dataset': task.made, 'runs': search.played, **chosen._asdict()}), flush=True)
+  print(json.dumps({**result, 'dataset': task.made, 'runs': search.played, **tasks.flags_of(task, chosen)}), flush=True)
   return 0
 
 

@@ -11,14 +11,15 @@ from quap_tff.training import models
 _DEFAULT_ROUNDS = 20
 # A batch of all of a client's examples.
 _FULL_BATCH = 100_000
-# Shape and classes of datasets whose shape is known to everybody.
-_KNOWN = {
-  'digits': ((8, 8, 1), 10),
-  'mnist': ((28, 28, 1), 10),
-  'mnist_writers': ((28, 28, 1), 10),
-  'cifar10': ((32, 32, 3), 10),
-  'femnist': ((28, 28, 1), 62),
-  'femnist_digits': ((28, 28, 1), 10),
+# Classes of the datasets that everybody knows.
+_CLASSES = {
+  'digits': 10,
+  'mnist': 10,
+  'mnist_writers': 10,
+  'cifar10': 10,
+  'femnist': 62,
+  'unipen': 62,
+  'femnist_digits': 10,
 }
 _METHODS = ('certified', 'fedavg')
 _MODELS = ('auto', 'logistic_regression', 'linear_features')
@@ -86,7 +87,7 @@ def task_of(arguments: Sequence[str], stated: Stated) -> Task:
   """The task that the run's flags, and what is stated, describe. No file of data is opened.
 
   Raises:
-    ValueError: For wrong flags, a method or a model that is not tuned, or a shape that nobody stated.
+    ValueError: For wrong flags, a method or a model that is not tuned, no stated shape, or nothing to choose.
   """
   with experiment_flags.parsed(arguments) as values:
     given = {name: f'--{name}={value}' for name, value in experiment_flags.all_values().items() if values[name].present}
@@ -114,6 +115,11 @@ def task_of(arguments: Sequence[str], stated: Stated) -> Task:
   chosen = {name for flag, name in free.items() if flag not in given}
   chosen -= set() if certified else {'averaging'}
   chosen |= {'clip'} if method.clip_follows_rounds else set()
+  if not chosen:
+    raise ValueError(
+      'There is nothing to choose: leave out --client_optimizer, --local_epochs, --rounds or --averaging, or clip in '
+      '--algorithm.'
+    )
   rounds = run.schedule.rounds if 'rounds' in given else _DEFAULT_ROUNDS
   clip = three_digits(5 / norm) if method.clip_follows_rounds else None
   start = Constants(three_digits(100 / norm**2), 5, clip, rounds, written['averaging'])
@@ -124,8 +130,7 @@ def task_of(arguments: Sequence[str], stated: Stated) -> Task:
 def _stated(run: run_lib.Run, stated: Stated) -> tuple[tuple[int, ...], int, int]:
   """The shape of an example, the number of classes and that of clients, as the user states them."""
   name = run.flags['dataset'].partition(':')[0]
-  shape: Optional[tuple[int, ...]]
-  shape, classes = _KNOWN.get(name, (None, None))
+  shape: Optional[tuple[int, ...]] = run.data.dataset.image_shape
   if stated.shape is not None:
     try:
       shape = tuple(int(size) for size in stated.shape)
@@ -135,9 +140,9 @@ def _stated(run: run_lib.Run, stated: Stated) -> tuple[tuple[int, ...], int, int
       raise ValueError(
         f'--shape must be a number of columns, or height,width,channels, found {",".join(stated.shape)}.'
       )
-  classes = stated.classes or getattr(run.data.dataset, 'classes', None) or classes
+  classes = stated.classes or getattr(run.data.dataset, 'classes', None) or _CLASSES.get(name)
   num_clients = run.data.num_clients
-  if num_clients is None and name in _KNOWN:
+  if num_clients is None and name in _CLASSES:
     num_clients = run.data.dataset.default_num_clients
   needed = {'--shape': shape, '--classes': classes, '--num_clients': num_clients}
   missing = [flag for flag, value in needed.items() if not value]

@@ -1,8 +1,11 @@
 """The search for constants: it keeps the best, states what it did, and opens no data."""
 
+import builtins
+import io
 import json
 import math
 
+import numpy as np
 import pytest
 
 from experiments import tune
@@ -12,6 +15,8 @@ from experiments.sweeps import sweep_runs
 from experiments.tuning import search
 
 _TABLE = ('--dataset=npz:path=absent.npz', '--shape=12', '--classes=3', '--num_clients=64', '--epsilon=3')
+
+_GIVEN = ('--client_optimizer=adam', '--local_epochs=2..4', '--rounds=8')
 
 
 def _score(flags):
@@ -77,6 +82,24 @@ def test_its_runs_are_rehearsals_on_made_data_of_the_stated_shape(tmp_path):
   assert [flags['seed'] for flags in play.flags[-3:]] == ['3', '4', '5']
 
 
+def test_no_file_of_data_is_opened(tmp_path, monkeypatch):
+  path = tmp_path / 'mine.npz'
+  np.savez(path, x=np.zeros([4, 12], np.float32), y=[0, 1, 2, 0], client=[0, 1, 0, 1])
+  opened, really_open = [], io.open
+
+  def watched(file, *arguments, **options):
+    opened.append(str(file))
+    return really_open(file, *arguments, **options)
+
+  for module in (io, builtins):
+    monkeypatch.setattr(module, 'open', watched)
+  with np.load(path) as kept:
+    assert kept.files and str(path) in opened  # This is how one would see it.
+  opened.clear()
+  assert _tuned(tmp_path, f'--dataset=npz:path={path}', *_TABLE[1:], '--algorithm=certified')[0] == 0
+  assert str(path) not in opened
+
+
 @pytest.mark.parametrize(
   'arguments, chosen, given',
   [
@@ -100,7 +123,7 @@ def test_the_sentence_claims_what_was_chosen_and_nothing_else(tmp_path, argument
 
 
 def test_what_is_given_stays(tmp_path):
-  given = ['--algorithm=certified:clip=0.5', '--client_optimizer=adam', '--local_epochs=2..4', '--rounds=8']
+  given = ['--algorithm=certified:clip=0.5', *_GIVEN]
   status, play = _tuned(tmp_path, *_TABLE, *given, play=Played(lambda flags: float(flags['averaging'] == 'none')))
   assert status == 0 and len(play.flags) == 7
   values = _values(tmp_path)
@@ -145,9 +168,14 @@ def test_images_are_drawn(tmp_path, arguments, made, features):
 
 def test_what_ran_when_time_was_over_decides(tmp_path, capsys):
   numbers = iter(range(1000))
-  play = Played(lambda flags: _score(flags) if next(numbers) < 3 else None)
+
+  def score(flags):
+    rate = float(flags['client_optimizer'].partition('=')[2])
+    return 1 / (1 + rate) if next(numbers) < 3 else None  # The second rate is better, but has one seed only.
+
+  play = Played(score)
   assert _tuned(tmp_path, *_TABLE, '--algorithm=certified', play=play)[0] == 0
-  assert _values(tmp_path)['client_optimizer'] == 'sgd:learning_rate=8.33'  # Only the first one has both seeds.
+  assert _values(tmp_path)['client_optimizer'] == 'sgd:learning_rate=8.33'
   assert 'time was over' in capsys.readouterr().out
 
 
@@ -166,6 +194,7 @@ def test_no_run_in_time_is_an_error(tmp_path, capsys):
     (['--algorithm=certified', *_TABLE, '--shape=a'], 'number of columns, or height,width,channels, found a'),
     (['--algorithm=certified', *_TABLE, '--shape=8,9,1'], 'draws square grey images'),
     (['--algorithm=certified', *_TABLE, '--participation=log:path=a.csv'], 'give --rounds'),
+    (['--algorithm=fedavg', *_TABLE[:-1], *_GIVEN], 'There is nothing to choose: leave out --client_optimizer'),
     (['--algorithm=certified', *_TABLE, '--no_such=1'], 'no_such'),
     (['--algorithm=certified', *_TABLE, '--rounds=many'], '--rounds must be an integer'),
   ],
