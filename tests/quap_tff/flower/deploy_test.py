@@ -87,14 +87,15 @@ def _nodes(kind, cohorts):
 
 @pytest.fixture(name='start')
 def _start(exported, tmp_path):
-  """From a kind of run to its federation, of which all nodes are connected, and its bundle."""
+  """From a kind of run to its federation, of which all nodes are connected, its bundle, and these nodes."""
   with contextlib.ExitStack() as stack:
 
-    def start(kind, *options):
+    def start(kind, *options, names='abcd'):
       bundle = quap_tff.Bundle(exported / kind)
       started = stack.enter_context(federation.Federation(tmp_path / 'federation'))
       started.start_superlink(*options)
-      nodes = _nodes(kind, bundle.rounds.cohorts)
+      everyone = _nodes(kind, bundle.rounds.cohorts)
+      nodes = {name: everyone[name] for name in names}
       for name, clients in nodes.items():
         started.enrol(name, ','.join(map(str, clients.tolist())))
       for name in nodes:
@@ -187,7 +188,7 @@ def test_real_nodes_refuse_a_server_that_lies(start):
 
 
 def test_a_stranger_with_tools_of_flower_gets_nothing(start):
-  started, _, nodes = start('trusted')
+  started, _, nodes = start('trusted', names='a')
   _play_instead(started, 'stranger')
   started.start_run('app')
   started.wait_for('app', 'STRANGER has asked')
