@@ -4,6 +4,8 @@ r"""Computes what each client of a log has spent, or which noise cohorts need; o
     python -m quap_tff.account noise LOG.csv --epsilon=2 --delta=1e-6
     python -m quap_tff.account cohorts --participation=beta:a=2,b=5 --num_clients=1000 --rounds=300 \
         --epsilon=2 --delta=1e-6
+    python -m quap_tff.account coins --participation=beta_bernoulli --num_clients=1000 --rounds=300 \
+        --epsilon=2 --delta=1e-6
     python -m quap_tff.account solve --noise_multiplier=10.8 --rounds=200 --delta=1e-5
     python -m quap_tff.account solve --epsilon=6 --delta=1e-5 --rounds=200
     python -m quap_tff.account solve --epsilon=2 --delta=1e-6 --rounds=1000 --sampling_rate=0.01 --accountant=rdp
@@ -14,8 +16,9 @@ text. Every client gets its own exact ε, by the filter of certified runs, and -
 exceed. It also prints what must hold for the figures, and what the usual accountants say for the same log.
 
 `noise` takes the cohorts of a log as those that are expected, and a table has the noise that each mechanism needs.
-`cohorts` does so for the cohorts of a model, drawn once by --seed. `solve` takes two of --epsilon, --delta and
---noise_multiplier, and finds the third. Each of the three lists its flags: python -m quap_tff.account solve --help.
+`cohorts` does so for the cohorts of a model, drawn once by --seed. `coins` gives each client of a model the noise and
+the weight that its own rate needs if nobody learns who comes. `solve` takes two of --epsilon, --delta and
+--noise_multiplier, and finds the third. Each of the four lists its flags: python -m quap_tff.account solve --help.
 
 Tables go to standard output. The last line is one JSON object. For wrong input, one line on standard error says what is
 wrong. Exit status: 0; 1 if a client of a log is over the bound; 2 for wrong input; 130 after Ctrl-C; 141 if nobody
@@ -32,6 +35,7 @@ from quap_tff import cohorts as cohorts_lib
 from quap_tff.account import findings
 from quap_tff.account import log_account
 from quap_tff.account import needed_noise
+from quap_tff.account import own_accounts
 from quap_tff.account import solving
 from quap_tff.accounting import accountants
 from quap_tff.accounting import log_report
@@ -170,6 +174,13 @@ _COHORTS = _Program(
   ('participation', 'num_clients', 'rounds', 'epsilon', 'delta'),
   {'cohort_size': '', 'seed': '', 'correlation': ''},
 )
+_COINS = _Program(
+  f'{_COMMAND} coins',
+  own_accounts.own_accounts,
+  'Computes the noise and the weights of clients that come by coins that stay secret, each by its own rate.',
+  ('participation', 'num_clients', 'rounds', 'epsilon', 'delta'),
+  {'seed': 'rates are a function of it (default: 0)'},
+)
 _SOLVE = _Program(
   f'{_COMMAND} solve',
   solving.solve,
@@ -188,7 +199,7 @@ _SOLVE = _Program(
   },
 )
 # The programs that the first argument names. Any other first argument is a log to account for, or a flag of that.
-_NAMED = {'noise': _NOISE, 'cohorts': _COHORTS, 'solve': _SOLVE}
+_NAMED = {'noise': _NOISE, 'cohorts': _COHORTS, 'coins': _COINS, 'solve': _SOLVE}
 
 
 def main(argv: Sequence[str]) -> int:

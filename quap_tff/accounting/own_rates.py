@@ -1,0 +1,69 @@
+"""Each client's own account under secret coins (docs/proofs.md, theorem 6): the least noise that its rate needs."""
+
+import numpy as np
+
+from quap_tff.accounting import accountants
+from quap_tff.accounting import history as histories
+from quap_tff.common import checks
+
+# How many rates are accounted for one by one, and how far others are rounded up at first.
+_MOST_RATES, _STEP = 32, 1e-3
+
+
+def accounted_rates(rates: np.ndarray) -> np.ndarray:
+  """Each rate, rounded up to one of at most 32, which can only add loss. The largest stays as it is.
+
+  Args:
+    rates: float64[N] in (0, 1].
+
+  Raises:
+    ValueError: If a rate is out of range.
+  """
+  rates = np.asarray(rates, np.float64)
+  bad = np.flatnonzero(~((rates > 0) & (rates <= 1)))
+  if len(bad):
+    raise ValueError(
+      f'Each client needs a rate above 0 and at most 1, found {rates[bad[0]]:g} for client {bad[0]}. Leave out clients '
+      'that never come.'
+    )
+  found, step = rates, _STEP
+  while len(np.unique(found)) > _MOST_RATES:
+    found, step = histories.rounded_up(rates, step), 1.5 * step
+  return found
+
+
+def least_noise(rates: np.ndarray, rounds: int, epsilon: float, delta: float) -> np.ndarray:
+  """σ(q), float64[N]: the least z with which a client of weight 1 spends at most ε at δ in rounds that it may be in.
+
+  A client of weight w needs w·σ(q). So under noise z, everyone may have the weight min(1, z/σ(q)).
+
+  Args:
+    rates: float64[N] in (0, 1], the rates of the coins, of at most 32 different values (`accounted_rates`).
+    rounds: T >= 1.
+    epsilon: ε > 0 in nats.
+    delta: Total δ in (0, 1).
+
+  Raises:
+    ValueError: If a value is out of range, or no noise is enough.
+  """
+  checks.number('epsilon', epsilon, above=0)
+  distinct, index = np.unique(rates, return_inverse=True)
+  if len(distinct) > _MOST_RATES:
+    raise ValueError(f'At most {_MOST_RATES} rates are accounted for, found {len(distinct)}. Use `accounted_rates`.')
+  found = []
+  for rate in distinct.tolist():
+    found.append(accountants.sampled_noise_multiplier(np.array([rate]), rounds, epsilon, delta))
+  return np.array(found)[index]
+
+
+def share_of_ceiling(rates: np.ndarray, weights: np.ndarray, noise_multiplier: float, rounds: int, mu: float) -> float:
+  """√T·Σ q_i·w_i/z over N·μ: the signal-to-noise ratio of the sum, as a share of the most with known cohorts.
+
+  Args:
+    rates: float64[N], q_i.
+    weights: float64[N], w_i.
+    noise_multiplier: z.
+    rounds: T.
+    mu: The μ of a Gaussian mechanism that spends ε at δ.
+  """
+  return float(np.sqrt(rounds) * (rates @ weights) / (noise_multiplier * len(rates) * mu))
