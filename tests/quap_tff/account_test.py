@@ -464,7 +464,7 @@ class TestNoiseForModel:
       ([*_FLAGS, '--participation=uniform', '--sampling_rate=0.1'], '--sampling_rate plays no part'),
       ([*_FLAGS, '--participation=uniform', '--delta=2'], 'delta'),
       ([*_FLAGS, '--participation=uniform', '--rounds=200000'], 'rounds must be an integer at least 1 and at most'),
-      (['solve', '--epsilon=2', '--delta=1e-6', '--num_clients=12'], 'it is for python -m quap_tff.account cohorts.'),
+      (['solve', '--epsilon=2', '--delta=1e-6', '--num_clients=12'], 'cohorts and python -m quap_tff.account coins.'),
     ],
   )
   def test_wrong_flags(self, flags, words, capsys):
