@@ -65,6 +65,12 @@ class TestWithDropout:
     np.testing.assert_array_equal(model.cohort(4), cohorts.make('uniform', 200, 50, 3).cohort(4))
     assert len(model.absent(4)) and model.sampler.kind == 'fixed_size'
 
+  @pytest.mark.parametrize('charges_absent', [False, True])
+  def test_cohorts_from_which_clients_drop_out_are_not_secret(self, charges_absent):
+    dropout = dropouts.make('bernoulli:rate=0.3', 200, 3)
+    drawn = cohorts.make('bernoulli:q=0.5', 200, None, 3, dropout, cohort_seed=2**200)
+    assert drawn.secret and not dropouts.WithDropout(drawn, dropout, charges_absent).secret
+
   def test_two_coins_are_one(self):
     model, _ = _with('bernoulli:q=0.5', 'bernoulli:rate=0.2')
     assert model.sampler.kind == 'bernoulli'
