@@ -115,5 +115,6 @@ def _noises_table(noises: Sequence[dict[str, float]]) -> log_report.TextTable:
     header,
     rows,
     'The ceiling is the largest signal-to-noise ratio of mechanisms whose cohorts are known. Shares are for coins '
-    'of the rates above and updates that reach w·C. Clipping to small weights loses more where updates are short: take C and z together.',
+    'of the rates above and updates that reach w·C. Clipping to small weights loses more where updates are short: '
+    'take C and z together.',
   )
