@@ -230,6 +230,7 @@ command_line.run(tune.main)
 
 @pytest.mark.slow
 def test_it_runs_and_its_flag_file_is_that_of_a_run(tmp_path):
+  pytest.importorskip('tensorflow')
   path = tmp_path / 'tuned.flags'
   argv = [*_TABLE, '--algorithm=certified', '--rounds=2', '--examples_per_client=5', f'--output={path}']
   ended = processes.run([sys.executable, '-c', _SHORT, *argv], cwd=harness.REPOSITORY)
