@@ -146,7 +146,11 @@ class Processes:
         self._used.remove(one)
         one[1].process.end()
       process = Process()
-    child = Child(process, arguments, log)
+    try:
+      child = Child(process, arguments, log)
+    except BaseException:
+      process.end()  # No list has it any more: it would wait for a run forever.
+      raise
     self._used.append((group, child))
     return child
 

@@ -13,6 +13,7 @@ import pytest
 
 from experiments import sweep
 from experiments.command import command_line
+from experiments.sweeps import children
 from experiments.sweeps import scheduler
 from experiments.sweeps import sweep_runs
 from quap_tff.common.lazy import tf
@@ -505,6 +506,14 @@ def _found(tmp_path_factory):
   answers = [json.loads(line) for line in ended.out.splitlines()]
   assert len(answers) == len(_PROGRAMS), ended.err
   return dict(zip(_PROGRAMS, answers))
+
+
+def test_a_process_whose_log_cannot_be_opened_ends(tmp_path, monkeypatch):
+  ended = []
+  monkeypatch.setattr(children, 'Process', lambda: types.SimpleNamespace(end=lambda: ended.append(True)))
+  with pytest.raises(FileNotFoundError):
+    children.Processes().start('group', [], str(tmp_path / 'missing' / 'run.log'))
+  assert ended == [True]
 
 
 @pytest.mark.slow
