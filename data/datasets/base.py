@@ -41,6 +41,7 @@ class Dataset(checks.Checked, abc.ABC):
     default_num_clients: N if no number is asked for; None for all of its own clients.
     is_sequences: Whether examples are sequences of tokens.
     tests_clients: Whether the test set is of the clients themselves.
+    num_classes: Labels are in [0, num_classes); None if the data or a parameter decide.
     image_shape: (height, width, channels) of an example; None if examples are not images, or if the file decides.
     white: The pixel value in its files that becomes 1.0.
     auxiliary_source: A sentence on the source of the server's own examples, for runs in which it has some.
@@ -50,6 +51,7 @@ class Dataset(checks.Checked, abc.ABC):
   default_num_clients: ClassVar[Optional[int]] = None
   is_sequences: ClassVar[bool] = False
   tests_clients: ClassVar[bool] = False
+  num_classes: ClassVar[Optional[int]] = None
   image_shape: ClassVar[Optional[tuple[int, int, int]]] = None
   white: ClassVar[float] = 255.0
   auxiliary_source: ClassVar[str] = (

@@ -32,6 +32,7 @@ class Digits(base.PooledDataset):
   1,437 training and 360 test examples, float32[8, 8, 1], 1.0 = ink.
   """
 
+  num_classes = 10
   image_shape = (8, 8, 1)
   white = 16.0
 
@@ -40,7 +41,7 @@ class Digits(base.PooledDataset):
     x, y = bunch.images[..., None], bunch.target
     order = rng_lib.generator(0, 'test_split').permutation(len(y))
     test, train = order[:DIGITS_TEST_EXAMPLES], order[DIGITS_TEST_EXAMPLES:]
-    return base.Pool(x[train], y[train], x[test], y[test], white=self.white, num_classes=10)
+    return base.Pool(x[train], y[train], x[test], y[test], white=self.white, num_classes=self.num_classes)
 
 
 class _KerasImages(base.PooledDataset):
@@ -53,6 +54,7 @@ class _KerasImages(base.PooledDataset):
   """
 
   keras_name: ClassVar[str]
+  num_classes = 10
   image_shape: ClassVar[tuple[int, int, int]]
 
   def read(self, data_dir: Optional[str]) -> base.Pool:
@@ -79,11 +81,11 @@ class _KerasImages(base.PooledDataset):
       if y.dtype.kind not in 'iu' or y.shape not in ((len(x),), (len(x), 1)):
         expected = f'y_{split} to be {len(x)} integers, one for each image'
         raise reading.wrong(source, expected, reading.described_array(y))
-      if y.min() < 0 or y.max() >= 10:
-        raise reading.wrong(source, f'labels of y_{split} in [0, 10)', f'{y.min()} to {y.max()}')
+      if y.min() < 0 or y.max() >= self.num_classes:
+        raise reading.wrong(source, f'labels of y_{split} in [0, {self.num_classes})', f'{y.min()} to {y.max()}')
       fixed.append((x.reshape((len(x),) + shape), y.reshape(-1)))
     (train_x, train_y), (test_x, test_y) = fixed
-    return base.Pool(train_x, train_y, test_x, test_y, white=self.white, num_classes=10)
+    return base.Pool(train_x, train_y, test_x, test_y, white=self.white, num_classes=self.num_classes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,6 +114,7 @@ class MnistWriters(base.Dataset):
   """
 
   has_own_clients = True
+  num_classes = Mnist.num_classes
   image_shape = (28, 28, 1)
 
   def load(self, request: base.Request) -> federation.Federation:
@@ -142,6 +145,7 @@ class Unipen(base.Dataset):
   """
 
   has_own_clients = True
+  num_classes = unipen.NUM_CLASSES
   image_shape = (28, 28, 1)
 
   test_writers: float = checks.number_field('unipen test_writers', 0.2, above=0, below=1)
@@ -150,5 +154,5 @@ class Unipen(base.Dataset):
     x, y, writer = unipen.read(request.data_dir)
     x = x[..., None]
     # No test examples of its own: those of the writers who only test take their place.
-    pool = base.Pool(x, y, x[:0], y[:0], white=255.0, num_classes=unipen.NUM_CLASSES)
+    pool = base.Pool(x, y, x[:0], y[:0], white=255.0, num_classes=self.num_classes)
     return pool.owned(request, writer, 'writer', test_share=self.test_writers)

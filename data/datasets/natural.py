@@ -114,7 +114,7 @@ class Femnist(_TffDataset):
   module = 'emnist'
   splits = ('all_train', 'all_test')
   only_digits: ClassVar[bool] = False
-  num_classes: ClassVar[int] = 62
+  num_classes = 62
 
   published_polarity: bool = False
   test_writers: float = checks.number_field('femnist test_writers', 0.0, at_least=0, below=1)
@@ -179,6 +179,7 @@ class Cifar100(_TffDataset):
   part.
   """
 
+  num_classes = 100
   image_shape = (32, 32, 3)
   module = 'cifar100'
 
@@ -202,7 +203,7 @@ class Cifar100(_TffDataset):
       division,
       functools.partial(examples, 'train'),
       tff_files.digest_of_file(path, division.clients),
-      num_classes=100,
+      num_classes=self.num_classes,
       test=tested,
       test_set=f'{len(tested):,} examples that no client holds.',
     )

@@ -11,16 +11,6 @@ from quap_tff.training import models
 _DEFAULT_ROUNDS = 20
 # A batch of all of a client's examples.
 _FULL_BATCH = 100_000
-# Classes of the datasets that everybody knows.
-_CLASSES = {
-  'digits': 10,
-  'mnist': 10,
-  'mnist_writers': 10,
-  'cifar10': 10,
-  'femnist': 62,
-  'unipen': 62,
-  'femnist_digits': 10,
-}
 _METHODS = ('certified', 'fedavg')
 _MODELS = ('auto', 'logistic_regression', 'linear_features')
 # Flags of the run that its made twin does not have: data, files, and what the program itself sets.
@@ -129,8 +119,8 @@ def task_of(arguments: Sequence[str], stated: Stated) -> Task:
 
 def _stated(run: run_lib.Run, stated: Stated) -> tuple[tuple[int, ...], int, int]:
   """The shape of an example, the number of classes and that of clients, as the user states them."""
-  name = run.flags['dataset'].partition(':')[0]
-  shape: Optional[tuple[int, ...]] = run.data.dataset.image_shape
+  name, dataset = run.flags['dataset'].partition(':')[0], run.data.dataset
+  shape: Optional[tuple[int, ...]] = dataset.image_shape
   if stated.shape is not None:
     try:
       shape = tuple(int(size) for size in stated.shape)
@@ -140,10 +130,10 @@ def _stated(run: run_lib.Run, stated: Stated) -> tuple[tuple[int, ...], int, int
       raise ValueError(
         f'--shape must be a number of columns, or height,width,channels, found {",".join(stated.shape)}.'
       )
-  classes = stated.classes or getattr(run.data.dataset, 'classes', None) or _CLASSES.get(name)
+  classes = stated.classes or dataset.num_classes or getattr(dataset, 'classes', None)
   num_clients = run.data.num_clients
-  if num_clients is None and name in _CLASSES:
-    num_clients = run.data.dataset.default_num_clients
+  if num_clients is None and dataset.num_classes:
+    num_clients = dataset.default_num_clients
   needed = {'--shape': shape, '--classes': classes, '--num_clients': num_clients}
   missing = [flag for flag, value in needed.items() if not value]
   if missing:
