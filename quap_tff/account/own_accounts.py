@@ -61,8 +61,8 @@ def own_accounts(
   head = (
     f'{num_clients:,} clients of --participation={spec}, {rounds:,} rounds, ε = {epsilon:g} for each client, total δ = '
     f'{delta:g} (add or remove one client), by privacy loss distributions.\n'
-    'Assumed: nobody learns whose coins showed heads. Every round releases, and noise, divisor and everything else '
-    'are the same whoever comes.\n'
+    'Assumed: nobody learns whose coins showed heads. Every round releases. Noise, divisor and everything else do '
+    'not depend on who comes.\n'
     'A client of rate q is clipped to the norm w·C, w = min(1, z/σ(q)), and the noise on the sum is z·C. Rates are '
     'rounded up to at most 32 values, and coins must have the rates of this table or lower ones.\n'
   )
