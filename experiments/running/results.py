@@ -41,11 +41,12 @@ def keep(outcome: outcomes.Outcome) -> dict[str, Any]:
   if directory is None:
     return summary
   kept = run_folder.read_summary(directory.path) or {}
-  is_kept = kept.get('rounds') == outcome.round_num and not kept.get('interrupted')
+  was_written = kept.get('rounds') == outcome.round_num and not kept.get('interrupted')
   certificate = os.path.join(directory.file(run_folder.CERTIFICATE), certificate_folders.CERTIFICATE)
   has_certificate = os.path.exists(certificate)
-  lacks_certificate = run.method.gives_certificate and not has_certificate
-  if outcome.rounds_run or outcome.interrupted or not is_kept or lacks_certificate:
+  needs_certificate = run.method.gives_certificate and not has_certificate
+  has_news = outcome.rounds_run > 0 or outcome.interrupted
+  if has_news or needs_certificate or not was_written:
     _write(outcome, directory)
   else:
     state = 'was finished' if kept['finished'] else f'had come to round {kept["rounds"]}'

@@ -242,7 +242,7 @@ def answer(reply: Message, bundle: player.Bundle, round_num: int, clients: np.nd
 
 
 def _versions() -> dict[str, str]:
-  """Those of this process, by package."""
+  """The versions that this process runs, by package."""
   return {'flwr': flwr.__version__, 'quap_tff': version.VERSION}
 
 

@@ -58,7 +58,7 @@ class Terms:
 
   @classmethod
   def of(cls, bundle: player.Bundle, nodes: Mapping[int, np.ndarray]) -> Terms:
-    """Those of a round.
+    """The terms of a round.
 
     Raises:
       ValueError: If the sum could not be secure, or not exact.

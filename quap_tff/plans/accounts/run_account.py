@@ -294,7 +294,7 @@ class RunAccount(options_lib.PlanOptions):
 
   @property
   def cohorts(self) -> str:
-    """Of a certified run whether its cohorts are `PLANNED`, or certified `AS_THEY_CAME`."""
+    """`PLANNED`, or `AS_THEY_CAME`: what a certified run knew of its cohorts beforehand."""
     return PLANNED if self.schedule else AS_THEY_CAME
 
   @property
@@ -304,12 +304,12 @@ class RunAccount(options_lib.PlanOptions):
 
   @functools.cached_property
   def planned(self) -> list[guarantees.PlannedRound]:
-    """Of a certified run the weights of each planned round, if those who are `expected` come."""
+    """The weights of each planned round of a certified run, if the `expected` clients come."""
     return self.guarantee.simulated(self.expected)
 
   @functools.cached_property
   def share_of_ceiling(self) -> Optional[float]:
-    """Of a certified run, see `planning.share_of_ceiling`; None if its cohorts are not planned."""
+    """`planning.share_of_ceiling` of a certified run; None if its cohorts are not planned."""
     if not self.schedule:
       return None
     return planning.share_of_ceiling(guarantees.Settled(self.guarantee, self.averaging), self.schedule)
@@ -417,7 +417,7 @@ class RunAccount(options_lib.PlanOptions):
     return self.recorded(output.state.aggregator, output.metrics['aggregator'], cohort)
 
   def recorded(self, state: Any, measurements: Any, cohort: Any) -> accounting.RoundRecord:
-    """As `record`, from the state and the measurements of the aggregation process itself."""
+    """The cost of a round, from the state and the measurements of the aggregation process itself; see `record`."""
     self.check_round(int(measurements['round']) if 'round' in measurements else 1)
     cohort = reports.checked_cohort(cohort, self.num_clients, measurements, **self.mechanism.seen(state))
     return self.mechanism.spent(state, measurements, cohort)

@@ -169,7 +169,7 @@ weight_rules.RULES['half'] = Half
 class TestChoicesOfSomebodysProgram:
   @pytest.fixture(name='folder')
   def _folder(self, tmp_path, monkeypatch):
-    """Of a weight rule that only the module `half_rule` registers."""
+    """A run of a weight rule that only the module `half_rule` registers."""
     (tmp_path / 'half_rule.py').write_text(_HALF)
     (tmp_path / 'broken_rule.py').write_text('1 / 0')
     monkeypatch.syspath_prepend(str(tmp_path))
