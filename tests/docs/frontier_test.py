@@ -4,13 +4,13 @@ import collections
 import json
 import os
 import re
-import subprocess
 import sys
 
 import pytest
 
 from experiments import compare
 from experiments.sweeps import sweep_runs
+from tests import processes
 from tests.experiments import harness
 
 _FILE = harness.REPOSITORY / 'docs' / 'results' / 'run.sh'
@@ -35,7 +35,7 @@ def _call(tmp_path):
     fake.chmod(0o755)
     path = f'{tmp_path}{os.pathsep}{os.environ["PATH"]}'
     environment = {**os.environ, 'PATH': path, 'DATA': '/data', 'RUNS': str(tmp_path / 'runs'), 'FEATURES': features}
-    ended = subprocess.run([str(_FILE), *steps], env=environment, capture_output=True, text=True, check=False)
+    ended = processes.run([_FILE, *steps], env=environment)
     return ended.returncode, [json.loads(line) for line in log.read_text().splitlines()]
 
   return call

@@ -566,7 +566,7 @@ class TestChild:
     parent = _start(program)
     child = psutil.Process(int(parent.stdout.readline()))
     parent.kill()
-    parent.communicate()
+    processes.finish(parent)
     assert harness.gone([child])
 
 

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import pathlib
-import subprocess
 import sys
 
 import numpy as np
@@ -21,6 +20,7 @@ from quap_tff.accounting import history
 from quap_tff.accounting import logs
 from quap_tff.common.numbers import tradeoff
 from quap_tff.mechanisms.noise import correlation as correlations
+from tests import processes
 
 ROOT = pathlib.Path(__file__).absolute().parents[2]
 
@@ -403,9 +403,9 @@ class TestLog:
 
   @pytest.mark.slow
   def test_as_a_command(self, tmp_path):
-    run = lambda *arguments, **more: subprocess.run(
-      [sys.executable, '-m', 'quap_tff.account', *arguments], cwd=ROOT, capture_output=True, encoding='utf-8', **more
-    )
+    def run(*arguments, **more):
+      return processes.run([sys.executable, '-m', 'quap_tff.account', *arguments], cwd=ROOT, **more)
+
     good = run('solve', '--noise_multiplier=10.8', '--rounds=200', '--delta=1e-5')
     assert good.returncode == 0 and 'Traceback' not in good.stderr
     assert _last_line(good.stdout)['epsilon']['gaussian_exact'] == pytest.approx(6, abs=0.005)

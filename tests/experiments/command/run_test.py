@@ -1,7 +1,6 @@
 """Runs as run.json keeps them; and flags that are wrong or have no effect, refused before data are read."""
 
 import json
-import subprocess
 import sys
 import textwrap
 
@@ -12,6 +11,7 @@ from experiments.command import flags as experiment_flags
 from experiments.command import run as run_lib
 from experiments.command import run_choices
 from quap_tff.mechanisms.certified import weight_rules
+from tests import processes
 from tests.experiments import harness
 
 
@@ -138,9 +138,7 @@ class TestFields:
           assert status == (0 if '--help' in flags else command_line.FAILED), flags
           assert not [name for name in sys.modules if name.startswith(('tensorflow', 'jax'))], flags
     """)
-    done = subprocess.run(
-      [sys.executable, '-c', program], capture_output=True, text=True, cwd=harness.REPOSITORY, check=False
-    )
+    done = processes.run([sys.executable, '-c', program], cwd=harness.REPOSITORY)
     assert done.returncode == 0, done.stderr
 
 

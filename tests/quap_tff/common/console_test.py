@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from quap_tff.common import console
+from tests import processes
 
 ROOT = pathlib.Path(__file__).absolute().parents[3]
 
@@ -17,7 +18,7 @@ def _run(body, **more):
   program = (
     f'import os, signal, sys\nfrom quap_tff.common import console\ndef main(argv):\n  {body}\nconsole.run(main)\n'
   )
-  return subprocess.run([sys.executable, '-c', program], cwd=ROOT, stderr=subprocess.PIPE, encoding='utf-8', **more)
+  return processes.run([sys.executable, '-c', program], cwd=ROOT, stderr=subprocess.PIPE, **more)
 
 
 def test_texts_command_nothing():
@@ -67,6 +68,6 @@ def test_commands_end_in_this_way(command, tmp_path):
   read, write = os.pipe()
   os.close(read)
   run = [sys.executable, '-m', f'quap_tff.{command}', *arguments]
-  done = subprocess.run(run, cwd=ROOT, stdout=write, stderr=subprocess.PIPE, encoding='utf-8')
+  done = processes.run(run, cwd=ROOT, stdout=write, stderr=subprocess.PIPE)
   os.close(write)
   assert done.returncode == 141 and 'Traceback' not in done.stderr and 'rror' not in done.stderr

@@ -1,12 +1,12 @@
 """The kernels that TensorFlow computes with."""
 
-import subprocess
 import sys
 
 import pytest
 
 from quap_tff.common import kernels
 from quap_tff.common import lazy
+from tests import processes
 
 _OLD = 'fpu vme sse4_2 avx avx2 fma'
 
@@ -46,9 +46,7 @@ def test_onednn_starts_by_itself_on_some_processors():
 def _printed(code: str, given: dict[str, str]) -> str:
   """The output of a program that begins in an environment with nothing but `given` on oneDNN."""
   environment = {name: value for name, value in lazy.environment_before().items() if name != lazy.ONEDNN_VARIABLE}
-  return subprocess.run(
-    [sys.executable, '-c', code], env={**environment, **given}, capture_output=True, text=True, check=True
-  ).stdout
+  return processes.run([sys.executable, '-c', code], env={**environment, **given}, check=True).stdout
 
 
 _SAID = """
