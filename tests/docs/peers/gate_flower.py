@@ -27,7 +27,7 @@ from recipe import Gated
 
 import quap_tff
 
-NUM_CLIENTS, NUM_ROUNDS, NUM_WEIGHTS = 10, 30, 20_000
+NUM_CLIENTS, NUM_ROUNDS, NUM_WEIGHTS = 10, 40, 20_000
 DROPS_OUT = 'This client drops out.'
 client_app, server_app = ClientApp(), ServerApp()
 
