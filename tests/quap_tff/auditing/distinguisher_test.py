@@ -188,7 +188,7 @@ class TestStock:
     query = plan.mechanism.aggregator_of(None).query(tff.to_type([(np.float32, [draws])]))
     taken = [index for index, cohort in enumerate(_SCHEDULE) if target in cohort]
     found = distinguisher.play(distinguisher.query(query, len(_SCHEDULE), taken, 1.0, 3.0), draws, plan.delta)
-    assert found.bound.mu <= 1.02 * claim  # TFF's noise takes no seed here: room for chance.
+    assert found.bound.mu <= 1.03 * claim  # TFF's noise takes no seed here: room for chance of one in seven million.
     assert found.bound.mu > (0.9 if tight else 0.3) * claim
 
 
