@@ -236,6 +236,6 @@ def test_it_runs_and_its_flag_file_is_that_of_a_run(tmp_path):
   ended = processes.run([sys.executable, '-c', _SHORT, *argv], cwd=harness.REPOSITORY)
   assert ended.returncode == 0, ended.stderr
   result = json.loads(ended.stdout.splitlines()[-1])
-  assert result['runs'] == 5 and 0 < result['expected_accuracy'] <= 1 and 'minutes left' in ended.stderr
+  assert result['runs'] == 5 and 0 <= result['expected_accuracy'] <= 1 and 'minutes left' in ended.stderr
   with experiment_flags.parsed([f'--flagfile={path}', '--dataset=synthetic']):
     experiment_flags.checked_run()
