@@ -261,6 +261,7 @@ class Run:
       rounds=self.schedule.rounds,
       seed=self.schedule.seed,
       participation=participation,
+      has_secret_cohorts=self.cohorts.are_secret,
       has_dropout=self.cohorts.dropout != dropouts.NoDropout(),
       order=lambda: rng.generator(self.schedule.seed, 'own_budgets').permutation(num_clients),
       client_optimizer=self.local.client_optimizer,
@@ -298,7 +299,7 @@ class Run:
     if self.cohorts.are_secret and (reason := plan.no_amplification):
       raise ValueError(
         f'--cohort_seed={run_choices.SECRET}: with these flags, secret cohorts amplify nothing: {reason}. Leave this '
-        'flag out, or use --algorithm=tff_dp_fedavg.'
+        'flag out, or use --algorithm=certified or tff_dp_fedavg.'
       )
     return plan
 
@@ -391,18 +392,15 @@ def _check_mechanism(run: Run) -> None:
 def _check_secret_cohorts(run: Run) -> None:
   """Refuses secret cohorts where something that is public says who comes, or where the account has no use for them."""
   written, method, refused = run.flags, run.method, f'--cohort_seed={run_choices.SECRET}'
-  if method.gives_certificate:
-    raise ValueError(
-      f'{refused}: a certificate rests on public cohorts, and its folder holds the schedule. Leave this flag out, '
-      'or use --algorithm=tff_dp_fedavg.'
-    )
   if not (method.divides_by_planned_cohort and run.facts.adds_noise):
     reason = (
       'divides sums by the number of clients that came, which reveals something about who came'
       if run.facts.adds_noise
       else 'adds no noise that could hide who came'
     )
-    raise ValueError(f'{refused}: --algorithm={written["algorithm"]} {reason}. Use --algorithm=tff_dp_fedavg.')
+    raise ValueError(
+      f'{refused}: --algorithm={written["algorithm"]} {reason}. Use --algorithm=certified or tff_dp_fedavg.'
+    )
   if run.cohorts.dropout != dropouts.NoDropout():
     raise ValueError(
       f'{refused}: who drops out follows from --seed, which is public, and says who did not come. Use --dropout=none, '

@@ -97,7 +97,8 @@ class Cohorts:
     cohort_size: Clients in a round, M, for cohorts of fixed size. Default: 30% of the clients, at most 30.
     cohort_seed: Where cohorts come from. secret: independent coins from the operating system's entropy, so that
       sampling amplifies privacy as long as nobody learns who came. Nothing that follows from who came is kept, then,
-      and no client metrics. This is for tff_dp_fedavg. Default: public cohorts from --seed.
+      and no client metrics. This is for certified, where each client has an account by its own rate, and for
+      tff_dp_fedavg. Default: public cohorts from --seed.
   """
 
   participation: Any = flag('uniform', kind='participation model', choices=cohorts.PARTICIPATION_MODELS)

@@ -237,6 +237,9 @@ class _Rounds:
     """Runs a round, and keeps and shows it."""
     experiment, server, round_num = self._experiment, self.server, self.done + 1
     cohort, absent = experiment.cohorts.cohort(round_num), experiment.cohorts.absent(round_num)
+    if experiment.plan.secret is not None:
+      # The run draws them by coins of its own, at the rates that its account is of.
+      cohort = np.array(list(server.ask()), np.int64)
     examples = RoundExamples(experiment, cohort.tolist(), absent)
     with runtime.measure_traffic() as measured:
       computed = server.compute(examples, absent)

@@ -49,6 +49,8 @@ class Epsilon(NamedTuple):
 
 def epsilon_of(plan: plans.Plan) -> Optional[Epsilon]:
   """The ε to show of a run: spent so far, of a certified one; or else the round's nominal one, if there is one."""
+  if plan.secret is not None:
+    return None  # Its account is of all planned rounds, and no part of it is said of fewer.
   if plan.mechanism.facts.is_certified:
     # A share of the limit on μ², in float32. Where clients have limits of their own, that of the largest is a bound.
     share = lambda row: np.nextafter(np.float32(row['spent_max']), np.float32(2)) if row['spent_max'] else 0.0

@@ -56,7 +56,8 @@ def keep(outcome: outcomes.Outcome) -> dict[str, Any]:
     directory.remove_checkpoints()
   elif not outcome.interrupted:
     why = '' if summary['finished'] else f', so that the run can go on to round {run.schedule.rounds}'
-    seeds = 'seeds of the noise and of the cohorts' if outcome.experiment.cohorts.secret else 'seed of the noise'
+    keeps_cohorts = outcome.experiment.cohorts.secret and outcome.experiment.plan.secret is None
+    seeds = 'seeds of the noise and of the cohorts' if keeps_cohorts else 'seed of the noise'
     print(
       f'{directory.file(run_folder.CHECKPOINTS)} was kept{why}. It holds the {seeds}: keep it as secret as the data.',
       file=sys.stderr,
@@ -72,7 +73,8 @@ def _write(outcome: outcomes.Outcome, directory: run_directory.RunDirectory) -> 
   if not gives_certificate:
     _write_model_and_account(outcome, directory)
   metrics = plots.read_metrics(directory.file(run_folder.METRICS)) if outcome.round_num else {}
-  if metrics and gives_certificate:
+  is_secret = outcome.experiment.plan.secret is not None
+  if metrics and gives_certificate and not is_secret:
     metrics[plots.SPENT] = spent_by_round(outcome.ledger, run.flags['delta'])
   if plots.panels_of(metrics):
     clients = f'{federation.num_clients} clients'

@@ -75,7 +75,8 @@ class Experiment:
 
   def kept_in(self, directory: Optional[run_directory.RunDirectory]) -> Experiment:
     """The experiment with the cohorts of the run in a folder, if they are secret: their seed is kept there."""
-    if directory is None or not self.run.cohorts.are_secret:
+    # Cohorts of a certified run follow from a key that no folder keeps.
+    if directory is None or not self.run.cohorts.are_secret or self.plan.secret is not None:
       return self
     cohort_seed = int.from_bytes(directory.secret(_COHORT_SEED), 'big')
     return dataclasses.replace(self, cohorts=self.run.participation(self.federation.num_clients, cohort_seed))

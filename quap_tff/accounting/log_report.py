@@ -200,8 +200,19 @@ def clients_text(clients: Iterable[Any], rounds: np.ndarray, epsilons: Mapping[s
   """clients.csv: a row for each client, with its rounds, and columns of ε, rounded up to six digits."""
   columns: dict[str, Iterable[Any]] = {'client': clients, 'rounds': rounds.tolist()}
   for name, epsilon in epsilons.items():
-    distinct, index = np.unique(epsilon, return_inverse=True)  # Most clients of a large population have spent the same.
-    columns[name] = map([rounding.up(one, 6) for one in distinct].__getitem__, index.ravel().tolist())
+    columns[name] = rounded_up(epsilon)
+  return csv_text(columns)
+
+
+def rounded_up(values: np.ndarray) -> list[str]:
+  """Cells of a column of upper bounds, in six digits."""
+  distinct, index = np.unique(values, return_inverse=True)  # Most clients of a large population have spent the same.
+  texts = [rounding.up(one, 6) for one in distinct]
+  return [texts[place] for place in index.ravel().tolist()]
+
+
+def csv_text(columns: Mapping[str, Iterable[Any]]) -> str:
+  """A CSV file with these columns, by name."""
   text = io.StringIO()
   writer = csv.writer(text, lineterminator='\n')
   writer.writerow(columns)

@@ -1,5 +1,9 @@
 """Each client's own account under secret coins (docs/proofs.md, theorem 6): the least noise that its rate needs."""
 
+import functools
+import math
+from typing import Optional
+
 import numpy as np
 
 from quap_tff.accounting import accountants
@@ -50,10 +54,59 @@ def least_noise(rates: np.ndarray, rounds: int, epsilon: float, delta: float) ->
   distinct, index = np.unique(rates, return_inverse=True)
   if len(distinct) > _MOST_RATES:
     raise ValueError(f'At most {_MOST_RATES} rates are accounted for, found {len(distinct)}. Use `accounted_rates`.')
-  found = []
-  for rate in distinct.tolist():
-    found.append(accountants.sampled_noise_multiplier(np.array([rate]), rounds, epsilon, delta))
+  found: list[float] = []
+  for place, rate in enumerate(distinct.tolist()):
+    guess = _next_on_line(np.log(distinct[:place]), np.log(found), math.log(rate))
+    found.append(accountants.sampled_noise_multiplier(np.array([rate]), rounds, epsilon, delta, guess))
   return np.array(found)[index]
+
+
+def _next_on_line(x: np.ndarray, log_values: np.ndarray, at: float) -> Optional[float]:
+  """A guess at the next value, by a line through the logarithms of the two before; None if there are not two."""
+  if len(x) < 2:
+    return None
+  slope = (log_values[-1] - log_values[-2]) / (x[-1] - x[-2])
+  return math.exp(log_values[-1] + slope * (at - x[-1]))
+
+
+def epsilons(rates: np.ndarray, weights: np.ndarray, noise_multiplier: float, rounds: int, delta: float) -> np.ndarray:
+  """ε_i of each client, float64[N], over T rounds: that of the Poisson-subsampled Gaussian (q_i, z/w_i).
+
+  Args:
+    rates: float64[N] in (0, 1], q_i.
+    weights: float64[N] in (0, 1], w_i.
+    noise_multiplier: z > 0.
+    rounds: T >= 1.
+    delta: Total δ in (0, 1).
+
+  Raises:
+    NotApplicableError: If no accountant has a figure.
+  """
+  pairs, index = np.unique(np.stack([rates, weights]), axis=1, return_inverse=True)
+  found = []
+  for rate, weight in pairs.T.tolist():
+    found.append(_epsilon(rate, noise_multiplier / weight, rounds, delta))
+  return np.array(found)[index.reshape(-1)]
+
+
+def total_variations(rates: np.ndarray, weights: np.ndarray, noise_multiplier: float, rounds: int) -> np.ndarray:
+  """The δ at which each client's ε is 0, float64[N]: the distance of what is released with the client and without it.
+
+  Arguments are those of `epsilons`.
+  """
+  pairs, index = np.unique(np.stack([rates, weights]), axis=1, return_inverse=True)
+  found = []
+  for rate, weight in pairs.T.tolist():
+    history = histories.History.gaussian(noise_multiplier / weight, rounds, rate)
+    found.append(accountants.delta_of(history, 0.0, accountants.default_name(history)))
+  return np.array(found)[index.reshape(-1)]
+
+
+# A run asks for the same figures when it begins, when it ends and for its certificate.
+@functools.lru_cache(maxsize=1024)
+def _epsilon(rate: float, noise_multiplier: float, rounds: int, delta: float) -> float:
+  history = histories.History.gaussian(noise_multiplier, rounds, rate)
+  return accountants.get(accountants.default_name(history, delta)).epsilon(history, delta)
 
 
 def share_of_ceiling(rates: np.ndarray, weights: np.ndarray, noise_multiplier: float, rounds: int, mu: float) -> float:

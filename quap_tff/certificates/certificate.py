@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from quap_tff import accounting
+from quap_tff.certificates import secret_cohorts
 from quap_tff.certificates import sentences
 from quap_tff.certificates.folders import about as abouts
 from quap_tff.certificates.folders import folder as folders
@@ -21,6 +22,7 @@ from quap_tff.common import files
 from quap_tff.common.numbers import rounding
 from quap_tff.mechanisms.noise import correlation as correlations
 from quap_tff.plans.accounts import run_account
+from quap_tff.plans.accounts import secret_coins
 
 # A relative tolerance: sums over rounds are rounded, here and in the filter that limits what clients spend.
 TOLERANCE = 1e-9
@@ -31,6 +33,8 @@ _QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 
 def refusals(plan: run_account.RunAccount, ledger: accounting.RunLedger, about: abouts.About) -> list[str]:
   """The reasons why a run of a plan gets no certificate, a sentence each; empty if it gets one."""
+  if plan.secret is not None:
+    return secret_cohorts.refusals(plan, about.tests, secret_coins.epsilons(plan.secret, plan.slack))
   state = ledger.state_dict()
   occupied = np.diff(state['offsets']) > 0
   clips = state['clipping_norms']
@@ -75,51 +79,42 @@ def make(content: folders.Content) -> dict[str, Any]:
   reasons = refusals(plan, ledger, about)
   if reasons:
     raise ValueError(f'This run cannot be certified. {" ".join(reasons)}')
-  figures = sentences.Figures.of(plan, ledger, about)
-  config, epsilon, up = plan.guarantee.config, figures.epsilon, sentences.up
-  state = ledger.state_dict()
-  idle = np.unique(state['clients'][state['weights'] == 0])
+  config, up = plan.guarantee.config, sentences.up
+  if plan.secret is not None:
+    epsilon = secret_coins.epsilons(plan.secret, plan.slack)
+    found = secret_cohorts.parts(content, epsilon)
+  else:
+    figures = sentences.Figures.of(plan, ledger, about)
+    epsilon = figures.epsilon
+    found = _public_parts(figures)
+  found['guarantee'].update(
+    {
+      'unit': accounting.UNIT,
+      'epsilon': float(config.epsilon),
+      'delta': float(config.delta),
+      'trust': config.trust,
+      'cohorts': plan.cohorts,
+      # mechanism.json has each client's own bound.
+      'own_bounds': [{'epsilon': bound, 'clients': clients} for bound, clients in sentences.own_bounds(config)],
+    }
+  )
   edges = np.linspace(0, config.epsilon, _HISTOGRAM_BINS + 1)
   counts, _ = np.histogram(np.minimum(epsilon, config.epsilon), edges)
+  found['achieved'].update(
+    {
+      'epsilon_max': up(epsilon.max()),
+      'epsilon_mean': up(epsilon.mean()),
+      'epsilon_quantiles': {f'{q:g}': up(np.quantile(epsilon, q)) for q in _QUANTILES},
+      'epsilon_histogram': {'edges': [round(edge, 9) for edge in edges.tolist()], 'clients': counts.tolist()},
+    }
+  )
   return sealed(
     {
       'version': folders.VERSION,
-      'statement': sentences.statement(figures),
-      'guarantee': {
-        'unit': accounting.UNIT,
-        'neighbours': accounting.ZERO_OUT,
-        'epsilon': float(config.epsilon),
-        'delta': float(config.delta),
-        'mu': up(figures.largest_mu),
-        'accountant': sentences.accountant(ledger),
-        'amplification': sentences.AMPLIFICATION,
-        'trust': config.trust,
-        'cohorts': plan.cohorts,
-        'colluders': sentences.against_colluders(figures),
-        # mechanism.json has each client's own bound.
-        **sentences.spent_before(config),
-        'own_bounds': [{'epsilon': bound, 'clients': clients} for bound, clients in sentences.own_bounds(figures)],
-      },
-      'other_relations': sentences.other_relations(figures),
-      'achieved': {
-        'rounds': ledger.num_rounds,
-        'planned_rounds': figures.planned_rounds,
-        'clients': ledger.num_clients,
-        'clients_that_took_part': int(np.count_nonzero(ledger.rounds)),
-        'clients_with_a_weight_of_0': len(idle),
-        'epsilon_max': up(epsilon.max()),
-        'epsilon_mean': up(epsilon.mean()),
-        'epsilon_quantiles': {f'{q:g}': up(np.quantile(epsilon, q)) for q in _QUANTILES},
-        'epsilon_histogram': {'edges': [round(edge, 9) for edge in edges.tolist()], 'clients': counts.tolist()},
-        'mu_max': up(figures.mu.whole.max()),
-        'is_reading': figures.is_reading,
-      },
-      'releases': sentences.releases(figures),
+      **found,
       'leaves_clients': [{'by': by, 'value': value, 'type': kind} for by, value, kind in content.leaving],
-      'withheld': list(sentences.WITHHELD),
-      'assumptions': sentences.assumptions(figures),
       'facts': {
-        'trained_weights': figures.trained_weights,
+        'trained_weights': sum(plan.shape.sizes),
         'clipping': sentences.clipping(plan),
         'slack': {name: up(value) for name, value in plan.slack._asdict().items()},
         'noise_multiplier': config.noise_multiplier,
@@ -130,6 +125,37 @@ def make(content: folders.Content) -> dict[str, Any]:
       'provenance': {'code': dict(content.code), 'files_sha256': folders.digests(content)},
     }
   )
+
+
+def _public_parts(figures: sentences.Figures) -> dict[str, Any]:
+  """What a certificate says of cohorts that are public."""
+  ledger, config, up = figures.ledger, figures.plan.guarantee.config, sentences.up
+  state = ledger.state_dict()
+  idle = np.unique(state['clients'][state['weights'] == 0])
+  return {
+    'statement': sentences.statement(figures),
+    'guarantee': {
+      'neighbours': accounting.ZERO_OUT,
+      'mu': up(figures.largest_mu),
+      'accountant': sentences.accountant(ledger),
+      'amplification': sentences.AMPLIFICATION,
+      'colluders': sentences.against_colluders(figures),
+      **sentences.spent_before(config),
+    },
+    'other_relations': sentences.other_relations(figures),
+    'achieved': {
+      'rounds': ledger.num_rounds,
+      'planned_rounds': figures.planned_rounds,
+      'clients': ledger.num_clients,
+      'clients_that_took_part': int(np.count_nonzero(ledger.rounds)),
+      'clients_with_a_weight_of_0': len(idle),
+      'mu_max': up(figures.mu.whole.max()),
+      'is_reading': figures.is_reading,
+    },
+    'releases': sentences.releases(figures),
+    'withheld': list(sentences.WITHHELD),
+    'assumptions': sentences.assumptions(figures),
+  }
 
 
 def sealed(value: Mapping[str, Any]) -> dict[str, Any]:

@@ -95,8 +95,7 @@ most e^ε times its probability without them, plus δ. Smaller values mean more 
 client. What each client has spent is in clients.csv.</p>
 <h2>How to verify it</h2>
 <p><code>python -m quap_tff.verify DIR</code></p>
-<p>Verification computes each client&#x27;s weights again from mechanism.json and {{ cohorts_file }}, and every figure \
-on this page from ledger.npz. It compares the digests below with the files. Digests reveal mistakes, and changes to \
+<p>{{ computed }} It compares the digests below with the files. Digests reveal mistakes, and changes to \
 some of the files. Only a signature (certificate.sig) says who made the folder. Without one, verification cannot tell \
 if someone has made the whole folder anew. In either case, verification proves nothing about what the program did.</p>
 {{ table(digests, code=(1,)) -}}
@@ -124,6 +123,13 @@ _READING_OF_COHORTS = (
   'the end. They are not a guarantee, because who came may depend on what was released. The bound holds for any '
   'cohorts.',
 )
+_COMPUTED = {
+  run_account.PLANNED: "Verification computes each client's weights again from mechanism.json and schedule.npz, and "
+  'every figure on this page from ledger.npz.',
+  run_account.AS_THEY_CAME: "Verification computes each client's weights again from mechanism.json and the cohorts in "
+  'ledger.npz, and every figure on this page from ledger.npz.',
+  run_account.SECRET: 'Verification computes every figure on this page again from mechanism.json.',
+}
 # The units of the histogram are nearly a narrow screen's pixels. The template holds the rest of the drawing.
 _LEFT, _WIDTH, _BOTTOM, _HEIGHT = 28, 316, 216, 146
 
@@ -136,7 +142,7 @@ def render(certificate: Mapping[str, Any]) -> str:
     certificate=certificate,
     in_short=_in_short(certificate),
     is_reading=certificate['achieved']['is_reading'],
-    cohorts_file='the cohorts in ledger.npz' if _came(certificate) else 'schedule.npz',
+    computed=_COMPUTED[certificate['guarantee']['cohorts']],
     about=_about(certificate),
     bars=_bars(**histogram),
     only_bar=_only_bar(certificate['achieved']),
@@ -213,13 +219,10 @@ def _before(spent: Mapping[str, Any]) -> tuple[str, str]:
 def _figures(certificate: Mapping[str, Any]) -> list[tuple[str, str]]:
   guarantee, achieved, facts = (certificate[name] for name in ('guarantee', 'achieved', 'facts'))
   quantiles = ', '.join(f'{float(q):.0%}: {rounding.up(value)}' for q, value in achieved['epsilon_quantiles'].items())
-  bound, delta, mu = rounding.up(guarantee['epsilon'], 15), rounding.up(guarantee['delta'], 15), guarantee['mu']
-  planned, reading, most_rounds = 'over all planned rounds', _READING, ''
-  if _came(certificate):
-    planned, reading, most_rounds = 'over all rounds, for any cohorts', _READING_OF_COHORTS, 'at most '
-  most = f'ε = {rounding.up(achieved["epsilon_max"], 6)} (μ = {rounding.up(achieved["mu_max"], 6)})'
+  is_secret = guarantee['cohorts'] == run_account.SECRET
+  of_spending = _spent_by_rate(certificate) if is_secret else _spent_in_rounds(certificate)
   return [
-    ('Bound', f'ε = {bound} at δ = {delta} (μ = {rounding.up(mu, 6)}) per client, {planned}'),
+    ('Bound', _bound(certificate)),
     *(
       ('Own bound', f'ε = {rounding.up(own["epsilon"], 15)} for {own["clients"]:,} clients')
       for own in guarantee['own_bounds']
@@ -228,19 +231,53 @@ def _figures(certificate: Mapping[str, Any]) -> list[tuple[str, str]]:
     ('Trust', sentences.OF_TRUST[guarantee['trust']].short),
     *(
       (f'Colluders: {one["clients"]:,}', f'ε = {rounding.up(one["epsilon"], 6)}, whichever other clients they are')
-      for one in guarantee['colluders']
+      for one in guarantee.get('colluders', ())
     ),
     ('Cohorts', guarantee['cohorts']),
-    *([reading] if achieved['is_reading'] else []),
-    ('Largest spent', most),
+    *of_spending,
     ('Mean over clients', f'ε = {rounding.up(achieved["epsilon_mean"], 6)}'),
     ('Quantiles over clients', f'ε = {quantiles}'),
-    ('Clients', f'{achieved["clients"]:,}, of which {achieved["clients_that_took_part"]:,} took part'),
-    ('Weight 0 in a round', f'{achieved["clients_with_a_weight_of_0"]:,} clients, which added nothing there'),
-    ('Rounds', f'{achieved["rounds"]:,} of {most_rounds}{achieved["planned_rounds"]:,} planned'),
     *((name.capitalize(), guarantee[name]) for name in ('unit', 'neighbours', 'accountant', 'amplification')),
     ('Noise multiplier', rounding.down(facts['noise_multiplier'], 6)),
     ('Divisor', f'{facts["divisor"]:.6g}'),
+  ]
+
+
+def _bound(certificate: Mapping[str, Any]) -> str:
+  guarantee = certificate['guarantee']
+  planned = 'over all rounds, for any cohorts' if _came(certificate) else 'over all planned rounds'
+  of_mu = f' (μ = {rounding.up(guarantee["mu"], 6)})' if 'mu' in guarantee else ''
+  bound, delta = rounding.up(guarantee['epsilon'], 15), rounding.up(guarantee['delta'], 15)
+  return f'ε = {bound} at δ = {delta}{of_mu} per client, {planned}'
+
+
+def _spent_in_rounds(certificate: Mapping[str, Any]) -> list[tuple[str, str]]:
+  """What clients have spent in the rounds that ran, where these are public."""
+  achieved, came = certificate['achieved'], _came(certificate)
+  reading, most_rounds = (_READING_OF_COHORTS, 'at most ') if came else (_READING, '')
+  most = f'ε = {rounding.up(achieved["epsilon_max"], 6)} (μ = {rounding.up(achieved["mu_max"], 6)})'
+  return [
+    *([reading] if achieved['is_reading'] else []),
+    ('Largest spent', most),
+    ('Clients', f'{achieved["clients"]:,}, of which {achieved["clients_that_took_part"]:,} took part'),
+    ('Weight 0 in a round', f'{achieved["clients_with_a_weight_of_0"]:,} clients, which added nothing there'),
+    ('Rounds', f'{achieved["rounds"]:,} of {most_rounds}{achieved["planned_rounds"]:,} planned'),
+  ]
+
+
+def _spent_by_rate(certificate: Mapping[str, Any]) -> list[tuple[str, str]]:
+  """What clients of each rate spend in all planned rounds, where cohorts are secret."""
+  achieved, known = certificate['achieved'], certificate['guarantee']['epsilon_if_coins_become_known']
+  rows = []
+  for one in achieved['rates']:
+    clients = f'{one["clients"]:,} clients of weight {one["weight"]:.6g}'
+    rows.append((f'Rate {one["rate"]:.6g}', f'ε = {rounding.up(one["epsilon"], 6)} for {clients}'))
+  return [
+    ('Largest', f'ε = {rounding.up(achieved["epsilon_max"], 6)}'),
+    ('If coins become known', f'ε = {rounding.up(known, 6)} for a client that was drawn in every round'),
+    *rows,
+    ('Clients', f'{achieved["clients"]:,}'),
+    ('Rounds', f'{achieved["planned_rounds"]:,} planned'),
   ]
 
 

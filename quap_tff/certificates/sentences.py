@@ -227,10 +227,14 @@ class Figures(NamedTuple):
 def chance(certificate: Mapping[str, Any]) -> str:
   """How often a guess is right whether the data of one client were used, if both were equally likely, in words.
 
-  This is Φ(μ/2), the best test between two normal distributions at distance μ, and what rounding adds.
+  This is Φ(μ/2), the best test between two normal distributions at distance μ, and what rounding adds. Of secret
+  cohorts, a total variation takes the place of 2·Φ(μ/2) - 1.
   """
-  mu, slack = certificate['guarantee']['mu'], certificate['facts']['slack']
-  right = 0.5 + 0.5 * math.erf(mu / math.sqrt(8)) + math.expm1(slack['epsilon']) + slack['delta']
+  guarantee, slack = certificate['guarantee'], certificate['facts']['slack']
+  distance = guarantee.get('total_variation')
+  if distance is None:
+    distance = math.erf(guarantee['mu'] / math.sqrt(8))
+  right = 0.5 + 0.5 * distance + math.expm1(slack['epsilon']) + slack['delta']
   for decimals in range(1, 7):
     percent = rounding.up_fixed(100 * right, decimals)
     if float(percent) < 100:
@@ -258,7 +262,7 @@ def statement(figures: Figures) -> str:
   config, ledger = figures.plan.guarantee.config, figures.ledger
   bounds = ''
   if config.own_epsilon:
-    counts = ', '.join(f'ε = {whole(bound)} for {clients:,}' for bound, clients in own_bounds(figures))
+    counts = ', '.join(f'ε = {whole(bound)} for {clients:,}' for bound, clients in own_bounds(config))
     bounds = (
       f' Each client has a bound of its own, which is at most this ε, and for it the same holds with that bound: '
       f'{counts}. mechanism.json has the bound of each client.'
@@ -314,11 +318,9 @@ def statement(figures: Figures) -> str:
   )
 
 
-def own_bounds(figures: Figures) -> list[tuple[float, int]]:
+def own_bounds(config: guarantee.GuaranteeConfig) -> list[tuple[float, int]]:
   """The distinct bounds that clients have chosen, and how many clients have each."""
-  bounds, clients = np.unique(
-    np.asarray(figures.plan.guarantee.config.own_epsilon or (), np.float64), return_counts=True
-  )
+  bounds, clients = np.unique(np.asarray(config.own_epsilon or (), np.float64), return_counts=True)
   return list(zip(bounds.tolist(), clients.tolist()))
 
 
@@ -491,20 +493,34 @@ def assumptions(figures: Figures) -> list[str]:
   opens = _OPENS[threshold is not None].format(threshold=threshold)
   secure_sum = OF_SECURE_SUM[about.secure_sum]
   of_trust = dict(opens=opens, secure_sum=secure_sum.assumption, keys=secure_sum.keys)
-  features = 'The features of an example are a function of that example alone. No other data were used to make them.'
-  if about.public_data:
-    features = f'The data that features were made from are assumed to be public. {stated(about.public_data)}'
   return [
     *(one.format(**of_trust) for one in OF_TRUST[config.trust].assumptions),
     f'{_WHO_COMES[figures.came or figures.stayed_away]} {stated(about.cohorts)}',
-    f"Each client's part of a sum is bounded, and a client without data adds zero. {clipping(figures.plan)}",
+    *common_assumptions(figures.plan, about),
+  ]
+
+
+def common_assumptions(plan: run_account.RunAccount, about: abouts.About) -> list[str]:
+  """The assumptions of every certificate."""
+  config = plan.guarantee.config
+  features = 'The features of an example are a function of that example alone. No other data were used to make them.'
+  if about.public_data:
+    features = f'The data that features were made from are assumed to be public. {stated(about.public_data)}'
+  own_bounds = []
+  if config.own_epsilon:
+    own_bounds.append('The bound that a client has chosen for itself is public, and does not depend on its data.')
+  covers = 'The statement is about this run alone. Every other run on the same clients, for tuning or for comparison, '
+  covers += 'adds to what they spend.'
+  if config.spent_before is not None:
+    covers = (
+      'The statement is about this run and what is counted from before. Every other run on the same clients adds '
+    )
+    covers += 'to what they spend.'
+  return [
+    f"Each client's part of a sum is bounded, and a client without data adds zero. {clipping(plan)}",
     "Constants and hyper-parameters are public. It is assumed that their choice does not depend on clients' data. "
     f'{stated(about.tuning)}',
-    *(
-      ['The bound that a client has chosen for itself is public, and does not depend on its data.']
-      if config.own_epsilon
-      else []
-    ),
+    *own_bounds,
     features,
     f"The test set is public and contains no client's data. {stated(about.test_set)}",
     *assumptions_before(config),
@@ -512,9 +528,5 @@ def assumptions(figures: Figures) -> list[str]:
     "watches the program run or sees its operator's terminal, which shows progress.",
     'Verification recomputes what follows from the files of the run. It cannot tell whether the program that wrote '
     'them did what its code says, and not whether a file was left out that somebody had, such as an audit.',
-    'The statement is about this run alone. Every other run on the same clients, for tuning or for comparison, adds '
-    'to what they spend.'
-    if config.spent_before is None
-    else 'The statement is about this run and what is counted from before. Every other run on the same clients adds to '
-    'what they spend.',
+    covers,
   ]

@@ -96,7 +96,7 @@ def _check(plan: plans.Plan) -> None:
       f'{facts.waits}.'
     )
   if facts.unexported:
-    raise ValueError(f'A bundle of this run would be wrong: {facts.unexported}. Give a noise seed, or another method.')
+    raise ValueError(f'A bundle of this run would be wrong: {facts.unexported}.')
 
 
 class _ExportedGraph(NamedTuple):

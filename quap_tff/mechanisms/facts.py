@@ -49,6 +49,8 @@ class Facts(NamedTuple):
     is_saved_before_release: Whether each round must be saved in a checkpoint before anything of it is released. A round
       that is run again with another outcome would be a second release that no account includes.
     noises_empty_rounds: Whether a round that nobody comes to releases the same noise as any other.
+    needs_secret_cohorts: Whether a certified run draws its cohorts by secret coins of its own rates, and so nothing may
+      be kept or shown that follows from who came.
     unexported: Why no bundle of the process can be written, a clause; '' if one can, where it compiles.
     unaudited: Why no audit can put a canary in the place of an update, a clause; '' if one can.
     staleness: How old the versions are that clients train on, a `Staleness`; None if all have the newest.
@@ -78,6 +80,7 @@ class Facts(NamedTuple):
   unamplified: str = ''
   is_saved_before_release: bool = False
   noises_empty_rounds: bool = False
+  needs_secret_cohorts: bool = False
   unexported: str = ''
   unaudited: str = ''
   staleness: Optional[StalenessModel] = None

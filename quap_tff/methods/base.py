@@ -45,6 +45,7 @@ class Setting:
     seed: The public seed of everything that is drawn, except for the noise.
     participation: Who takes part in which round: `cohort(round_num)` gives int64[M_t], and there are `sampler` and
       `mean_cohort_size`, see `data.cohorts.ParticipationModel`. None before the number of clients is known.
+    has_secret_cohorts: Whether cohorts are drawn by coins that stay secret.
     has_dropout: Whether clients drop out in mid-round.
     order: Gives int64[N], the clients in a random order that is public.
     client_optimizer: One of `optimizers.OPTIMIZERS`.
@@ -58,6 +59,7 @@ class Setting:
   rounds: int
   seed: int = 0
   participation: Optional[cohorts.ParticipationModel] = None
+  has_secret_cohorts: bool = False
   has_dropout: bool = False
   order: Optional[Callable[[], np.ndarray]] = None
   client_optimizer: optimizers.OptimizerChoice = optimizers.Sgd()

@@ -21,6 +21,7 @@ from quap_tff.mechanisms.held import config as held_config
 from quap_tff.mechanisms.noise import correlation as correlations
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import layers as layers_lib
+from quap_tff.mechanisms.secret_cohorts import config as secret_config
 from quap_tff.methods import base
 from quap_tff.methods import choices
 
@@ -76,7 +77,7 @@ class CertifiedMethod(
     weights: The rule for the clients' weights, a spec of `WEIGHTS`. auto: 'online' with trust=server, and
       'spend_evenly', the only one, with trust=secure_sum. 'participation' uses --alpha and --beta.
     noise: How the noise of a round takes back noise of earlier rounds, a spec of `correlation.FAMILIES`. auto: 'ar1'
-      with trust=server, 'held' with trust=secure_sum, and 'independent' with a threshold.
+      with trust=server, 'held' with trust=secure_sum, and 'independent' with a threshold or with secret cohorts.
     clip: The clipping norm. With `quantile`, the first clipping norm. auto: 10 over --rounds, and 1 at most, over the
       step of --server_optimizer (`clip_rules.public_norm`). It follows from no client's data.
     quantile: If given, Andrew et al.'s private quantile tracks this quantile of the norms.
@@ -102,9 +103,8 @@ class CertifiedMethod(
 
   divides_by_planned_cohort = True
 
-  # Both are None only until `__post_init__` has chosen what is not given.
-  weights: weight_rules.WeightRule = flag_fields.parameter('weight rule', WEIGHTS, None)
-  noise: correlations.Correlation = flag_fields.parameter('noise correlation', correlations.FAMILIES, None)
+  weights: Optional[weight_rules.WeightRule] = flag_fields.parameter('weight rule', WEIGHTS, None)
+  noise: Optional[correlations.Correlation] = flag_fields.parameter('noise correlation', correlations.FAMILIES, None)
   clip: Optional[float] = dataclasses.field(default=None, metadata={registry.CHOSEN: True})
   quantile: Optional[float] = None
   count_stddev: Optional[float] = None
@@ -123,10 +123,9 @@ class CertifiedMethod(
     if self.noise_multiplier is not None:
       checks.number('noise_multiplier', self.noise_multiplier, above=0)
     registry.lookup('trust', self.trust, dict.fromkeys(_TRUSTS))
-    self._choose_by_trust()
     if self.holds_noise:
       self._check_held()
-    elif self.colluders or self.threshold is not None or isinstance(self.noise, correlations.HeldNoise):
+    elif self.colluders or self.threshold is not None or isinstance(self.correlation, correlations.HeldNoise):
       raise ValueError(
         'noise=held, colluders and threshold are for clients that hold noise because nobody trusts the server. Give '
         'trust=secure_sum, or leave them out.'
@@ -138,15 +137,15 @@ class CertifiedMethod(
         raise ValueError(
           'colluders: no ε against them is stated for cohorts as they come. Leave colluders or expected out.'
         )
-      if isinstance(self.weights, weight_rules.SpendEvenly) and not self.holds_noise:
+      if isinstance(self.weight_rule, weight_rules.SpendEvenly) and not self.holds_noise:
         raise ValueError(
           'weights=spend_evenly spreads each budget over the rounds of its client, so it needs a schedule, and with '
           'expected there is none. Leave one of them out.'
         )
     self._clip_rule(1.0)
-    if self.weights.needs_own_bounds and not self.own:
+    if self.weight_rule.needs_own_bounds and not self.own:
       raise ValueError(
-        f'weights={registry.name_of(self.weights, WEIGHTS)} follows bounds that clients choose, and everyone has '
+        f'weights={registry.name_of(self.weight_rule, WEIGHTS)} follows bounds that clients choose, and everyone has '
         '--epsilon. Give own, such as own=0.34/1/0.43/2/0.23/3, or choose other weights.'
       )
     if len(self.own) % 2 or (self.own and abs(sum(self.own[::2]) - 1) > 1e-6):
@@ -160,35 +159,41 @@ class CertifiedMethod(
     """True if clients hold the noise."""
     return self.trust == 'secure_sum'
 
-  def _choose_by_trust(self) -> None:
-    """Sets what is not given to what suits the trust."""
-    best: dict[str, Any] = dict(weights=weight_rules.Online(), noise=correlations.Ar1())
-    if self.holds_noise:
-      noise = correlations.HeldNoise() if self.threshold is None else correlations.Independent()
-      best = dict(weights=weight_rules.SpendEvenly(), noise=noise)
-    for name, value in best.items():
-      if getattr(self, name) is None:
-        object.__setattr__(self, name, value)
+  @property
+  def weight_rule(self) -> weight_rules.WeightRule:
+    """`weights`, or the rule that suits the trust."""
+    if self.weights is not None:
+      return self.weights
+    return weight_rules.SpendEvenly() if self.holds_noise else weight_rules.Online()
+
+  @property
+  def correlation(self) -> correlations.Correlation:
+    """`noise`, or the correlation that suits the trust."""
+    if self.noise is not None:
+      return self.noise
+    if not self.holds_noise:
+      return correlations.Ar1()
+    return correlations.HeldNoise() if self.threshold is None else correlations.Independent()
 
   def _check_held(self) -> None:
-    if not isinstance(self.noise, (correlations.HeldNoise, correlations.Independent)):
+    if not isinstance(self.correlation, (correlations.HeldNoise, correlations.Independent)):
       raise ValueError(
-        f'noise={registry.name_of(self.noise, correlations.FAMILIES)} needs a server that remembers the noise, and '
-        'trust=secure_sum has none. Use noise=held or noise=independent.'
+        f'noise={registry.name_of(self.correlation, correlations.FAMILIES)} needs a server that remembers the noise, '
+        'and trust=secure_sum has none. Use noise=held or noise=independent.'
       )
     if self.quantile is not None:
       raise ValueError(
         'quantile: a private quantile needs counts of norms, and with trust=secure_sum clients add no noise to counts. '
         'Leave it out.'
       )
-    if not isinstance(self.weights, weight_rules.SpendEvenly):
+    if not isinstance(self.weight_rule, weight_rules.SpendEvenly):
       raise ValueError(
-        f'weights={registry.name_of(self.weights, WEIGHTS)}: with trust=secure_sum, weights are planned so that '
+        f'weights={registry.name_of(self.weight_rule, WEIGHTS)}: with trust=secure_sum, weights are planned so that '
         'budgets are spent evenly over the public schedule. Leave weights out.'
       )
     if self.noise_multiplier is not None:
       raise ValueError('noise_multiplier: with trust=secure_sum the noise is planned from the schedule. Leave it out.')
-    if self.threshold is not None and (self.colluders or isinstance(self.noise, correlations.HeldNoise)):
+    if self.threshold is not None and (self.colluders or isinstance(self.correlation, correlations.HeldNoise)):
       raise ValueError(
         'threshold: the account of whichever clients drop out is known for independent noise, and without colluders. '
         'Give noise=independent without colluders, or leave threshold out.'
@@ -198,8 +203,10 @@ class CertifiedMethod(
   def flag_names(self) -> frozenset[str]:
     # --alpha and --beta are for weights that have none of their own, and flags of rates for weights that follow rates.
     names = super().flag_names() - flag_fields.flags_of(choices.Shape).keys()
-    if isinstance(self.weights, ByParticipation):
-      names |= flag_fields.flags_of(choices.Rates).keys() | ({'alpha', 'beta'} if self.weights.follows_flags else set())
+    if isinstance(self.weight_rule, ByParticipation):
+      names |= flag_fields.flags_of(choices.Rates).keys() | (
+        {'alpha', 'beta'} if self.weight_rule.follows_flags else set()
+      )
     return names
 
   @property
@@ -264,10 +271,10 @@ class CertifiedMethod(
         '--tuning must be a sentence for the certificate, on how the constants of the run were chosen; it is empty. '
         'Write one, or leave this flag out.'
       )
-    if self.sparsity.is_sparse and self.noise != correlations.Independent():
+    if self.sparsity.is_sparse and self.correlation != correlations.Independent():
       raise ValueError(
-        f'--sparsity: under noise={registry.name_of(self.noise, correlations.FAMILIES)}, a round would take back noise '
-        'of other weights than those it updates. Use noise=independent, or --sparsity=none.'
+        f'--sparsity: under noise={registry.name_of(self.correlation, correlations.FAMILIES)}, a round would take back '
+        'noise of other weights than those it updates. Use noise=independent, or --sparsity=none.'
       )
     shared: dict[str, Any] = dict(
       num_clients=setting.num_clients,
@@ -281,16 +288,53 @@ class CertifiedMethod(
       spent_before=self._spent_before(setting),
       noise_seed=self.noise_seed,
     )
+    if setting.has_secret_cohorts:
+      return self._with_secret_cohorts(setting, shared)
     if self.holds_noise:
-      noise = self.noise if isinstance(self.noise, correlations.HeldNoise) else correlations.HeldNoise(0.0)
+      noise = self.correlation if isinstance(self.correlation, correlations.HeldNoise) else correlations.HeldNoise(0.0)
       return held_config.HeldConfig(**shared, correlation=noise, dropout=setting.mean_dropout, threshold=self.threshold)
-    weights = self.weights
+    weights = self.weight_rule
     if isinstance(weights, ByParticipation):
       shared['participation'] = weights.rates()
       weights = weights.rule(dict(alpha=self.shape.alpha, beta=self.shape.beta))
-    return certified_configs.CertifiedConfig(**shared, correlation=self.noise, weights=weights)
+    return certified_configs.CertifiedConfig(**shared, correlation=self.correlation, weights=weights)
+
+  def _with_secret_cohorts(self, setting: base.Setting, shared: dict[str, Any]) -> secret_config.SecretCohortsConfig:
+    refused = '--cohort_seed=secret'
+    if self.holds_noise:
+      raise ValueError(
+        f'{refused}: with trust=secure_sum, clients see who is announced, so cohorts are not secret from them. Use '
+        'trust=server, or leave this flag out.'
+      )
+    if self.weights is not None:
+      raise ValueError(f'{refused}: weights follow from the rates of the coins alone. Leave weights out.')
+    if self.correlation != correlations.Independent() and self.noise is not None:
+      raise ValueError(
+        f'{refused}: noise={registry.name_of(self.noise, correlations.FAMILIES)} has no proof for secret coins. Leave '
+        'noise out, which makes it independent.'
+      )
+    if self.quantile is not None:
+      raise ValueError(
+        f'{refused}: the count of a private quantile is divided by the size of the cohort, which must stay secret. '
+        'Leave quantile out.'
+      )
+    if self.expected is not None:
+      raise ValueError(f'{refused}: the noise follows from rates, and expects no rounds. Leave expected out.')
+    if self.spent is not None:
+      raise ValueError(
+        f'{refused}: --spent counts μ², and a run with secret cohorts has an account of another kind. Leave it out, or '
+        'use public cohorts.'
+      )
+    rates = [1.0] * setting.num_clients
+    if setting.participation is not None:  # Facts are asked for before the clients are known.
+      coins = setting.participation.sampler.rates
+      assert coins is not None  # Other models have no secret cohorts.
+      rates = coins.tolist()
+    return secret_config.SecretCohortsConfig(**shared, rates=tuple(rates))
 
   def plan(self, setting: base.Setting) -> plans.Plan:
+    if setting.has_secret_cohorts:
+      return plans.Plan.certified(self.configure(setting), certificate=self.certificate, **vars(setting.options))
     if self.expected is not None:
       assert setting.reseeded is not None
       others = setting.reseeded(self.expected)

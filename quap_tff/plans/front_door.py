@@ -13,6 +13,7 @@ from quap_tff.mechanisms.certified import guarantee
 from quap_tff.mechanisms.held import config as held_config
 from quap_tff.mechanisms.parts import budgets
 from quap_tff.mechanisms.quap import config as quap_config
+from quap_tff.mechanisms.secret_cohorts import config as secret_config
 from quap_tff.plans.plan import Plan
 
 _TRUSTS: Mapping[str, type[guarantee.GuaranteeConfig]] = {
@@ -55,6 +56,7 @@ def certified(
   delta: float,
   schedule: Optional[Sequence[Any]] = None,
   expected: Optional[Any] = None,
+  rates: Optional[Sequence[float]] = None,
   trust: str = 'server',
   **options: Any,
 ) -> Plan:
@@ -66,16 +68,26 @@ def certified(
     delta: The total δ, in (0, 1). It should be far below 1/N.
     schedule: int[M_t], the public cohort of each planned round.
     expected: Where nobody knows who will come: cohorts such as those that will, see `Plan.certified`.
+    rates: float[N] in (0, 1], in place of both. Cohorts are then drawn by secret coins of these public rates, and each
+      client has an account of its own rate. Give num_rounds, too. `quap_tff.Server.ask` draws the cohorts, which must
+      stay secret (docs/proofs.md, theorem 6).
     trust: 'server', which sees updates and adds the noise; or 'secure_sum': clients hold the noise, and the server sees
       their sum alone.
-    **options: Other fields of a `CertifiedConfig` or, with trust='secure_sum', of a `HeldConfig`, such as `clip`; and
-      options of `Plan.certified`, such as `averaging`.
+    **options: Other fields of a `CertifiedConfig`, of a `HeldConfig` with trust='secure_sum', or of a
+      `SecretCohortsConfig` with rates, such as `clip`; and options of `Plan.certified`, such as `averaging`.
 
   Raises:
     TypeError: For an option that does not exist.
     ValueError: For a value that is out of range, or a run that could get no certificate.
   """
   kind = registry.lookup('trust', trust, _TRUSTS)
+  if rates is not None:
+    if trust != secret_config.SecretCohortsConfig.trust:
+      raise ValueError(
+        f'trust={trust!r}: clients see who is announced, so no cohort is secret from them. Leave rates out, or use '
+        f"trust='{secret_config.SecretCohortsConfig.trust}'."
+      )
+    kind, options = secret_config.SecretCohortsConfig, {'rates': tuple(rates), **options}
   own, of_plan = _split('certified', options, kind, Plan.certified)
   config = kind(num_clients=num_clients, epsilon=epsilon, delta=delta, **own)
   return Plan.certified(config, schedule, expected=expected, **of_plan)

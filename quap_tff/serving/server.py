@@ -26,6 +26,7 @@ from quap_tff.certificates.folders import folder as folders
 from quap_tff.common import array_types
 from quap_tff.common import checks
 from quap_tff.common import interrupts
+from quap_tff.common.numbers import secret_coins
 from quap_tff.mechanisms.held import guarded_clients
 from quap_tff.mechanisms.parts import postprocessing
 from quap_tff.plans.accounts import report as reports
@@ -158,6 +159,8 @@ class Server:
     self.ledger = plan.new_ledger() if plan is not None else None
     self._average = self._averaging.initial(engine.weights(self.state).trainable)
     self._client_secret = client_secret
+    # A copy of this run's state never draws these coins: the key is new in each process, and is not kept.
+    self._coin_key = secrets.randbits(secret_coins.KEY_BITS)
     self._guarded: Optional[guarded_clients.GuardedClients] = None
     self.folder = os.fspath(folder) if folder is not None else None
     self._store = store
@@ -220,12 +223,20 @@ class Server:
   def ask(self, cohort: Optional[array_types.Ids] = None) -> dict[int, float]:
     """The clients that may come in the next round, with the weight that the account lets each have. It charges nobody.
 
+    A plan with secret cohorts draws them here, by its coins. Tell nobody but the drawn clients, and let nothing but
+    their updates follow from who was drawn: no message to others, no second try, no end of the run.
+
     Args:
       cohort: int[M], distinct ids of those who could come. None: those whom the plan has for the round.
 
     Raises:
-      ValueError: If the plan has other clients for this round, or none and no cohort is given.
+      ValueError: If the plan has other clients for this round, or draws them itself, or has none and no cohort is
+        given.
     """
+    if cohort is not None and self._coins is not None:
+      raise ValueError(
+        'This plan draws its cohorts by secret coins, and its account is of their rates. Call ask() without a cohort.'
+      )
     asked = self._planned_cohort() if cohort is None else cohort
     ids = np.asarray(asked, np.int64)
     weights = np.ones(len(ids), np.float32)
@@ -238,7 +249,8 @@ class Server:
 
     Args:
       examples: The examples of each client that comes: a `tf.data.Dataset`, or whatever the engine takes. With planned
-        cohorts and a trusted server, planned clients that are missing count as clients without examples.
+        cohorts and a trusted server, planned clients that are missing count as clients without examples, and so do
+        drawn clients with secret cohorts.
       absent: Clients that were drawn and drop out.
 
     Returns:
@@ -257,7 +269,13 @@ class Server:
       self._store.check_open()
     if self.plan is not None:
       self.plan.check_round(self.done + 1)
-    missing = np.setdiff1d(self._counted(), list(examples)).tolist()
+    counted = self._counted()
+    if self._coins is not None and len(strangers := np.setdiff1d(list(examples), counted)):
+      raise ValueError(
+        f'Client {int(strangers[0])} was not drawn for round {self.done + 1}. Play with those whom ask() gives. One of '
+        'them that does not come may be left out.'
+      )
+    missing = np.setdiff1d(counted, list(examples)).tolist()
     # All planned clients are charged, also those that are lost: the account is the one that was planned.
     present = examples if not missing else {**examples, **dict.fromkeys(missing, [])}
     cohort = np.array(list(present), np.int64)
@@ -428,7 +446,19 @@ class Server:
   def _named_leaves(self, state: Any) -> dict[str, np.ndarray]:
     return {f'{_LEAF}/{index}': np.asarray(leaf) for index, leaf in enumerate(self.engine.leaves(state))}
 
+  @property
+  def _coins(self) -> Optional[np.ndarray]:
+    """float64[N], the rates of the coins by which this run draws its cohorts; None if they are not secret."""
+    secret = self.plan.secret if self.plan is not None else None
+    return secret.rates if secret is not None else None
+
+  def _drawn(self, rates: np.ndarray) -> np.ndarray:
+    """int64[M], the clients that are drawn for the next round; the same whenever it is asked for."""
+    return secret_coins.heads(self._coin_key, self.done + 1, rates)
+
   def _planned_cohort(self) -> np.ndarray:
+    if self._coins is not None:
+      return self._drawn(self._coins)
     schedule = self.plan.schedule if self.plan is not None else ()
     if self.done < len(schedule):
       return schedule[self.done]
@@ -438,8 +468,10 @@ class Server:
     )
 
   def _counted(self) -> np.ndarray:
-    """int64[M], the clients that are charged for the next round whether they come or not."""
+    """int64[M], the clients that count for the next round whether they come or not."""
     plan = self.plan
+    if self._coins is not None:
+      return self._drawn(self._coins)
     if plan is None or not plan.mechanism.facts.is_certified or plan.holds_noise or self.done >= len(plan.schedule):
       return np.zeros(0, np.int64)
     return np.asarray(plan.schedule[self.done], np.int64)

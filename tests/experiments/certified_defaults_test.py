@@ -23,7 +23,7 @@ class TestDefaults:
   )
   def test_weights_and_noise_follow_the_trust(self, parameters, weights, noise):
     method = harness.run(f'--algorithm=certified{parameters}').method
-    assert (method.weights, method.noise) == (weights, noise)
+    assert (method.weight_rule, method.correlation) == (weights, noise)
 
   @pytest.mark.parametrize(
     'spec, optimizer, norm',

@@ -86,7 +86,7 @@ def test_the_report_knows_the_others_too(folder):
 @pytest.mark.parametrize(
   'change, words',
   [
-    (lambda rows: rows[:-1], 'clients.csv has [0-9]+ lines, and the ledger gives [0-9]+'),
+    (lambda rows: rows[:-1], 'clients.csv has [0-9]+ lines, and the account gives [0-9]+'),
     (lambda rows: rows[:-1] + [{**rows[-1], 'client': '19999'}], "clients.csv: it says '19999,"),
     (lambda rows: [{**rows[0], 'formal_epsilon': '0'}] + rows[1:], "clients.csv: it says '[0-9]+,1,0', but"),
   ],

@@ -10,6 +10,7 @@ import pytest
 from experiments.command import run_choices as run_parts
 from experiments.folders import folder as run_folder
 from experiments.running import loop
+from quap_tff import certificates
 from tests.experiments import harness
 
 _SECRET = [
@@ -21,6 +22,14 @@ _SECRET = [
   '--epsilon=3',
 ]
 
+
+_CERTIFIED = [
+  *harness.TINY,
+  '--algorithm=certified',
+  '--participation=bernoulli:q=0.4',
+  '--cohort_seed=secret',
+  '--epsilon=3',
+]
 
 _EXAMPLES = loop.RoundExamples.__getitem__
 
@@ -116,13 +125,51 @@ class TestFolder:
     assert "--cohort_seed: 'secret' there, None now" in capsys.readouterr().err
 
 
+@pytest.mark.slow
+class TestCertified:
+  def test_two_runs_show_nothing_of_their_cohorts(self, tmp_path, capsys):
+    mechanisms, summaries = [], []
+    for name in ('one', 'other'):
+      run = [*_CERTIFIED, f'--output_dir={tmp_path / name}', '--progress=lines']
+      assert harness.main(*run) == 0
+      captured = capsys.readouterr()
+      assert 'add or remove; cohorts secret' in ' '.join(captured.out.split())
+      assert 'nobody took part' not in captured.err
+      left = {path.name for path in (tmp_path / name).iterdir()}
+      assert left == {'.lock', 'certificate', 'metrics.csv', 'plot.png', 'run.json', 'summary.json'}
+      assert not {'cohort_size', 'spent_max'} & set(harness.rows(tmp_path / name)[0])
+      mechanisms.append((tmp_path / name / 'certificate' / 'mechanism.json').read_text())
+      summaries.append(
+        {**harness.summary(tmp_path / name), 'output_dir': None, 'test_accuracy': None, 'test_loss': None}
+      )
+    constants = [json.loads(text)['mechanism'] for text in mechanisms]
+    assert constants[0] == constants[1] and summaries[0] == summaries[1]
+    verdict = certificates.verify(str(tmp_path / 'one'))
+    assert not verdict.problems and 'The coins must stay secret' in verdict.statement
+    assert summaries[0]['formal']['figures'][0]['epsilon_max'] <= 3
+
+  def test_a_run_in_two_parts_states_the_planned_rounds(self, tmp_path):
+    run = [*_CERTIFIED, f'--output_dir={tmp_path}']
+    assert harness.main(*run, '--stop_after=2') == 0
+    stopped = certificates.verify(str(tmp_path))
+    assert not stopped.problems and 'over all 8 planned rounds, wherever the run ended' in stopped.statement
+    first = json.loads((tmp_path / 'certificate' / 'certificate.json').read_text())
+    assert harness.main(*run) == 0
+    last = json.loads((tmp_path / 'certificate' / 'certificate.json').read_text())
+    assert first['guarantee'] == last['guarantee'] and first['achieved'] == last['achieved']
+
+
 class TestRefusals:
   @pytest.mark.parametrize(
     'arguments, words',
     [
-      ('--algorithm=certified', 'a certificate rests on public cohorts'),
+      ('--algorithm=certified:trust=secure_sum', 'clients see who is announced'),
+      ('--algorithm=certified:noise=ar1', 'noise=ar1 has no proof for secret coins'),
+      ('--algorithm=certified:weights=uniform', 'weights follow from the rates of the coins alone'),
+      ('--algorithm=certified:quantile=0.5', 'divided by the size of the cohort, which must stay secret'),
+      ('--algorithm=certified:expected=7', 'the noise follows from rates'),
       ('--algorithm=quap', '--algorithm=quap divides sums by the number of clients that came'),
-      ('--algorithm=fixed_dp', 'Use --algorithm=tff_dp_fedavg'),
+      ('--algorithm=fixed_dp', 'Use --algorithm=certified or tff_dp_fedavg'),
       ('--algorithm=local_dp', '--algorithm=local_dp divides sums'),
       ('--algorithm=fedavg', '--algorithm=fedavg adds no noise'),
       ('--participation=uniform', 'independent coins: --participation=bernoulli, beta_bernoulli or extreme_imbalance'),
@@ -139,18 +186,13 @@ class TestRefusals:
     message = harness.refusal(*flags, *arguments.split())
     assert message.startswith('--cohort_seed=secret') and words in message
 
+  @pytest.mark.parametrize('algorithm', ['tff_dp_fedavg', 'certified'])
   @pytest.mark.parametrize('participation', ['bernoulli:q=0.2', 'beta_bernoulli', 'extreme_imbalance'])
-  def test_independent_coins_are_taken(self, participation):
-    harness.check('--cohort_seed=secret', f'--participation={participation}', '--algorithm=tff_dp_fedavg')
+  def test_independent_coins_are_taken(self, participation, algorithm):
+    harness.check('--cohort_seed=secret', f'--participation={participation}', f'--algorithm={algorithm}')
 
   @pytest.mark.slow
-  @pytest.mark.parametrize(
-    'algorithm, reason',
-    [
-      ('tff_dp_ftrl', 'the noise was chosen on the planned cohorts'),
-      ('certified:certificate=false', 'the noise was chosen on the planned cohorts'),
-    ],
-  )
+  @pytest.mark.parametrize('algorithm, reason', [('tff_dp_ftrl', 'the noise was chosen on the planned cohorts')])
   def test_a_plan_without_amplification_before_anything_is_trained(self, algorithm, reason):
     with pytest.raises(ValueError, match=f'secret cohorts amplify nothing: {reason}. Leave this flag out'):
       harness.experiment(*_SECRET, f'--algorithm={algorithm}')

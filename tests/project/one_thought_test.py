@@ -19,11 +19,11 @@ MAXIMA = {
   # A comprehension or generator inside another one.
   'nested comprehension': 8,
   # `a if b else c` inside an f-string, a comprehension or an argument.
-  'condition inside an expression': 124,
+  'condition inside an expression': 123,
   # `name = lambda …`, which `def` names better.
   'lambda with a name': 23,
   # More than two `*` or `**` in a list, tuple, set or dict.
-  'literal of many unpackings': 4,
+  'literal of many unpackings': 3,
   # More than `MOST_PARAMETERS`, without self.
   'function of many parameters': 7,
 }

@@ -21,6 +21,8 @@ _SAME_BOUND = 1e-9
 def run_problems(content: folders.Content) -> list[str]:
   """Where the files of a folder contradict each other, or where something is in it that no certificate covers."""
   problems = entry_problems(content)
+  if content.plan.secret is not None:  # Its constants say it all, and no file says who came.
+    return problems + clients_problems(content) + model_problems(content)
   of_ledger = ledger_problems(content.plan, content.ledger)
   if not of_ledger:
     problems += clients_problems(content)
@@ -30,7 +32,9 @@ def run_problems(content: folders.Content) -> list[str]:
 def entry_problems(content: folders.Content) -> list[str]:
   """The files in the folder that do not belong there."""
   entries = content.entries
-  known = {folders.MECHANISM, folders.LEDGER, folders.CLIENTS, folders.MODEL, *folders.OWN}
+  known = {folders.MECHANISM, folders.CLIENTS, folders.MODEL, *folders.OWN}
+  if content.plan.secret is None:
+    known.add(folders.LEDGER)
   if content.plan.schedule:
     known.add(folders.SCHEDULE)
   strangers = [*sorted({*entries.files} - known), *entries.empty]
@@ -132,13 +136,13 @@ def _close(value: float, expected: float) -> bool:
 
 
 def clients_problems(content: folders.Content) -> list[str]:
-  """Where clients.csv differs, in any character, from what the ledger gives."""
+  """Where clients.csv differs, in any character, from what the account gives."""
   lines = folder_files.read_text(content.path, folders.CLIENTS).split('\n')
   expected = folders.clients_text(content.plan, content.ledger).split('\n')
   if len(lines) != len(expected):
-    return [f'{folders.CLIENTS} has {len(lines) - 1} lines, and the ledger gives {len(expected) - 1}.']
+    return [f'{folders.CLIENTS} has {len(lines) - 1} lines, and the account gives {len(expected) - 1}.']
   differing = [pair for pair in zip(lines, expected) if pair[0] != pair[1]]
-  return [f'{folders.CLIENTS}: it says {one!r}, but the ledger gives {other!r}.' for one, other in differing[:10]]
+  return [f'{folders.CLIENTS}: it says {one!r}, but the account gives {other!r}.' for one, other in differing[:10]]
 
 
 def model_problems(content: folders.Content) -> list[str]:

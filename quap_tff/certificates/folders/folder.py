@@ -6,8 +6,8 @@ A run's folder holds them in its subfolder `certificate`:
     schedule.npz             of planned cohorts, the public schedule: round t, from 1, has
                              clients[offsets[t-1]:offsets[t]]; `comes` says who of them really comes, where this is
                              known before the run
-    ledger.npz               the cost of each round for each client
-    clients.csv              the ε that each client has spent
+    ledger.npz               the cost of each round for each client; none of secret cohorts, which it would name
+    clients.csv              the ε that each client has spent; of secret cohorts, its rate, its weight and its ε
     final_model.npz          the model that is released: its trained tensors arr_0, arr_1, …, in the order of `shapes`
     certificate.json, .html  made of these files alone
     certificate.sig          an Ed25519 signature of certificate.json, if a key was given
@@ -37,14 +37,17 @@ from quap_tff.mechanisms.certified import config as certified_config
 from quap_tff.mechanisms.certified import guarantee
 from quap_tff.mechanisms.held import config as held_config
 from quap_tff.mechanisms.parts import participation as participations
+from quap_tff.mechanisms.secret_cohorts import config as secret_config
 from quap_tff.plans.accounts import ahead
 from quap_tff.plans.accounts import leaving as leavings
 from quap_tff.plans.accounts import run_account
+from quap_tff.plans.accounts import secret_coins
 from quap_tff.plans.accounts.run_account import AS_THEY_CAME
 from quap_tff.plans.accounts.run_account import PLANNED
+from quap_tff.plans.accounts.run_account import SECRET
 
 # The version of the folder's files and of the certificate's fields and words. A change of any is a new version.
-VERSION = 10
+VERSION = 11
 
 MECHANISM, SCHEDULE, LEDGER, CLIENTS = 'mechanism.json', 'schedule.npz', 'ledger.npz', 'clients.csv'
 MODEL = 'final_model.npz'
@@ -56,10 +59,12 @@ SUBFOLDER, AUDIT, AUDIT_SIGNATURE = 'certificate', 'audit.json', 'audit.sig'
 
 # An ordinary machine's memory holds this many. A larger plan would take too long to compute again.
 _MOST_CLIENTS, _MOST_ROUNDS, _MOST_PARTICIPATIONS = 10**7, 10**6, 10**8
-# The configurations that a folder may name, by the trust of each of ours. One of a user's own program has another name.
+# The configurations that a folder may name: each of ours by its trust, but for the one with secret cohorts. One of a
+# user's own program has another name.
 MECHANISMS: dict[str, type[guarantee.GuaranteeConfig]] = {
   certified_config.CertifiedConfig.trust: certified_config.CertifiedConfig,
   held_config.HeldConfig.trust: held_config.HeldConfig,
+  'secret_cohorts': secret_config.SecretCohortsConfig,
 }
 
 
@@ -70,7 +75,7 @@ class Content(NamedTuple):
     path: The folder.
     entries: What lies in it.
     plan: The plan of the run. Its noise is chosen, and its model's shape is known.
-    ledger: The cost of each round.
+    ledger: The cost of each round. Of secret cohorts, the one that every run of the plan has.
     about: The statements of the issuer.
     leaving: What leaves clients in a round, see `quap_tff.plans.BuiltProcess`.
     code: The version of the program that wrote the folder, and the digest of its source.
@@ -118,7 +123,8 @@ def write_files(
   files.write(within(MECHANISM), mechanism_text(plan, leaving, about, abouts.this_code()))
   if plan.schedule:
     files.write(within(SCHEDULE), files.npz(_schedule_arrays(plan)))
-  files.write(within(LEDGER), files.npz(ledger.state_dict()))
+  if plan.secret is None:
+    files.write(within(LEDGER), files.npz(ledger.state_dict()))
   files.write(within(CLIENTS), clients_text(plan, ledger))
   arrays = {f'arr_{index}': np.asarray(tensor) for index, tensor in enumerate(trainable)}
   files.write(within(MODEL), files.npz(arrays))
@@ -159,7 +165,9 @@ def _schedule_arrays(plan: run_account.RunAccount) -> dict[str, np.ndarray]:
 
 
 def clients_text(plan: run_account.RunAccount, ledger: accounting.RunLedger) -> str:
-  """clients.csv: a row for each client that the ledger lists."""
+  """clients.csv: a row for each client that the ledger lists; of secret cohorts, a row for everyone."""
+  if plan.secret is not None:
+    return secret_coins.clients_text(plan.secret, plan.slack)
   formal, listed = plan.report(ledger, plan.schedule).formal, ledger.listed
   epsilons = {
     'formal_epsilon': formal.epsilon,
@@ -185,7 +193,7 @@ def read(path: str) -> Content:
     about = abouts.About(**{**value['issuer'], 'stretches': tuple(value['issuer']['stretches'])})
     code = value['code']
     abouts.check_code(code)
-    registry.lookup('cohorts', value['cohorts'], dict.fromkeys([PLANNED, AS_THEY_CAME]))
+    registry.lookup('cohorts', value['cohorts'], dict.fromkeys([PLANNED, AS_THEY_CAME, SECRET]))
   schedule, attendance = _schedule(path, config) if value['cohorts'] == PLANNED else (None, None)
   with folder_files.damage(f'{MECHANISM} or {SCHEDULE}'):
     plan = run_account.RunAccount.certified(
@@ -264,6 +272,8 @@ def _schedule(path: str, config: guarantee.GuaranteeConfig) -> tuple[list[np.nda
 
 
 def _ledger(path: str, plan: run_account.RunAccount) -> accounting.RunLedger:
+  if plan.secret is not None:
+    return plan.planned_ledger([()] * plan.secret.num_rounds)
   with folder_files.damage(LEDGER):
     expected = plan.new_ledger().state_dict()
     arrays = folder_files.read_arrays(path, LEDGER, [expected])

@@ -8,7 +8,8 @@ from quap_tff.common import lazy
 ciphers = lazy.module('cryptography.hazmat.primitives.ciphers')
 algorithms = lazy.module('cryptography.hazmat.primitives.ciphers.algorithms')
 
-_KEY_BITS, _KEY_BYTES, _WORD_BYTES = 256, 32, 8
+KEY_BITS = 256
+_KEY_BYTES, _WORD_BYTES = 32, 8
 
 
 def heads(key: int, round_num: int, rates: np.ndarray) -> np.ndarray:
@@ -25,7 +26,7 @@ def heads(key: int, round_num: int, rates: np.ndarray) -> np.ndarray:
   Raises:
     ValueError: If the key or the round is out of range.
   """
-  checks.integer('key of secret coins', key, at_least=0, at_most=2**_KEY_BITS - 1)
+  checks.integer('key of secret coins', key, at_least=0, at_most=2**KEY_BITS - 1)
   checks.integer('round_num', round_num, at_least=0, at_most=2**64 - 1)
   # The counter of blocks comes first, from 0.
   nonce = bytes(_WORD_BYTES) + round_num.to_bytes(_WORD_BYTES, 'little')

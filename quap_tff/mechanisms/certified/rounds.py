@@ -117,7 +117,44 @@ class RoundsInIntegers(mechanism.Rounds):
     return self.grid.summands(list(update.values()), self._norms(update), self.groups, weight, clip)
 
 
-class CertifiedRounds(RoundsInIntegers):
+class TrustedRounds(RoundsInIntegers):
+  """What the rounds share in which a trusted server adds the noise."""
+
+  def __init__(self, core: guarantee.Guarantee, specs: mechanism.Specs, layers: Sequence[layers_lib.Layer]):
+    super().__init__(core, specs, layers)
+    # An entry of a client has at most K steps, and nobody is in a sum twice: such sums do not overflow.
+    self.sum_dtype = np.int32 if self.grid.steps * self.config.num_clients < 2**31 else np.int64
+
+  def initial_noise(self, seed: Optional[int]) -> mechanism.NoiseState:
+    key = chacha20.initial_key(seed, seeds.STREAMS['mechanism'])
+    return mechanism.NoiseState(seed=key, counter=tf.constant(0, tf.int64))
+
+  def sum_unit(self, clip: float) -> float:
+    return clip / self.grid.steps
+
+  def _noised_mean(self, total: list[tf.Tensor], noise: tf.Tensor, clip: tf.Tensor) -> list[tf.Tensor]:
+    """The sums with their noise, int64[d], in units of updates at clipping norm C, float64 scalar; divided by D."""
+    step = clip / self.grid.steps
+    # Noise is added while all are integers: in floats, the sum would be rounded in a way that depends on data.
+    parts = zip(total, tf.split(noise, self._sizes))
+    noised = [tf.cast(part, tf.int64) + tf.reshape(own, part.shape) for part, own in parts]
+    means = [tf.cast(one, tf.float64) * step / self.core.divisor for one in noised]
+    return [tf.cast(mean, spec.dtype) for mean, spec in zip(means, self.specs)]
+
+  def round_key(self, noise: mechanism.NoiseState, client_ids: tf.Tensor) -> tf.Tensor:
+    """The key of a round's noise, int64[4]. It depends on the cohort, too.
+
+    A round that is tried again with other clients must not draw noise that was already used: the difference of the two
+    results would then be the difference of the bare sums.
+    """
+    limit = tf.constant(self.config.most_releases, tf.int64)
+    check = tf.debugging.assert_less(noise.counter, limit, 'The run has more rounds than the account of rounding.')
+    cohort = tf.strings.reduce_join(tf.strings.as_string(tf.sort(after_checks(client_ids, check))), separator=',')
+    words = tf.bitcast(tf.strings.to_hash_bucket_fast(cohort, 2**62), tf.uint32)
+    return chacha20.derived_key(noise.seed, chacha20.nonce(noise.counter, words[0], words[1]))
+
+
+class CertifiedRounds(TrustedRounds):
   """The functions of a trusted server's certified mechanism for updates of known tensors."""
 
   core: configs.Certified
@@ -126,8 +163,6 @@ class CertifiedRounds(RoundsInIntegers):
   def __init__(self, core: configs.Certified, specs: mechanism.Specs, layers: Sequence[layers_lib.Layer]):
     super().__init__(core, specs, layers)
     self._is_scaled = type(self.config).noise_scale is not guarantee.GuaranteeConfig.noise_scale
-    # An entry of a client has at most K steps, and nobody is in a sum twice: such sums do not overflow.
-    self.sum_dtype = np.int32 if self.grid.steps * self.config.num_clients < 2**31 else np.int64
 
   def initial_state(self) -> mechanism.State:
     config = self.config
@@ -143,13 +178,6 @@ class CertifiedRounds(RoundsInIntegers):
       ),
       weights=tf.zeros([config.num_clients], tf.float32),
     )
-
-  def initial_noise(self, seed: Optional[int]) -> mechanism.NoiseState:
-    key = chacha20.initial_key(seed, seeds.STREAMS['mechanism'])
-    return mechanism.NoiseState(seed=key, counter=tf.constant(0, tf.int64))
-
-  def sum_unit(self, clip: float) -> float:
-    return clip / self.grid.steps
 
   def announce(self, state: mechanism.State) -> mechanism.Struct:
     """C_t, and `weights` float32[N], the weight that each client has if it comes; and `noise_scale` if it is not 1."""
@@ -263,28 +291,10 @@ class CertifiedRounds(RoundsInIntegers):
     releases = admitted.noise_multiplier > 0
     noise, moved = self.grid.noise(self.round_key(state.noise, admitted.client_ids), state.buffers)
     # If nobody may add anything, all sums are zero, and nothing is released.
-    noise = tf.split(tf.where(releases, noise, tf.zeros_like(noise)), self._sizes)
+    noise = tf.where(releases, noise, tf.zeros_like(noise))
     buffers = [tf.where(releases, new, old) for new, old in zip(moved, state.buffers)]
-    step = tf.cast(state.clip, tf.float64) * self._scale(state) / self.grid.steps
-    # Noise is added while all are integers: in floats, the sum would be rounded in a way that depends on data.
-    sums = [
-      tf.cast(tf.cast(part, tf.int64) + tf.reshape(own, part.shape), tf.float64) * step
-      for part, own in zip(total, noise)
-    ]
-    result = [tf.cast(one / self.core.divisor, spec.dtype) for one, spec in zip(sums, self.specs)]
+    result = self._noised_mean(total, noise, tf.cast(state.clip, tf.float64) * self._scale(state))
     return admitted.after._replace(buffers=buffers), result, admitted.metrics
-
-  def round_key(self, noise: mechanism.NoiseState, client_ids: tf.Tensor) -> tf.Tensor:
-    """The key of a round's noise, int64[4]. It depends on the cohort, too.
-
-    A round that is tried again with other clients must not draw noise that was already used: the difference of the two
-    results would then be the difference of the bare sums.
-    """
-    limit = tf.constant(self.config.most_releases, tf.int64)
-    check = tf.debugging.assert_less(noise.counter, limit, 'The run has more rounds than the account of rounding.')
-    cohort = tf.strings.reduce_join(tf.strings.as_string(tf.sort(after_checks(client_ids, check))), separator=',')
-    words = tf.bitcast(tf.strings.to_hash_bucket_fast(cohort, 2**62), tf.uint32)
-    return chacha20.derived_key(noise.seed, chacha20.nonce(noise.counter, words[0], words[1]))
 
 
 def check_weights(core: configs.Certified) -> None:

@@ -78,6 +78,7 @@ class Grid:
     correlation: The correlation of the noise.
     num_releases: The most releases; None if there is no limit, which correlated noise does not allow.
     smallest_stddev: The least standard deviation of the noise in grid steps.
+    least_weight: In (0, 1], the smallest weight for which the grid is fine.
   """
 
   noise_multiplier: float
@@ -85,6 +86,7 @@ class Grid:
   correlation: correlations.Correlation = correlations.Independent()
   num_releases: Optional[int] = None
   smallest_stddev: float = integer_noise.SMALLEST_STDDEV
+  least_weight: float = 1.0
 
   def __post_init__(self) -> None:
     if self.correlation.num_buffers and self.num_releases is None:
@@ -108,8 +110,9 @@ class Grid:
   @functools.cached_property
   def steps(self) -> int:
     """K, the number of grid steps in the clipping norm."""
-    # With 512·√d steps, rounding a client's entries costs at most a thousandth of its bound at weight 1.
-    return math.ceil(max(_STEPS * math.sqrt(self.num_weights), self.smallest_stddev / self.noise_multiplier))
+    # With 512·√d steps, rounding a client's entries costs at most a thousandth of its bound at the least weight.
+    fine = _STEPS * math.sqrt(self.num_weights) / self.least_weight
+    return math.ceil(max(fine, self.smallest_stddev / self.noise_multiplier))
 
   @property
   def _releases(self) -> int:

@@ -24,17 +24,19 @@ from quap_tff.mechanisms.noise import correlation as correlations
 from quap_tff.mechanisms.noise import held_noise
 from quap_tff.mechanisms.parts import layers as layers_lib
 from quap_tff.mechanisms.parts import postprocessing
+from quap_tff.mechanisms.secret_cohorts import config as secret_config
 from quap_tff.plans.accounts import ahead
 from quap_tff.plans.accounts import options as options_lib
 from quap_tff.plans.accounts import report as reports
+from quap_tff.plans.accounts import secret_coins
 from quap_tff.plans.accounts import settling
 
 _LOCAL_STATEMENT = (
   'Every client noises all that it sends, so formal figures hold for everything that the server receives and '
   'releases, against the server itself (local model).'
 )
-# Whether a certificate is for cohorts that were planned, or for any that came.
-PLANNED, AS_THEY_CAME = 'planned', 'as they came'
+# Whether a certificate is for cohorts that were planned, for any that came, or for ones that stay secret.
+PLANNED, AS_THEY_CAME, SECRET = 'planned', 'as they came', 'secret'
 # Public metrics that follow from who took part.
 _OF_COHORTS = mechanisms.PUBLIC_METRICS - {'noise_multiplier'}
 # Of cohorts that were not planned.
@@ -98,6 +100,9 @@ class RunAccount(options_lib.PlanOptions):
     In the last two cases cohorts are certified as they come. The guarantee is then the limit that the filter keeps,
     for any cohorts, as long as nobody chooses them by looking into clients' data (docs/privacy.md, theorem 1).
 
+    With a `SecretCohortsConfig` there is no schedule: `quap_tff.Server.ask` draws the cohorts by secret coins, and the
+    account is that of theorem 6, for all planned rounds.
+
     With a `quap_tff.HeldConfig`, each client draws its noise from a key of its own. One client's data are then
     `<client_id=int64*, answer=A*, examples=D*>`, with one answer of its `quap_tff.ClientGuard`. Each client that is
     expected has one weight in all of its rounds. One that is not expected gets the smallest of these.
@@ -142,7 +147,15 @@ class RunAccount(options_lib.PlanOptions):
       config = dataclasses.replace(config, spent_before=accounting.read_spent(spent, config.num_clients))
     colluders = tuple(checks.integer('colluders', k, at_least=1) for k in colluders)
     cohorts: Sequence[np.ndarray] = ()
-    if schedule is None:
+    if isinstance(config, secret_config.SecretCohortsConfig):
+      if schedule is not None or expected is not None:
+        raise ValueError(
+          'Secret cohorts are drawn by coins when the run asks for them, so there is no schedule, and nothing to '
+          'expect. Leave schedule and expected out, or use a CertifiedConfig for public cohorts.'
+        )
+      settling.check_needs_no_schedule(config, attendance, colluders, min_separation)
+      settled = secret_coins.settled(config, averaging)
+    elif schedule is None:
       settling.check_needs_no_schedule(config, attendance, colluders, min_separation)
       settled = settling.for_any_cohorts(config, expected, averaging)
     elif expected is not None:
@@ -188,6 +201,11 @@ class RunAccount(options_lib.PlanOptions):
       raise ValueError(
         f'A certified run releases noised sums alone, but with {type(extension).__name__} as configured '
         f'{" and ".join(extension.exact_releases)}: no certificate would hold.'
+      )
+    if facts.needs_secret_cohorts and extension is not None:
+      raise ValueError(
+        f'{type(extension).__name__} uses who came outside the noised sums, and the cohorts of this plan must stay '
+        'secret. Use the base that the method is built around.'
       )
     if sparsity.is_sparse and facts.unsparse:
       raise ValueError(
@@ -239,6 +257,11 @@ class RunAccount(options_lib.PlanOptions):
   def held(self) -> Optional[held_config.Held]:
     """`core`, if clients hold the noise; None otherwise."""
     return self.core if isinstance(self.core, held_config.Held) else None
+
+  @property
+  def secret(self) -> Optional[secret_config.SecretCohorts]:
+    """`core`, if its cohorts are drawn by secret coins; None otherwise."""
+    return self.core if isinstance(self.core, secret_config.SecretCohorts) else None
 
   @property
   def shape(self) -> layers_lib.ModelShape:
@@ -294,12 +317,19 @@ class RunAccount(options_lib.PlanOptions):
 
   @property
   def cohorts(self) -> str:
-    """`PLANNED`, or `AS_THEY_CAME`: what a certified run knew of its cohorts beforehand."""
+    """`PLANNED`, `AS_THEY_CAME` or `SECRET`: what a certified run knew of its cohorts beforehand."""
+    if self.secret is not None:
+      return SECRET
     return PLANNED if self.schedule else AS_THEY_CAME
 
   @property
   def expected(self) -> list[np.ndarray]:
-    """int64[M_t], the clients of each planned round, as far as this is known: those who come, or those drawn."""
+    """int64[M_t], the clients of each planned round, as far as this is known: those who come, or those drawn.
+
+    Of secret cohorts nobody is known.
+    """
+    if self.secret is not None:
+      return [np.zeros(0, np.int64)] * self.secret.num_rounds
     return list(self.schedule if self.attendance is None else self.attendance)
 
   @functools.cached_property
@@ -309,7 +339,9 @@ class RunAccount(options_lib.PlanOptions):
 
   @functools.cached_property
   def share_of_ceiling(self) -> Optional[float]:
-    """`planning.share_of_ceiling` of a certified run; None if its cohorts are not planned."""
+    """`planning.share_of_ceiling` of a certified run; None if its cohorts came as they did."""
+    if self.secret is not None:
+      return secret_coins.share_of_ceiling(self.secret)
     if not self.schedule:
       return None
     return planning.share_of_ceiling(guarantees.Settled(self.guarantee, self.averaging), self.schedule)
@@ -320,7 +352,7 @@ class RunAccount(options_lib.PlanOptions):
     if self.extension is not None:
       return samplers.CohortSampler(reason=f'{type(self.extension).__name__} uses who came outside the noised sums')
     facts = self.mechanism.facts
-    if facts.is_certified and not self.schedule:
+    if facts.is_certified and self.cohorts == AS_THEY_CAME:
       return samplers.CohortSampler(reason='cohorts are not planned, and nothing is assumed of how they come')
     if facts.unamplified:
       return samplers.CohortSampler(reason=facts.unamplified)
@@ -334,6 +366,8 @@ class RunAccount(options_lib.PlanOptions):
   @property
   def no_amplification(self) -> Optional[str]:
     """Why sampling amplifies nothing in runs of this plan, a clause; None if it does."""
+    if self.secret is not None:
+      return None  # By theorem 6, whose conditions the mechanism keeps.
     return accounting.no_amplification(self.new_ledger(), self.protection, self.sampler, self.neighbours)
 
   @property
@@ -419,6 +453,9 @@ class RunAccount(options_lib.PlanOptions):
   def recorded(self, state: Any, measurements: Any, cohort: Any) -> accounting.RoundRecord:
     """The cost of a round, from the state and the measurements of the aggregation process itself; see `record`."""
     self.check_round(int(measurements['round']) if 'round' in measurements else 1)
+    if self.secret is not None:
+      # Neither state nor measurements say who came, so nothing is there to compare with.
+      return self.secret.spent(state, measurements, checks.cohort(cohort, self.num_clients))
     cohort = reports.checked_cohort(cohort, self.num_clients, measurements, **self.mechanism.seen(state))
     return self.mechanism.spent(state, measurements, cohort)
 
@@ -529,6 +566,9 @@ class RunAccount(options_lib.PlanOptions):
         away.
     """
     self._check_ledger(ledger)
+    if self.secret is not None:
+      formal = secret_coins.report(self.secret, self.protection, self.slack)
+      return reports.Report(self.protection, formal, None, None, self.mechanism.facts.trust)
     nominal, protection = self.has_nominal, self.protection
     is_reading = self._came(ledger) or (cohorts is not None and ledger.num_rounds < len(cohorts))
     with_reading = is_reading and protection.model_protected
@@ -562,7 +602,7 @@ class RunAccount(options_lib.PlanOptions):
 
   def _came(self, ledger: accounting.RunLedger) -> bool:
     """Whether who came was not planned, or is only a part of the plan."""
-    return self.mechanism.facts.is_certified and (not self.schedule or self.stayed_away(ledger))
+    return self.mechanism.facts.is_certified and (self.cohorts == AS_THEY_CAME or self.stayed_away(ledger))
 
   def _formal(self, ledger: accounting.RunLedger) -> accounting.FormalReport:
     """The figures of a ledger."""

@@ -54,7 +54,7 @@ class TestAnswers:
     finally:
       certified.chmod(0o755)
 
-  @pytest.mark.parametrize('version', [0, 1, 8, 9, 11, 99, -1])
+  @pytest.mark.parametrize('version', [0, 1, 8, 10, 12, 99, -1])
   @pytest.mark.parametrize('name', [folders.CERTIFICATE, folders.MECHANISM])
   def test_another_version(self, name, version, certified, capsys):
     if name == folders.MECHANISM:
@@ -66,7 +66,7 @@ class TestAnswers:
     status, lines = made.answer(certified, capsys)
     assert status == 2 and lines == [
       'CANNOT BE VERIFIED',
-      f'  {name} has version {version}, and this program knows only version 10.',
+      f'  {name} has version {version}, and this program knows only version 11.',
     ]
 
   def test_no_folder(self, tmp_path, capsys):
