@@ -35,8 +35,10 @@ from experiments.attacking import result as result_lib
 from experiments.command import command_line
 from experiments.command import interrupts
 from experiments.reporting import pages
+from quap_tff.common import checks
 from quap_tff.common import files
 from quap_tff.common import flag_fields
+from quap_tff.common import json_types
 from quap_tff.common import lazy
 from quap_tff.common import registry
 from quap_tff.common.lazy import tf
@@ -82,7 +84,7 @@ def _define_flags() -> None:
     define = {tuple: flags.DEFINE_list, int: flags.DEFINE_integer, float: flags.DEFINE_float}.get(
       type(field.default), flags.DEFINE_string
     )
-    default: Any = field.default
+    default: checks.Unchecked = field.default
     default = list(map(str, default)) if define is flags.DEFINE_list else default
     define(field.name, default, helps[field.name], flag_values=_FLAGS)
 
@@ -138,7 +140,7 @@ def _check_data() -> None:
     reading.check_is_file(os.path.join(_FLAGS.data_dir, name), f'expected {name} in --data_dir')
 
 
-def _write(folder: str, results: Mapping[str, result_lib.StudyResult], summary: Mapping[str, Any]) -> None:
+def _write(folder: str, results: Mapping[str, result_lib.StudyResult], summary: json_types.JsonView) -> None:
   os.makedirs(folder, exist_ok=True)
   sections, pictures = [], {}
   for name, result in results.items():
@@ -163,10 +165,10 @@ def _write(folder: str, results: Mapping[str, result_lib.StudyResult], summary: 
   files.write_json(os.path.join(folder, _JSON), summary)
 
 
-def _rounded_row(row: Mapping[str, Any]) -> dict[str, Any]:
+def _rounded_row(row: json_types.JsonView) -> json_types.JsonObject:
   """A row in print: three digits, and four of an upper bound (an ε, or the most that an attack can reach)."""
 
-  def shown(key: str, value: Any) -> Any:
+  def shown(key: str, value: json_types.Json) -> json_types.Json:
     if value is None:
       return '-'  # So that a column without any value is not left out.
     if not isinstance(value, float):
@@ -180,10 +182,10 @@ def _say(text: str) -> None:
   print(text, file=sys.stderr, flush=True)
 
 
-def _run_parts(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _run_parts(settings: json_types.JsonView) -> json_types.JsonObject:
   begin = time.monotonic()
   results = {name: PARTS[name].run(own, _say) for name, own in settings.items()}
-  summary: dict[str, Any] = {}
+  summary: json_types.JsonObject = {}
   for name in _JSON_PARTS:
     summary[name] = results[name].rows if name in results else []
   summary['seconds'] = round(time.monotonic() - begin, 1)

@@ -19,7 +19,6 @@ Progress goes to standard error. The last line of standard output is one JSON ob
 formal claim that the audit refutes, or 130 when it was interrupted.
 """
 
-from collections.abc import Mapping
 import json
 import os
 import shlex
@@ -37,6 +36,7 @@ from experiments.command import run as run_lib
 from experiments.folders import folder as run_folder
 from quap_tff.certificates.folders import folder_files
 from quap_tff.common import checks
+from quap_tff.common import json_types
 from quap_tff.common import lazy
 
 # These load TensorFlow, so they wait until the flags are known to be right.
@@ -175,7 +175,7 @@ def _check_own() -> None:
     raise ValueError(f'--draws must be 0, for no game, or at least {_FEWEST_DRAWS}, found {_DRAWS.value}.')
 
 
-def _measure(run: run_lib.Run) -> dict[str, Any]:
+def _measure(run: run_lib.Run) -> json_types.JsonObject:
   begin = time.monotonic()
   lazy.load('experiments.running.setup')
   lazy.load('quap_tff.runtime.activation')  # With it, TFF leaves without a complaint, whatever happens.
@@ -209,7 +209,7 @@ def _measure(run: run_lib.Run) -> dict[str, Any]:
   return {**measured, 'refuted': record.refutes(measured)}
 
 
-def _certificate(path: str) -> dict[str, Any]:
+def _certificate(path: str) -> json_types.JsonObject:
   """The certificate of a finished run's folder, which must be valid. An earlier audit and a page may be damaged."""
   folder = os.path.join(path, certificates.SUBFOLDER)
   try:
@@ -246,7 +246,7 @@ def _private_key(path: str) -> Optional[Any]:
   return key
 
 
-def _run_of(path: str, given: Mapping[str, Any]) -> run_lib.Run:
+def _run_of(path: str, given: json_types.JsonView) -> run_lib.Run:
   """The run of a folder, with flags that may differ."""
   with folder_files.damage(f'{run_folder.RUN} in {path}'):
     run = run_lib.Run.from_json(folder_files.read_json(path, run_folder.RUN), path)

@@ -16,7 +16,7 @@ The error says so. Exit status: 0; 1 for a wrong flag or a failure.
 import datetime
 import os
 import sys
-from typing import Any, Optional
+from typing import Optional, TYPE_CHECKING
 
 from absl import flags
 import numpy as np
@@ -27,6 +27,10 @@ from quap_tff.bundle import bundle_files
 from quap_tff.certificates.folders import about as abouts
 from quap_tff.common import files
 from quap_tff.common import lazy
+
+if TYPE_CHECKING:
+  from data import Federation
+  from experiments.running.setup import Experiment
 
 # These load TensorFlow, so they wait until the flags are found right.
 certifying = lazy.module('experiments.running.certifying')
@@ -64,7 +68,7 @@ def main(argv: list[str]) -> int:
   return 0
 
 
-def rounds_of(experiment: Any) -> bundle_files.PlannedRounds:
+def rounds_of(experiment: 'Experiment') -> bundle_files.PlannedRounds:
   """The rounds that a simulation plays. Cohorts that are secret are not written."""
   rounds = range(1, experiment.run.schedule.rounds + 1)
   if experiment.cohorts.secret:
@@ -76,7 +80,7 @@ def rounds_of(experiment: Any) -> bundle_files.PlannedRounds:
   )
 
 
-def _about(experiment: Any) -> Optional[abouts.About]:
+def _about(experiment: 'Experiment') -> Optional[abouts.About]:
   """The issuer's statements, if the run may get a certificate. Tests, accuracy and date are a simulation's."""
   if not experiment.run.method.gives_certificate:
     return None
@@ -85,7 +89,7 @@ def _about(experiment: Any) -> Optional[abouts.About]:
   )
 
 
-def examples_of(federation: Any) -> dict[str, np.ndarray]:
+def examples_of(federation: 'Federation') -> dict[str, np.ndarray]:
   """All examples as the dataset `npz` has them, ready to be trained on."""
   clients = range(len(federation.clients))
   parts = [federation.clients[client] for client in clients]

@@ -25,13 +25,12 @@ probabilities, float32[n, classes]. Exit status: 0, or 1 for a wrong flag or a f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 import contextlib
 import csv
 import dataclasses
 import os
 import sys
-from typing import Any, Optional
+from typing import Optional
 import zipfile
 
 from absl import flags
@@ -46,6 +45,7 @@ from experiments.folders import folder as run_folder
 from quap_tff.certificates.folders import folder as certificate_folders
 from quap_tff.certificates.folders import folder_files
 from quap_tff.common import files
+from quap_tff.common import json_types
 from quap_tff.common import lazy
 from quap_tff.common import registry
 from quap_tff.common.lazy import tf
@@ -88,7 +88,7 @@ class Predictor:
   image_shape: tuple[int, ...]
   white: float
   features: maps.Features
-  model: Any
+  model: tf.keras.Model
   warnings: tuple[str, ...] = ()
 
   def __call__(self, images: np.ndarray, invert: bool = False) -> np.ndarray:
@@ -208,7 +208,7 @@ def _model_path(path: str) -> str:
   )
 
 
-def _rebuilt(path: str, identity: Mapping[str, Any], resolved: Mapping[str, Any]) -> tf.keras.Model:
+def _rebuilt(path: str, identity: json_types.JsonView, resolved: json_types.JsonView) -> tf.keras.Model:
   """The model with the trained tensors in a file. Its other tensors, if any, follow from the flags."""
   built = models.build_keras_model(
     resolved['model'], resolved['input_shape'], resolved['num_classes'], identity['compute_dtype'], identity['seed']

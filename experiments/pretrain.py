@@ -23,7 +23,7 @@ import json
 import os
 import sys
 import time
-from typing import Any, Callable, Optional
+from typing import Callable, Optional
 
 from absl import flags
 import numpy as np
@@ -36,6 +36,7 @@ from experiments.command import interrupts
 import quap_tff
 from quap_tff.common import checks
 from quap_tff.common import files
+from quap_tff.common import json_types
 from quap_tff.common import lazy
 from quap_tff.common import registry
 from quap_tff.common.lazy import tf
@@ -218,7 +219,7 @@ def _whitening(hidden: np.ndarray, power: float) -> tf.keras.layers.Layer:
   return layer
 
 
-def write_network(output: str, extractor: tf.keras.Model, card: dict[str, Any]) -> dict[str, Any]:
+def write_network(output: str, extractor: tf.keras.Model, card: json_types.JsonObject) -> json_types.JsonObject:
   """Writes the folder whole. Returns the card with the versions and the extractor's SHA-256."""
   with files.new_folder(os.path.abspath(output)) as folder:
     path = os.path.join(folder, maps.EXTRACTOR)
@@ -255,7 +256,7 @@ def _say(text: str) -> None:
   print(text, file=sys.stderr, flush=True)
 
 
-def _train() -> tuple[tf.keras.Model, dict[str, Any]]:
+def _train() -> tuple[tf.keras.Model, json_types.JsonObject]:
   source = registry.parse_spec('public data', _PUBLIC_DATA.value, public_images.SOURCES)
   num_features = checks.integer('num_features', _FEATURES.value, at_least=2)
   epochs = None if _EPOCHS.value is None else checks.integer('epochs', _EPOCHS.value, at_least=1)

@@ -30,7 +30,7 @@ import os
 import shlex
 import sys
 import time
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Callable, NamedTuple, Optional
 
 from absl import flags
 
@@ -39,6 +39,7 @@ from experiments.command import interrupts
 from experiments.sweeps import children
 from experiments.sweeps import scheduler
 from experiments.sweeps import sweep_runs
+from quap_tff.common import json_types
 
 # Flags of its own: those of `experiments.command.flags` are the runs'.
 _FLAGS = command_line.new_flags()
@@ -73,7 +74,7 @@ class SweepOutcome(NamedTuple):
 
   status: int
   said: list[str]
-  result: Optional[dict[str, Any]]
+  result: Optional[json_types.JsonObject]
 
 
 def main(argv: list[str], start: Optional[Start] = None) -> int:
@@ -199,7 +200,7 @@ def _result(
   failed: dict[str, str],
   interrupted: bool,
   seconds: float,
-) -> dict[str, Any]:
+) -> json_types.JsonObject:
   return {
     'runs': len(runs),
     'done': list(done),

@@ -15,12 +15,12 @@ it:
     python -m experiments.train --help --algorithm=certified:weights=online --participation=markov
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 import contextlib
 import gc
 import os
 import sys
-from typing import Any, Callable, Optional, TYPE_CHECKING
+from typing import Optional, TYPE_CHECKING
 
 from experiments.command import command_line
 from experiments.command import flags as experiment_flags
@@ -30,6 +30,7 @@ from experiments.running import progress
 from quap_tff.accounting import protection as protections
 from quap_tff.accounting import spent as spents
 from quap_tff.common import durable
+from quap_tff.common import json_types
 from quap_tff.common import kernels
 from quap_tff.common import lazy
 from quap_tff.common.lazy import tf
@@ -37,6 +38,7 @@ from quap_tff.common.lazy import tf
 if TYPE_CHECKING:
   from experiments.command.run import Run
   from experiments.folders.directory import RunDirectory
+  from experiments.running.loop import Callback
   from experiments.running.outcome import Outcome
   from experiments.running.setup import Experiment
 
@@ -51,7 +53,7 @@ loop = lazy.module('experiments.running.loop')
 runtime = lazy.module('quap_tff.runtime')
 
 
-def main(argv: list[str], callbacks: Sequence[Callable[[int, Any, Any], None]] = ()) -> int:
+def main(argv: list[str], callbacks: Sequence['Callback'] = ()) -> int:
   """Trains as the flags in `argv[1:]` say; returns the exit status.
 
   `callbacks` are called after each round with its number, its metrics and the server's state, see `loop.Callback`.
@@ -93,7 +95,7 @@ def main(argv: list[str], callbacks: Sequence[Callable[[int, Any, Any], None]] =
     gc.enable()
 
 
-def _train(run: 'Run', callbacks: Sequence[Callable[[int, Any, Any], None]]) -> int:
+def _train(run: 'Run', callbacks: Sequence['Callback']) -> int:
   publication = run.publication
   with contextlib.ExitStack() as stack:
     progress.say(publication.progress, f'Reading {run.flags["dataset"]} …')
@@ -189,7 +191,7 @@ def _emulates_bfloat16(run: 'Run') -> bool:
   return run.local.compute_dtype == 'bfloat16' and not on_gpu and kernels.emulates_bfloat16()
 
 
-def _print_summary(outcome: 'Outcome', summary: Mapping[str, Any]) -> None:
+def _print_summary(outcome: 'Outcome', summary: json_types.JsonView) -> None:
   experiment = outcome.experiment
   covered, _ = _sentences(outcome.report.protection)
   other_epsilon = final_summary.other_epsilon(experiment.run, experiment.plan, summary)
@@ -213,7 +215,7 @@ def _sentences(protection: protections.Protection) -> tuple[list[str], list[str]
   return [line for line in covered if line], [line for note in protection.notes for line in note.splitlines()]
 
 
-def _was_finished(summary: Any, path: str) -> int:
+def _was_finished(summary: json_types.JsonView, path: str) -> int:
   print('The run was finished already; nothing was trained or written.', file=sys.stderr)
   summary = {**summary, 'output_dir': os.path.abspath(path)}
   print(final_summary.text(summary))

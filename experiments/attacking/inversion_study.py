@@ -12,6 +12,7 @@ from experiments.attacking import inversion_setting as setting_lib
 from experiments.attacking import result as results
 from experiments.running import plots
 from quap_tff.common import checks
+from quap_tff.common import json_types
 from quap_tff.common import lazy
 from quap_tff.common import registry
 from quap_tff.common.lazy import tf
@@ -111,7 +112,7 @@ class Attempt(NamedTuple):
     recovered: The same shape.
   """
 
-  row: dict[str, Any]
+  row: json_types.JsonObject
   true: np.ndarray
   recovered: np.ndarray
 
@@ -226,12 +227,12 @@ class _Case:
 
   def _row(
     self,
-    names: Mapping[str, Any],
-    facts: Mapping[str, Any],
+    names: json_types.JsonView,
+    facts: json_types.JsonView,
     true: np.ndarray,
     recovered: np.ndarray,
     labels: np.ndarray,
-  ) -> dict[str, Any]:
+  ) -> json_types.JsonObject:
     psnr, ssim = _measures(true, recovered)
     blind_psnr, blind_ssim = _measures(true, np.broadcast_to(self.blind, true.shape).astype(np.float32))
     row = {
@@ -259,7 +260,7 @@ class _Case:
     }
 
 
-def _line(row: Mapping[str, Any]) -> str:
+def _line(row: json_types.JsonView) -> str:
   return (
     f'{row["model"]} {row["method"]} {row["observer"]} batch {row["batch"]} steps {row["steps"]} {row["attack"]}: PSNR '
     f'{row["psnr_mean"]:.1f} dB, SSIM {row["ssim_mean"]:.2f}, labels {row["label_accuracy"]:.0%}'
@@ -285,7 +286,7 @@ def _measures(true: np.ndarray, recovered: np.ndarray) -> tuple[np.ndarray, np.n
   return images_lib.psnr(*flat).reshape(true.shape[:2]), images_lib.ssim(*flat).reshape(true.shape[:2])
 
 
-def _picture(row: Mapping[str, Any]) -> str:
+def _picture(row: json_types.JsonView) -> str:
   return f'inversion_{row["model"]}_{row["method"]}.png'
 
 

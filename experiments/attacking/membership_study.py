@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import textwrap
 import time
-from typing import Any, Callable, Optional
+from typing import Callable, Optional
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from quap_tff import runtime
 from quap_tff.auditing import membership
 from quap_tff.auditing import roc
 from quap_tff.common import checks
+from quap_tff.common import json_types
 from quap_tff.common.numbers import rounding
 from quap_tff.common.numbers import tradeoff
 
@@ -111,7 +112,7 @@ class MembershipSettings(checks.Checked):
       methods.parse(spec)
 
   @property
-  def flags(self) -> dict[str, Any]:
+  def flags(self) -> json_types.JsonObject:
     """The flags of `experiments.train` that all methods share, by name."""
     shared = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name in run_choices.FLAGS}
     return {**shared, 'client_metrics': False, 'warmup_rounds': 0, 'progress': 'none'}
@@ -198,7 +199,7 @@ def _attacked(
   world: shadow_models.Worlds,
   outputs: shadow_models.Outputs,
   account: shadow_models.MembershipAccount,
-) -> tuple[list[dict[str, Any]], dict[str, roc.Curve]]:
+) -> tuple[list[json_types.JsonObject], dict[str, roc.Curve]]:
   """The rows of all attacks and groups, and the curves over all clients by attack."""
   rows, curves = [], {}
   labels = pool.y[world.rows]
@@ -235,7 +236,7 @@ def _attacked(
   return rows, curves
 
 
-def _figures(summary: roc.Summary) -> dict[str, Any]:
+def _figures(summary: roc.Summary) -> json_types.JsonObject:
   figures = {'auc': summary.auc, 'auc_low': summary.auc_interval.low, 'auc_high': summary.auc_interval.high}
   for rate, name in zip(roc.FALSE_POSITIVE_RATES, ('1pct', '01pct')):
     tpr, (low, high), fpr_high = summary.operating[rate]
@@ -264,7 +265,9 @@ def _spent(
   return spent
 
 
-def _pictures(rows: Sequence[Mapping[str, Any]], curves: Mapping[tuple[str, str, str], roc.Curve]) -> dict[str, bytes]:
+def _pictures(
+  rows: Sequence[json_types.JsonView], curves: Mapping[tuple[str, str, str], roc.Curve]
+) -> dict[str, bytes]:
   """PNG files by name: `membership_roc_LEVEL.png` for each level, and `membership_groups.png`.
 
   Args:
@@ -280,7 +283,7 @@ def _pictures(rows: Sequence[Mapping[str, Any]], curves: Mapping[tuple[str, str,
 
 
 def _roc_figure(
-  level: str, curves: Mapping[tuple[str, str], roc.Curve], rows: Sequence[Mapping[str, Any]]
+  level: str, curves: Mapping[tuple[str, str], roc.Curve], rows: Sequence[json_types.JsonView]
 ) -> plots.Draw:
   names, attacks = _names(method for method, _ in curves), _in_order(attack for _, attack in curves)
   first, attack = next(iter(names)), _strongest(attacks)
@@ -315,7 +318,7 @@ def _curve(axes: plots.Axes, curve: roc.Curve, lowest: float, place: int, label:
   axes.plot(*rates, **{**plots.look(place), 'marker': ''}, label=label, drawstyle='steps-post')
 
 
-def _groups_figure(rows: Sequence[Mapping[str, Any]]) -> tuple[plots.Draw, tuple[float, float]]:
+def _groups_figure(rows: Sequence[json_types.JsonView]) -> tuple[plots.Draw, tuple[float, float]]:
   """The AUC of each method by participation group, a panel for each level, with intervals and bounds."""
   levels = _in_order(row['level'] for row in rows)
   names = _names(row['method'] for row in rows)
@@ -344,7 +347,7 @@ def _groups_figure(rows: Sequence[Mapping[str, Any]]) -> tuple[plots.Draw, tuple
   return draw, (max(8, 1.05 * len(names)) * len(levels), 4.6)
 
 
-def _point(axes: plots.Axes, row: Mapping[str, Any], x: float, index: int, label: Optional[str]) -> None:
+def _point(axes: plots.Axes, row: json_types.JsonView, x: float, index: int, label: Optional[str]) -> None:
   area, style = row['auc'], {**plots.look(index), 'linestyle': 'none'}
   reach = [[area - row['auc_low']], [row['auc_high'] - area]]
   axes.errorbar([x], [area], yerr=reach, label=label, markersize=5, linewidth=1.2, capsize=2, **style)

@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 import csv
 import os
-from typing import Any, Callable, NamedTuple
+from typing import Callable, NamedTuple
 
 from quap_tff.common import files
+from quap_tff.common import json_types
 
 
 class StudyResult(NamedTuple):
@@ -20,7 +21,7 @@ class StudyResult(NamedTuple):
   """
 
   name: str
-  rows: list[dict[str, Any]]
+  rows: list[json_types.JsonObject]
   pictures: Callable[[], Mapping[str, bytes]]
   captions: Mapping[str, str] = {}
   notes: tuple[str, ...] = ()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import dataclasses
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 import numpy as np
 import tensorflow_federated as tff
@@ -13,6 +13,7 @@ import data
 from experiments.running import loop
 from experiments.running import setup
 from quap_tff import methods
+from quap_tff.common import json_types
 from quap_tff.common.numbers import rng as rng_lib
 from quap_tff.plans import built_process
 from quap_tff.training import evaluation
@@ -48,9 +49,9 @@ class MemberPool:
     self.groups = np.empty(len(self.clients), np.int64)
     for group, of_group in enumerate(np.array_split(order, len(GROUPS))):
       self.groups[of_group] = group
-    self._data: dict[tuple[int, bytes], Any] = {}
+    self._data: dict[tuple[int, bytes], built_process.ClientData] = {}
 
-  def data_of(self, client: int, uses: np.ndarray) -> Any:
+  def data_of(self, client: int, uses: np.ndarray) -> built_process.ClientData:
     """The client's data for the learning process, with the examples that bool[n] marks."""
     chosen = uses[self.owners == client]
     key = client, chosen.tobytes()
@@ -155,7 +156,7 @@ class MembershipAccount(NamedTuple):
   real: Optional[np.ndarray]
 
 
-def experiment_of(variant: Variant, flags: Mapping[str, Any]) -> setup.Experiment:
+def experiment_of(variant: Variant, flags: json_types.JsonView) -> setup.Experiment:
   """The experiment of a variant.
 
   Half of the planned clients are members. Where a sum is divided by the planned number, steps would be half as long as
@@ -181,7 +182,9 @@ def experiment_of(variant: Variant, flags: Mapping[str, Any]) -> setup.Experimen
   return experiment
 
 
-def account_of(experiment: setup.Experiment, process: Any, pool: MemberPool) -> MembershipAccount:
+def account_of(
+  experiment: setup.Experiment, process: tff.learning.templates.LearningProcess, pool: MemberPool
+) -> MembershipAccount:
   """The account of every client, from one run in which all planned clients take part.
 
   What a client spends depends on its own rounds alone, so this is also its account where others stay away. That run
@@ -232,7 +235,9 @@ class Outputs(NamedTuple):
   diverged: float
 
 
-def outputs_of(experiment: setup.Experiment, process: Any, pool: MemberPool, worlds: Worlds) -> Outputs:
+def outputs_of(
+  experiment: setup.Experiment, process: tff.learning.templates.LearningProcess, pool: MemberPool, worlds: Worlds
+) -> Outputs:
   """Trains every model of the worlds, and asks each for its outputs."""
   all_logits, hits, diverged = [], [], []
   test, logits_of = experiment.federation.test, evaluation.build_logits(experiment.model_fn)

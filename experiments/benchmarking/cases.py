@@ -21,6 +21,8 @@ import numpy as np
 
 from experiments.command import command_line
 import quap_tff
+from quap_tff.common import array_types
+from quap_tff.common import json_types
 from quap_tff.common import kernels
 from quap_tff.common import lazy
 from quap_tff.common.lazy import tf
@@ -182,7 +184,7 @@ def memory() -> Rounds:
     yield [({}, run_round)]
 
 
-def round_of(process: Any, *arguments: Any) -> Callable[[], None]:
+def round_of(process: tff.learning.templates.LearningProcess, *arguments: array_types.Structure) -> Callable[[], None]:
   """A function that runs the next round of a process, each with these arguments."""
   state = process.initialize()
 
@@ -193,7 +195,7 @@ def round_of(process: Any, *arguments: Any) -> Callable[[], None]:
   return run_round
 
 
-def random_clients(clients: int, examples: int) -> list[Any]:
+def random_clients(clients: int, examples: int) -> list[array_types.Structure]:
   """Each client's examples, `x` and `y`."""
   return [collections.OrderedDict(zip('xy', _random_examples(i, examples))) for i in range(clients)]
 
@@ -203,16 +205,16 @@ def _random_examples(seed: int, examples: int, shape: Sequence[int] = _INPUT_SHA
   return rng.random((examples, *shape), np.float32), rng.integers(0, _CLASSES, examples, np.int32)
 
 
-def whole(data: Sequence[Any]) -> list[Any]:
+def whole(data: Sequence[array_types.Structure]) -> list[array_types.Structure]:
   """The clients of `random_clients` as a learning process of this project takes them."""
   return [_client(i, client['x'], client['y']) for i, client in enumerate(data)]
 
 
-def _client(index: int, x: np.ndarray, y: np.ndarray) -> 'collections.OrderedDict[str, Any]':
+def _client(index: int, x: np.ndarray, y: np.ndarray) -> array_types.Structure:
   return collections.OrderedDict(client_id=[np.int64(index)], examples=[collections.OrderedDict(x=x, y=y)])
 
 
-def _batched(data: Sequence[Any], batch_size: int) -> 'list[tf.data.Dataset]':
+def _batched(data: Sequence[array_types.Structure], batch_size: int) -> 'list[tf.data.Dataset]':
   return [tf.data.Dataset.from_tensor_slices(client).shuffle(len(client['y'])).batch(batch_size) for client in data]
 
 
@@ -232,7 +234,7 @@ def quap_process(
   clip: clip_rules.ClipRule = clip_rules.QuantileEma(),
   model: str = _MODEL,
   input_shape: tuple[int, ...] = _INPUT_SHAPE,
-) -> Any:
+) -> tff.learning.templates.LearningProcess:
   """QuAP-FL's learning process with the default noise."""
   plan = quap_tff.Plan(quap_tff.QuapConfig(num_clients=population, clip=clip))
   built = plan.build_process(
@@ -243,7 +245,9 @@ def quap_process(
   return built.process
 
 
-def _ceiling_round(data: Sequence[Any], batch_size: int, device: str, compute_dtype: str) -> Callable[[], list[None]]:
+def _ceiling_round(
+  data: Sequence[array_types.Structure], batch_size: int, device: str, compute_dtype: str
+) -> Callable[[], list[None]]:
   """All clients' steps in bare TensorFlow: shuffle, gather, gradient, update; a model and a thread for each core."""
   config = runtime.RuntimeConfig(device=device)
   devices = runtime.prepare(config)
@@ -302,7 +306,7 @@ def main(argv: list[str]) -> int:
   answers = os.fdopen(os.dup(sys.stdout.fileno()), 'w')
   os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
-  def answer(what: Any) -> None:
+  def answer(what: json_types.Json) -> None:
     print(json.dumps(what), file=answers, flush=True)
 
   try:

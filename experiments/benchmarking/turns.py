@@ -15,6 +15,7 @@ import sys
 import time
 from typing import Any, Callable, NamedTuple, Optional, TypeVar
 
+from quap_tff.common import json_types
 from quap_tff.common import lazy
 from quap_tff.runtime import worker_processes
 
@@ -95,7 +96,7 @@ class MeasuredChild:
   def __enter__(self: _Child) -> _Child:
     return self
 
-  def __exit__(self, kind: Optional[type[BaseException]], *_: Any) -> None:
+  def __exit__(self, kind: Optional[type[BaseException]], *_: object) -> None:
     if kind is not None:
       self._process.kill()
     with self._process:  # Closes the pipes, which ends a measurement, and waits.
@@ -136,7 +137,7 @@ class Measurement(MeasuredChild):
     ValueError: If it fails, now or in a round: in its own words, if it gave any.
   """
 
-  def __init__(self, name: str, /, **arguments: Any):
+  def __init__(self, name: str, /, **arguments: json_types.Json):
     streams = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     super().__init__('experiments.benchmarking.cases', name, json.dumps(arguments), **streams)
     self._name = name
@@ -149,7 +150,7 @@ class Measurement(MeasuredChild):
     seconds, cpu_seconds = self._answer()
     return seconds, cpu_seconds
 
-  def _answer(self) -> Any:
+  def _answer(self) -> json_types.Json:
     line = self.line()
     if not line:
       raise ValueError(f'The measurement {self._name!r} failed with status {self.status()}.')

@@ -48,7 +48,7 @@ class _FlagValues(flags.FlagValues):
     if isinstance(flag.parser, (flags.IntegerParser, flags.FloatParser)):
       absl_convert = flag.parser.convert
 
-      def convert(written: Any) -> Any:
+      def convert(written: checks.Unchecked) -> checks.Unchecked:
         return checks.parsed_number(written, absl_convert) if isinstance(written, str) else absl_convert(written)
 
       flag.parser = copy.copy(flag.parser)  # absl shares parsers among all flags of a process.

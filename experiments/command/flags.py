@@ -17,6 +17,7 @@ from experiments.command import run_choices
 from quap_tff import methods
 from quap_tff.common import checks
 from quap_tff.common import flag_fields
+from quap_tff.common import json_types
 from quap_tff.common import registry
 
 VALUES = command_line.new_flags()
@@ -32,7 +33,7 @@ _MECHANISM = (run_choices.MechanismChoice, *methods.PARTS)
 class _NumberOrText(flags.ArgumentParser):
   """Reads 3 as a number, and leaves everything else, such as 1..5, to `parts.Epochs`."""
 
-  def parse(self, argument: Any) -> Any:
+  def parse(self, argument: checks.Unchecked) -> checks.Unchecked:
     try:
       return checks.parsed_number(str(argument), int)
     except ValueError:
@@ -186,7 +187,7 @@ def help_text(given: Iterable[str], doc: str) -> str:
   return '\n'.join(lines).rstrip() or command_line.help_text(doc, VALUES, GROUPS)
 
 
-def _parameters(choice: type[Any]) -> Iterator[tuple[str, str]]:
+def _parameters(choice: type) -> Iterator[tuple[str, str]]:
   """(name, words) of a choice's parameters."""
   helps = flag_fields.helps(choice)
   for name, field in registry.parameters(choice).items():
@@ -207,7 +208,7 @@ def parsed(arguments: Sequence[str]) -> Iterator[flags.FlagValues]:
       VALUES[name].unparse()
 
 
-def all_values() -> dict[str, Any]:
+def all_values() -> json_types.JsonObject:
   """Every flag of an experiment and its value, by name."""
   return {name: value for name, value in VALUES.flag_values_dict().items() if name not in ('help', 'h')}
 

@@ -109,7 +109,7 @@ def _again_if_lost(unraisable: Any) -> None:
     sys.__unraisablehook__(unraisable)
 
 
-def _is_lost_in(frame: Any) -> bool:
+def _is_lost_in(frame: Optional[types.FrameType]) -> bool:
   """True in TensorFlow, and in finalizers and callbacks of the collector and of weak references, which must not be cut.
 
   Python drops exceptions there. Where this doesn't know it, as at the end of a generator, `_again_if_lost` helps. A

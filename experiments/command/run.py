@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import hashlib
 import secrets
-from typing import Any, Optional
+from typing import Optional, TypedDict
 
 from data import cohorts
 from data import datasets
@@ -29,6 +29,7 @@ from quap_tff import plans
 from quap_tff.cohorts import default_cohort_size
 from quap_tff.common import checks
 from quap_tff.common import flag_fields
+from quap_tff.common import json_types
 from quap_tff.common import registry
 from quap_tff.common.numbers import rng
 from quap_tff.mechanisms import facts as facts_lib
@@ -48,6 +49,13 @@ _OTHERS = {
   'shakespeare': '--dataset=shakespeare:test_roles=0.1.',
   'npz': 'a file without x_test, of whose clients a share only tests, or one whose x_test is of others.',
 }
+
+
+class AttackFacts(TypedDict):
+  """How many clients are malicious, and the spec of their attack."""
+
+  clients: int
+  attack: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,10 +80,10 @@ class Run:
   local: run_choices.LocalTraining
   publication: run_choices.Publication
   runtime: run_choices.Runtime
-  flags: Mapping[str, Any]
+  flags: json_types.JsonView
 
   @classmethod
-  def from_flags(cls, values: Any) -> Run:
+  def from_flags(cls, values: json_types.JsonView) -> Run:
     """The run that flags describe.
 
     Args:
@@ -107,7 +115,7 @@ class Run:
     )
 
   @classmethod
-  def from_json(cls, run_json: Mapping[str, Any], folder: Optional[str] = None) -> Run:
+  def from_json(cls, run_json: json_types.JsonView, folder: Optional[str] = None) -> Run:
     """The run that run.json describes.
 
     Args:
@@ -124,12 +132,12 @@ class Run:
       written['features'] = features.located(written.get('features', 'none'), folder)
     return cls.from_flags(written)
 
-  def recorded(self) -> dict[str, Any]:
+  def recorded(self) -> json_types.JsonObject:
     """Every flag as run.json keeps it."""
     portable = self._portable()
     return {**self.flags, 'features': portable['features'], 'spent': portable['spent']}
 
-  def identity(self) -> dict[str, Any]:
+  def identity(self) -> json_types.JsonObject:
     """The flags that determine what is computed. They must be the same for a run to be resumed.
 
     Flags that the method does not use are left out.
@@ -140,7 +148,7 @@ class Run:
       name: value for name, value in values.items() if not run_choices.FLAGS[name].is_control and name not in unused
     }
 
-  def _portable(self) -> dict[str, Any]:
+  def _portable(self) -> json_types.JsonObject:
     """The flags whose values name files, without the places of these files on this machine."""
     kept = {
       'dataset': datasets.portable,
@@ -226,7 +234,7 @@ class Run:
     """The malicious clients of N, ascending."""
     return tuple(self.local.malicious.clients(num_clients, self.schedule.seed).tolist())
 
-  def attack(self, num_clients: int) -> Optional[dict[str, Any]]:
+  def attack(self, num_clients: int) -> Optional[AttackFacts]:
     """How many clients are malicious, and how they attack, as JSON values; None if everyone is honest."""
     attackers, attack = self.attackers(num_clients), self.local.malicious
     if not attackers:

@@ -16,7 +16,7 @@ can read the folder of checkpoints. A run does not go on from a state that is da
 are secret leaves no ledger.npz and no clients.csv.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 import contextlib
 import hashlib
 import hmac
@@ -24,7 +24,7 @@ import os
 import re
 import secrets
 import shutil
-from typing import Any, Optional
+from typing import Optional
 
 import filelock
 
@@ -33,6 +33,7 @@ from experiments.folders import round_log
 from quap_tff import certificates
 from quap_tff.common import durable
 from quap_tff.common import files
+from quap_tff.common import json_types
 from quap_tff.serving import store as stores
 
 # Parts of TensorFlow's errors that speak of its own functions and operations.
@@ -53,9 +54,9 @@ class RunDirectory:
   def __init__(
     self,
     path: str,
-    all_flags: Mapping[str, Any],
-    identity: Mapping[str, Any],
-    resolved: Mapping[str, Any],
+    all_flags: json_types.JsonView,
+    identity: json_types.JsonView,
+    resolved: json_types.JsonView,
     data_digest: bytes,
     *,
     needs_same_code: bool = False,
@@ -156,7 +157,7 @@ class RunDirectory:
     """SHA-256 of a secret salt and the digest: shows whether data are the same, and reveals nothing else."""
     return hashlib.sha256(b'data of a run' + self.secret('data_salt') + data_digest).hexdigest()
 
-  def _check_resolved(self, resolved: Mapping[str, Any]) -> None:
+  def _check_resolved(self, resolved: json_types.JsonView) -> None:
     try:
       kept = files.read_json(self.file(run_folder.RUN))['resolved']
       same_data = kept['data_commitment'] == resolved['data_commitment']
@@ -197,7 +198,7 @@ class RunDirectory:
       if stretches != run.get(run_folder.STRETCHES):
         files.write_json(self.file(run_folder.RUN), {**run, run_folder.STRETCHES: stretches})
 
-  def keep_rows(self, round_num: int, last_row: Mapping[str, Any]) -> None:
+  def keep_rows(self, round_num: int, last_row: json_types.JsonView) -> None:
     """Checks that the rows of the rounds up to a checkpoint are there.
 
     Args:
@@ -210,7 +211,7 @@ class RunDirectory:
     if not self._log.has_last_row(round_num):
       self.log(round_num, last_row)
 
-  def log(self, round_num: int, row: Mapping[str, Any]) -> None:
+  def log(self, round_num: int, row: json_types.JsonView) -> None:
     """Writes a round's metrics; rows of the same or later rounds, left by a run that was cut off, are removed."""
     with self.writing():
       self._log.append(round_num, row)
@@ -234,7 +235,7 @@ class RunDirectory:
       said = _OF_TENSORFLOW.sub('', str(getattr(error, 'message', error)))
       raise run_folder.RunDirectoryError(f'{self.path} cannot be written: {said}') from error
 
-  def write_summary(self, summary: Mapping[str, Any]) -> None:
+  def write_summary(self, summary: json_types.JsonView) -> None:
     """Writes summary.json."""
     with self.writing():
       files.write_json(self.file(run_folder.SUMMARY), summary)

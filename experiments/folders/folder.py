@@ -1,13 +1,13 @@
 """The folder of a run, read only: its files, and whether a run may go on in it. `directory` writes it."""
 
-from collections.abc import Mapping, Set
+from collections.abc import Set
 import contextlib
 import json
 import os
 import platform
 import sys
 import tempfile
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional, TypedDict
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from quap_tff.certificates.folders import about as abouts
 from quap_tff.certificates.folders import folder as certificate_folders
 from quap_tff.common import checks
 from quap_tff.common import files
+from quap_tff.common import json_types
 from quap_tff.common import kernels
 from quap_tff.common import version
 from quap_tff.common.lazy import tf
@@ -35,12 +36,35 @@ _FOLDERS = (CHECKPOINTS, TENSORBOARD, CERTIFICATE)
 _FILES = (RUN, METRICS, SUMMARY, MODEL, LEDGER, CLIENTS, PLOT)
 # A run that was interrupted before its first round may leave these names.
 _OF_THE_START = {LOCK, RUN + files.UNFINISHED, CHECKPOINTS}
-_MACHINE, _STRETCH = (
-  frozenset({'platform', 'cores', 'gpus', 'onednn'}),
-  frozenset({'first_round', 'code', 'versions', 'machine'}),
-)
 
 _SOURCES = ('quap_tff', 'data', 'experiments')
+
+
+class Machine(TypedDict):
+  """The machine that ran rounds, as run.json has it."""
+
+  platform: str
+  cores: int
+  gpus: int
+  onednn: bool
+
+
+class Stretch(TypedDict):
+  """Which code, versions and machine ran the rounds from `first_round` on, as run.json has it."""
+
+  first_round: int
+  code: dict[str, str]
+  versions: dict[str, str]
+  machine: Machine
+
+
+class StatedStretch(TypedDict):
+  """Which code ran some rounds, as a certificate states it."""
+
+  first_round: int
+  last_round: int
+  code: dict[str, str]
+  versions: dict[str, str]
 
 
 class RunDirectoryError(ValueError):
@@ -56,10 +80,10 @@ class Found(NamedTuple):
   """
 
   is_new: bool
-  finished: Optional[dict[str, Any]]
+  finished: Optional[json_types.JsonObject]
 
 
-def check(path: str, identity: Mapping[str, Any], needs_same_code: bool = False) -> Found:
+def check(path: str, identity: json_types.JsonView, needs_same_code: bool = False) -> Found:
   """The run in a folder, which must be new or hold a run with this `identity`. Changes nothing.
 
   Args:
@@ -123,7 +147,7 @@ def _last_round(path: str) -> Optional[int]:
     ) from None
 
 
-def _check_can_go_on(path: str, run: Mapping[str, Any], last_round: int, needs_same_code: bool) -> None:
+def _check_can_go_on(path: str, run: json_types.JsonView, last_round: int, needs_same_code: bool) -> None:
   read_secret(path)
   try:
     kept = stretches(run, last_round)
@@ -179,7 +203,7 @@ def _check_kinds(path: str, names: set[str]) -> None:
       raise RunDirectoryError(f'{os.path.join(path, name)} must be a {kind}, found a {other_kind}. Move it away.')
 
 
-def read_summary(path: str) -> Optional[dict[str, Any]]:
+def read_summary(path: str) -> Optional[json_types.JsonObject]:
   """The folder's summary.json, or None if there is none that can be read."""
   try:
     summary = files.read_json(os.path.join(path, SUMMARY))
@@ -195,12 +219,12 @@ def absolute(path: str) -> str:
   return os.path.abspath(path)
 
 
-def through_json(value: Mapping[str, Any]) -> dict[str, Any]:
+def through_json(value: json_types.JsonView) -> json_types.JsonObject:
   """The value as a JSON file gives it back: tuples are lists."""
   return json.loads(json.dumps(dict(value)))
 
 
-def differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def differences(there: json_types.JsonView, now: json_types.JsonView) -> list[str]:
   """A line for each flag whose two values differ."""
   return [
     f'\n  --{name}: {there.get(name)!r} there, {now.get(name)!r} now'
@@ -230,7 +254,7 @@ def versions() -> dict[str, str]:
   }
 
 
-def machine() -> dict[str, Any]:
+def machine() -> Machine:
   """The platform, the cores, the GPUs, and whether oneDNN's kernels are on. Loads TensorFlow."""
   return {
     'platform': platform.platform(),
@@ -240,16 +264,16 @@ def machine() -> dict[str, Any]:
   }
 
 
-def continued(run: Mapping[str, Any], first_round: int) -> list[dict[str, Any]]:
+def continued(run: json_types.JsonView, first_round: int) -> list[Stretch]:
   """The stretches of a run that goes on here and now with `first_round`."""
   earlier = stretches(run, first_round - 1)
-  now = {'code': code(), 'versions': versions(), 'machine': machine()}
-  if earlier and {name: earlier[-1][name] for name in now} == now:
+  now = Stretch(first_round=first_round, code=code(), versions=versions(), machine=machine())
+  if earlier and now == {**earlier[-1], 'first_round': first_round}:
     return earlier
-  return [*earlier, {'first_round': first_round, **now}]
+  return [*earlier, now]
 
 
-def stretches(run: Mapping[str, Any], last_round: int) -> list[dict[str, Any]]:
+def stretches(run: json_types.JsonView, last_round: int) -> list[Stretch]:
   """The stretches of the rounds up to `last_round`, of run.json as a value.
 
   A stretch says which code, versions and machine ran rounds: {first_round, code, versions, machine}. It ends where the
@@ -261,7 +285,7 @@ def stretches(run: Mapping[str, Any], last_round: int) -> list[dict[str, Any]]:
   try:
     entries = run[STRETCHES]
     for one in entries:
-      _check_keys('a stretch', one, _STRETCH)
+      _check_keys('a stretch', one, Stretch.__required_keys__)
       abouts.check_code(one['code'])
       _check_machine(one)
     firsts = [one['first_round'] for one in entries]
@@ -274,7 +298,7 @@ def stretches(run: Mapping[str, Any], last_round: int) -> list[dict[str, Any]]:
   return [one for one in entries if one['first_round'] <= last_round]
 
 
-def stated_stretches(run: Mapping[str, Any], num_rounds: int) -> list[dict[str, Any]]:
+def stated_stretches(run: json_types.JsonView, num_rounds: int) -> list[StatedStretch]:
   """Which code ran which rounds, as a certificate states it: first and last round, code and versions.
 
   Raises:
@@ -288,16 +312,16 @@ def stated_stretches(run: Mapping[str, Any], num_rounds: int) -> list[dict[str, 
   ]
 
 
-def _check_keys(name: str, value: Any, keys: Set[str]) -> None:
+def _check_keys(name: str, value: object, keys: Set[str]) -> None:
   if not isinstance(value, dict) or set(value) != keys:
     raise ValueError(f'{name} must have the keys {sorted(keys)}')
 
 
-def _check_machine(value: Mapping[str, Any]) -> None:
+def _check_machine(value: json_types.JsonView) -> None:
   """Checks the versions and the machine in run.json, or in a stretch of it."""
   abouts.check_versions('versions', value['versions'])
   machine = value['machine']
-  _check_keys('machine', machine, _MACHINE)
+  _check_keys('machine', machine, Machine.__required_keys__)
   if not isinstance(machine['platform'], str):
     raise ValueError(f'platform must be a text, found {machine["platform"]!r}')
   for name in ('cores', 'gpus'):

@@ -13,10 +13,11 @@ import math
 import os
 import shutil
 import time
-from typing import Any, Optional
+from typing import Optional
 
 from experiments.folders import folder as run_folder
 from quap_tff.common import files
+from quap_tff.common import json_types
 from quap_tff.common.lazy import tf
 
 _ROUND = 'round'
@@ -48,7 +49,7 @@ class RoundLog:
       raise self._damaged(round_num)
     return len(rounds) == round_num
 
-  def append(self, round_num: int, row: Mapping[str, Any]) -> None:
+  def append(self, round_num: int, row: json_types.JsonView) -> None:
     """Adds the row of a round. The first call of a process removes the rows of this and of later rounds."""
     if self._columns is None:
       self._columns = self._begin(round_num)
@@ -115,7 +116,7 @@ class RoundLog:
     )
 
 
-def _text(rows: Iterable[Sequence[Any]]) -> str:
+def _text(rows: Iterable[Sequence[object]]) -> str:
   text = io.StringIO()
   csv.writer(text).writerows(rows)
   return text.getvalue()

@@ -56,14 +56,14 @@ class Point(NamedTuple):
   total: Optional[pages.Quantity]
 
 
-def looks(shown: Iterable[Union[Series, Point]]) -> dict[str, dict[str, Any]]:
+def looks(shown: Iterable[Union[Series, Point]]) -> dict[str, plots.Style]:
   """Matplotlib's arguments for each label: a colour, a marker and a dash, by its place.
 
   If several labels have one look, the first of them keeps it, and each other label gets one that is free.
   """
   pairs = sorted({(one.place, one.label) for one in shown})
   wanted = {place % MOST_LABELS for place, _ in pairs}
-  by_label: dict[str, dict[str, Any]] = {}
+  by_label: dict[str, plots.Style] = {}
   taken: set[int] = set()
   for place, label in pairs:
     look = place % MOST_LABELS
@@ -102,7 +102,7 @@ def legend(axes: Axes) -> None:
 def curves(axes: Axes, shown: Sequence[Series], ylabel: str) -> None:
   """Means over seeds by round. If there are few curves, a band shows the smallest and the largest seed."""
   few, look = len(shown) <= _MOST_BANDS, looks(shown)
-  weight: dict[str, Any] = {} if few else {'linewidth': 1.1, 'markersize': 4.5}
+  weight: plots.Style = {} if few else {'linewidth': 1.1, 'markersize': 4.5}
   for index, series in enumerate(shown):
     style = look[series.label]
     if len(series.y) > 1 and few:

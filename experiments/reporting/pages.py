@@ -56,18 +56,24 @@ class Quantity(NamedTuple):
     return mean + ('' if self.deviation is None else f' ± {self.deviation:{style}}')
 
 
-def _cell(row: Mapping[str, Any], name: str) -> Any:
+# A cell of a table: a text, a number, a `Quantity`, or None.
+Cell = Any
+# A row of a table, by heading.
+Cells = Mapping[str, Cell]
+
+
+def _cell(row: Cells, name: str) -> Cell:
   """The cell of a column; None if it is empty."""
   value = row.get(name)
   return None if value == '' else value
 
 
-def _mean(cell: Any) -> Any:
+def _mean(cell: Cell) -> Cell:
   """The mean of a quantity; any other cell as it is."""
   return cell.mean if isinstance(cell, Quantity) else cell
 
 
-def _deviation(cell: Any) -> Optional[float]:
+def _deviation(cell: Cell) -> Optional[float]:
   return cell.deviation if isinstance(cell, Quantity) else None
 
 
@@ -91,7 +97,7 @@ class Table(NamedTuple):
 
   name: str
   title: str
-  rows: Sequence[Mapping[str, Any]]
+  rows: Sequence[Cells]
 
   @property
   def frame(self) -> pd.DataFrame:
@@ -158,7 +164,7 @@ class Section(NamedTuple):
   blocks: Sequence[Block]
 
 
-def cell_text(cell: Any) -> str:
+def cell_text(cell: Cell) -> str:
   """A cell as a reader sees it."""
   return '-' if cell is None or cell == '' else str(cell)
 
@@ -234,7 +240,7 @@ def page(sections: Sequence[Section], images: Mapping[str, bytes]) -> str:
   return html_page.page(sections[0].title, body, '72rem', _rendered('page.css', sections))
 
 
-def _rendered(template: str, sections: Sequence[Section], **values: Any) -> str:
+def _rendered(template: str, sections: Sequence[Section], **values: object) -> str:
   environment = jinja2.Environment(
     loader=jinja2.FileSystemLoader(os.path.join(os.path.dirname(__file__), 'templates')),
     autoescape=jinja2.select_autoescape(['html']),
@@ -263,7 +269,7 @@ def _aligned(texts: pd.DataFrame) -> str:
   return '\n'.join(lines)
 
 
-def _in_markdown(cell: Any) -> str:
+def _in_markdown(cell: Cell) -> str:
   return str(cell).replace('|', '\\|').replace('\n', ' ')
 
 

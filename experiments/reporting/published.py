@@ -4,14 +4,15 @@
 printed figures are in published.csv, the report's paragraphs in notes.md.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import os
 import re
-from typing import Any, Optional
+from typing import Optional
 
 import pandas as pd
 
 from experiments.reporting import pages
+from quap_tff.common import json_types
 
 _FOLDER = os.path.dirname(__file__)
 
@@ -31,8 +32,8 @@ SOURCES = {
 }
 
 # What the documents' tables have in common, as flags of a run.
-COMMON: dict[str, Any] = {'num_clients': 100, 'partition': 'dirichlet:alpha=0.5', 'alpha': 0.5, 'beta': 2}
-AT_SCALE_FLAGS: dict[str, Any] = {'num_clients': 1000, 'cohort_size': 50}
+COMMON: json_types.JsonObject = {'num_clients': 100, 'partition': 'dirichlet:alpha=0.5', 'alpha': 0.5, 'beta': 2}
+AT_SCALE_FLAGS: json_types.JsonObject = {'num_clients': 1000, 'cohort_size': 50}
 SCENARIOS = {'uniform': 'uniform', 'heterogeneous': 'heterogeneous, Beta(2,5)', 'extreme': 'extreme imbalance'}
 SEEDS = (42, 123, 999)
 
@@ -93,7 +94,7 @@ def notes(name: str, blocks: Sequence[pages.Block]) -> list[pages.Block]:
   return kept
 
 
-def table(name: str) -> list[dict[str, Any]]:
+def table(name: str) -> list[json_types.JsonObject]:
   """The rows of one table, in order: dataset, scenario and method, None if the table does not give them; and figure.
 
   `figure` is a `pages.Quantity`, or None where the document prints that a value was not reached.
@@ -102,13 +103,13 @@ def table(name: str) -> list[dict[str, Any]]:
   return [{**row, 'figure': _quantity(row)} for row in rows]
 
 
-def _quantity(row: Mapping[str, Any]) -> Optional[pages.Quantity]:
+def _quantity(row: json_types.JsonView) -> Optional[pages.Quantity]:
   if row['value'] is None:
     return None
   return pages.Quantity(row['value'], row['deviation'], None, row['digits'])
 
 
-def find(name: str, **values: Any) -> Optional[pages.Quantity]:
+def find(name: str, **values: json_types.Json) -> Optional[pages.Quantity]:
   """The figure of the row of a table that has these values; None if there is none."""
   for row in table(name):
     if all(row[key] == value for key, value in values.items()):

@@ -1,6 +1,6 @@
 """Run folders as the report reads them: flags, measurements, and a list of files that could not be read."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import dataclasses
 import functools
 import os
@@ -19,6 +19,7 @@ from quap_tff import methods
 from quap_tff.accounting import run_ledger
 from quap_tff.certificates.folders import folder as certificate_folders
 from quap_tff.common import files
+from quap_tff.common import json_types
 from quap_tff.common import registry
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.training import optimizers
@@ -30,7 +31,7 @@ _IF_READ: dict[str, Any] = dict.fromkeys(('epsilon', 'delta', 'alpha', 'beta'), 
 _SPENT = ('rounds', 'nominal_', 'formal_')
 
 # The flags whose values are choices with parameters. Then the choices whose parameters are always written out.
-_CHOICES: dict[str, Mapping[str, type[Any]]] = {
+_CHOICES: dict[str, registry.Registry] = {
   'algorithm': methods.METHODS,
   'dataset': datasets.DATASETS,
   'participation': cohorts.PARTICIPATION_MODELS,
@@ -67,7 +68,7 @@ def parse(flag: str, spec: str) -> tuple[str, dict[str, str], dict[str, str]]:
   return name, shortest, {key: text for key, text in shortest.items() if values[key] != fields[key].default}
 
 
-def canonical(flag: str, value: Any) -> Any:
+def canonical(flag: str, value: json_types.Json) -> json_types.Json:
   """A flag's value in one form, however it is written: `beta`, `beta:b=5.0` and `beta:a=2,b=5` are the same model."""
   if value is None:
     return 'default'
@@ -80,7 +81,7 @@ def canonical(flag: str, value: Any) -> Any:
   return ':'.join(filter(None, [name, ','.join(f'{key}={shown[key]}' for key in sorted(shown))]))
 
 
-def number(value: Any) -> Optional[float]:
+def number(value: json_types.Json) -> Optional[float]:
   """The number that a JSON file holds; None for any other value."""
   return float(value) if isinstance(value, (int, float)) else None
 
@@ -104,16 +105,16 @@ class RunFolder:
   """
 
   path: str
-  identity: Mapping[str, Any]
-  flags: Mapping[str, Any]
-  resolved: Mapping[str, Any]
-  versions: Mapping[str, Any]
-  machine: Mapping[str, Any]
+  identity: json_types.JsonView
+  flags: json_types.JsonView
+  resolved: json_types.JsonView
+  versions: json_types.JsonView
+  machine: json_types.JsonView
   metrics: pd.DataFrame
   clients: pd.DataFrame
   ledger: Optional[run_ledger.RunLedger]
-  summary: Mapping[str, Any]
-  certificate: Optional[Mapping[str, Any]]
+  summary: json_types.JsonView
+  certificate: Optional[json_types.JsonView]
 
   @property
   def seed(self) -> int:
@@ -247,21 +248,21 @@ def load(path: str) -> tuple[Optional[RunFolder], list[LeftOut]]:
   return result, left_out
 
 
-def _gives_certificate(identity: Mapping[str, Any]) -> bool:
+def _gives_certificate(identity: json_types.JsonView) -> bool:
   try:
     return methods.parse(identity['algorithm']).gives_certificate
   except (KeyError, ValueError):
     return False  # This version does not know the method.
 
 
-def _read_object(path: str) -> dict[str, Any]:
+def _read_object(path: str) -> json_types.JsonObject:
   value = files.read_json(path)
   if not isinstance(value, dict):
     raise ValueError('not a JSON object')
   return value
 
 
-def _read_run(path: str) -> dict[str, Any]:
+def _read_run(path: str) -> json_types.JsonObject:
   run = _read_object(path)
   identity = run.get('identity')
   if not isinstance(identity, dict):

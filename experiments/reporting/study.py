@@ -1,6 +1,6 @@
 """Runs of one setting form a group. Groups are compared in tables that say how they differ. They are never averaged."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 import dataclasses
 import json
 from typing import Any, Callable, NamedTuple, Optional, Union
@@ -15,6 +15,7 @@ from experiments.reporting import pages
 from experiments.reporting import published
 from experiments.reporting import runs as runs_lib
 from quap_tff import methods
+from quap_tff.common import json_types
 from quap_tff.common import lazy
 
 stats = lazy.module('scipy.stats')
@@ -41,7 +42,7 @@ class StudyGroup:
     place: The place of its --algorithm spec among those of the report, which decides its look in figures.
   """
 
-  setting: Mapping[str, Any]
+  setting: json_types.JsonView
   runs: tuple[runs_lib.RunFolder, ...]
   place: int
 
@@ -112,7 +113,7 @@ class StudyGroup:
     """Final test accuracy in percent, with half of its 95% interval in place of the deviation, see `interval`."""
     return interval(100 * run.test_accuracy for run in self.runs if run.test_accuracy is not None)
 
-  def has(self, **flags: Any) -> bool:
+  def has(self, **flags: json_types.Json) -> bool:
     """Whether its flags have these values; flags that its method does not read may have any."""
     values = ((name, runs_lib.canonical(name, value)) for name, value in flags.items())
     return all(self.setting.get(name, value) == value for name, value in values)
@@ -148,7 +149,7 @@ def collect(runs: Iterable[runs_lib.RunFolder]) -> tuple[list[StudyGroup], list[
   """
   runs = list(runs)
   flags = dict.fromkeys(name for run in runs for name in run.identity if name not in _REPEATED)
-  same: dict[str, tuple[dict[str, Any], list[runs_lib.RunFolder]]] = {}
+  same: dict[str, tuple[json_types.JsonObject, list[runs_lib.RunFolder]]] = {}
   for run in runs:
     setting = _setting(run, flags)
     same.setdefault(_json_text(setting), (setting, []))[1].append(run)
@@ -172,7 +173,7 @@ def collect(runs: Iterable[runs_lib.RunFolder]) -> tuple[list[StudyGroup], list[
   return groups, left_out
 
 
-def _setting(run: runs_lib.RunFolder, flags: Iterable[str]) -> dict[str, Any]:
+def _setting(run: runs_lib.RunFolder, flags: Iterable[str]) -> json_types.JsonObject:
   """The `flags` that the run's method reads. An older version may not have had all of them."""
   try:
     unread = run_lib.unused_flags(methods.parse(run.algorithm))
@@ -183,7 +184,7 @@ def _setting(run: runs_lib.RunFolder, flags: Iterable[str]) -> dict[str, Any]:
   return {**setting, 'algorithm': run.algorithm, 'num_clients': run.num_clients, 'stop_at_accuracy': stop_at_accuracy}
 
 
-def _texts(settings: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+def _texts(settings: Sequence[json_types.JsonView]) -> pd.DataFrame:
   """A row for each setting, a column for each flag: the value as JSON. It is None where a method does not read it."""
   rows = []
   for setting in settings:
@@ -191,11 +192,11 @@ def _texts(settings: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
   return pd.DataFrame(rows, dtype=object)
 
 
-def _json_text(value: Any) -> str:
+def _json_text(value: json_types.Json) -> str:
   return json.dumps(value, sort_keys=True, default=str)
 
 
-def describe(settings: Sequence[Mapping[str, Any]], *known: str, in_full: bool = False) -> tuple[list[str], str]:
+def describe(settings: Sequence[json_types.JsonView], *known: str, in_full: bool = False) -> tuple[list[str], str]:
   """How settings differ in flags other than method, dataset and those `known` from elsewhere.
 
   Returns:
@@ -282,8 +283,8 @@ class Row(NamedTuple):
   """A row of a table: the group, or the name of a method that was not run, and the cells before and after them."""
 
   group: Union[StudyGroup, str]
-  first: Mapping[str, Any]
-  last: Mapping[str, Any]
+  first: json_types.JsonView
+  last: json_types.JsonView
 
 
 def table(name: str, title: str, rows: Sequence[Row], *known: str) -> list[pages.Block]:
@@ -318,7 +319,7 @@ def table(name: str, title: str, rows: Sequence[Row], *known: str) -> list[pages
 
 
 def by_group(
-  name: str, title: str, groups: Sequence[StudyGroup], columns: Callable[[StudyGroup], Mapping[str, Any]], *first: str
+  name: str, title: str, groups: Sequence[StudyGroup], columns: Callable[[StudyGroup], pages.Cells], *first: str
 ) -> list[pages.Block]:
   """A table for each dataset: a row for each group, sorted by the flags `first`, which have columns, and by method."""
 
@@ -347,8 +348,8 @@ def beside(
   printed: Union[pages.Quantity, str, None],
   groups: Sequence[StudyGroup],
   method: str,
-  cells: Mapping[str, Any],
-  measure: Callable[[StudyGroup], Any] = StudyGroup.accuracy,
+  cells: pages.Cells,
+  measure: Callable[[StudyGroup], pages.Cell] = StudyGroup.accuracy,
 ) -> list[Row]:
   """Rows for a printed figure, or for None: one for each group. Without groups, a row says that `method` was not run.
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 import datetime
-from typing import Any, Optional, TYPE_CHECKING
+from typing import Optional, TYPE_CHECKING
 
 from experiments.command import run as run_lib
+from experiments.folders import folder as run_folder
 from quap_tff import plans
 from quap_tff.certificates import certificate as certificates
 from quap_tff.certificates.folders import about as abouts
+from quap_tff.common import json_types
 
 if TYPE_CHECKING:
   from experiments.running import setup  # It loads TensorFlow.
@@ -18,12 +20,12 @@ if TYPE_CHECKING:
 def about(
   run: run_lib.Run,
   plan: plans.Plan,
-  resolved: Mapping[str, Any],
+  resolved: json_types.JsonView,
   *,
   tests: int,
   test_accuracy: Optional[float],
   date: datetime.date,
-  stretches: Iterable[Mapping[str, Any]] = (),
+  stretches: Iterable[run_folder.StatedStretch] = (),
 ) -> abouts.About:
   """The statements of a run's certificate beyond its mechanism, its schedule and its ledger.
 

@@ -12,7 +12,7 @@ import datetime
 import json
 import math
 import os
-from typing import Any, Optional
+from typing import Optional, TypedDict
 
 import numpy as np
 
@@ -24,7 +24,40 @@ from experiments.running import progress
 from quap_tff import plans
 from quap_tff.accounting import history
 from quap_tff.accounting import protection as protections
+from quap_tff.common import json_types
 from quap_tff.common.numbers import rounding
+
+
+class Figure(TypedDict):
+  """A formal figure, as summary.json has it. An ε that is not finite is None."""
+
+  accountant: str
+  neighbours: str
+  amplification: str
+  epsilon_max: Optional[float]
+
+
+class Reading(TypedDict):
+  """The cost of the rounds of a run that ended early, as summary.json has it."""
+
+  rounds: int
+  epsilon_max: Optional[float]
+  epsilon_mean: Optional[float]
+  why: str
+
+
+class Formal(TypedDict):
+  """The formal statement about a run, as summary.json has it."""
+
+  covers: str
+  statement: str
+  delta: float
+  unit: str
+  figures: list[Figure]
+  notes: list[str]
+  noise_note: str
+  reading: Optional[Reading]
+
 
 _FORMAL_KEYS = ('covers', 'delta', 'reading')
 _FIGURE_KEYS = ('accountant', 'neighbours', 'amplification', 'epsilon_max')
@@ -52,7 +85,7 @@ _DIVERGED = (
 )
 
 
-def has_diverged(weights: Iterable[Any], test_loss: float) -> bool:
+def has_diverged(weights: Iterable[np.ndarray], test_loss: float) -> bool:
   """True if a weight or the test loss is not finite, or larger than any that makes sense.
 
   Args:
@@ -70,13 +103,13 @@ def make(
   *,
   rounds: int,
   test: Mapping[str, float],
-  weights: Iterable[Any],
+  weights: Iterable[np.ndarray],
   date: datetime.date,
   interrupted: bool = False,
   seconds: Optional[float] = None,
   output_dir: Optional[str] = None,
   share_of_ceiling: Optional[float] = None,
-) -> dict[str, Any]:
+) -> json_types.JsonObject:
   """The summary of a run, made of values that JSON can hold.
 
   Args:
@@ -111,20 +144,23 @@ def make(
   }
 
 
-def line(summary: Mapping[str, Any]) -> str:
+def line(summary: json_types.JsonView) -> str:
   """The line of JSON for a summary as summary.json has it."""
   short, formal = dict(summary), summary['formal']
   short['protection'] = _SHORT_PROTECTION[protections.NOTHING if formal is None else formal['covers']]
   if formal is not None:
-    figures = [
-      {**{key: figure[key] for key in _FIGURE_KEYS}, 'neighbours': _relation(figure)} for figure in _headline(formal)
-    ]
+    figures = [_short_figure(figure) for figure in _headline(formal)]
     short['formal'] = {**{key: formal[key] for key in _FORMAL_KEYS}, 'figures': figures}
   return json.dumps(short, allow_nan=False, separators=(',', ':'))
 
 
+def _short_figure(figure: Figure) -> json_types.JsonObject:
+  whole: json_types.JsonView = figure
+  return {**{key: whole[key] for key in _FIGURE_KEYS}, 'neighbours': _relation(figure)}
+
+
 def text(
-  summary: Mapping[str, Any],
+  summary: json_types.JsonView,
   covered: Sequence[str] = (),
   rounds_run: Optional[int] = None,
   seconds: Optional[float] = None,
@@ -173,7 +209,7 @@ def text(
   return '\n'.join(rows)
 
 
-def other_epsilon(run: run_lib.Run, plan: plans.Plan, summary: Mapping[str, Any]) -> str:
+def other_epsilon(run: run_lib.Run, plan: plans.Plan, summary: json_types.JsonView) -> str:
   """Says that the formal ε is not --epsilon, and which flag makes them equal; '' if they are close, or there is none.
 
   Args:
@@ -196,7 +232,7 @@ def other_epsilon(run: run_lib.Run, plan: plans.Plan, summary: Mapping[str, Any]
   return f'The formal ε is {rounding.up(reached)}, not --epsilon={asked:g}.{remedy}'
 
 
-def malicious(facts: Mapping[str, Any]) -> str:
+def malicious(facts: run_lib.AttackFacts) -> str:
   """How many clients attack, and how, by what summary.json says of it."""
   return f'Malicious: {facts["clients"]} of the clients attack in every round that they are in ({facts["attack"]}).'
 
@@ -225,7 +261,7 @@ def guessed(accuracy: float, labels: np.ndarray) -> Optional[float]:
   return share if accuracy <= share + _CHANCE * math.sqrt(share * (1 - share) / len(labels)) else None
 
 
-def guarantee(summary: Mapping[str, Any]) -> str:
+def guarantee(summary: json_types.JsonView) -> str:
   """The proven statement about the release, in plain words."""
   formal = summary['formal']
   figures = _headline(formal) if formal is not None else []
@@ -249,7 +285,7 @@ def guarantee(summary: Mapping[str, Any]) -> str:
   return said
 
 
-def _reading(summary: Mapping[str, Any]) -> list[str]:
+def _reading(summary: json_types.JsonView) -> list[str]:
   """The cost of the rounds of a run that ended early, or whose cohorts were not planned."""
   reading = (summary['formal'] or {}).get('reading')
   if reading is None:
@@ -261,7 +297,7 @@ def _reading(summary: Mapping[str, Any]) -> list[str]:
   ]
 
 
-def _headline(formal: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _headline(formal: Formal) -> list[Figure]:
   """The exact figure, if there is one; of a run whose cohorts are secret, the smallest one."""
   amplified = [figure for figure in formal['figures'] if _is_amplified(figure)]
   if formal['figures'] and len(amplified) == len(formal['figures']):
@@ -269,20 +305,22 @@ def _headline(formal: Mapping[str, Any]) -> list[dict[str, Any]]:
   return [figure for figure in formal['figures'] if figure['accountant'] == 'gaussian_exact']
 
 
-def _is_amplified(figure: Mapping[str, Any]) -> bool:
+def _is_amplified(figure: Figure) -> bool:
   return figure['amplification'] != 'none'
 
 
-def _relation(figure: Mapping[str, Any]) -> str:
+def _relation(figure: Figure) -> str:
   return _SHORT_NEIGHBOURS.get(figure['neighbours'], figure['neighbours'])
 
 
-def _bound(figure: Mapping[str, Any]) -> str:
+def _bound(figure: Figure) -> str:
   secret = '; cohorts secret' if _is_amplified(figure) else ''
-  return f'ε ≤ {rounding.up(figure["epsilon_max"])} ({_relation(figure)}{secret})'
+  epsilon = figure['epsilon_max']
+  assert epsilon is not None  # Figures without a bound have words of their own.
+  return f'ε ≤ {rounding.up(epsilon)} ({_relation(figure)}{secret})'
 
 
-def _nominal(summary: Mapping[str, Any]) -> list[str]:
+def _nominal(summary: json_types.JsonView) -> list[str]:
   if summary['nominal_epsilon_max'] is None:
     return []
   return [
@@ -292,7 +330,7 @@ def _nominal(summary: Mapping[str, Any]) -> list[str]:
   ]
 
 
-def _what_is_kept(summary: Mapping[str, Any]) -> list[str]:
+def _what_is_kept(summary: json_types.JsonView) -> list[str]:
   folder = summary['output_dir']
   if summary['interrupted']:
     return [f'The same command continues it: {folder}' if folder else 'Without --output_dir nothing is kept.']

@@ -8,7 +8,7 @@ import hashlib
 import json
 import sys
 import time
-from typing import Any, Callable, Optional, Union
+from typing import Callable, Optional, Union
 
 import numpy as np
 import tensorflow as tf
@@ -22,6 +22,8 @@ from experiments.running import progress as progress_lib
 from experiments.running import setup
 from quap_tff import plans
 from quap_tff import runtime
+from quap_tff.common import array_types
+from quap_tff.common import json_types
 from quap_tff.plans import built_process
 from quap_tff.serving import engine as engines
 from quap_tff.serving import server as servers
@@ -29,14 +31,14 @@ from quap_tff.serving import server as servers
 # Is called with the round's number, its metrics as in metrics.csv, and the server's state. In runs that withhold client
 # metrics, the metrics hold none. The state holds the seed of the noise: a callback must keep it as secret as the data.
 # An error in a callback ends the run; the round is kept.
-Callback = Callable[[int, dict[str, Any], Any], None]
+Callback = Callable[[int, json_types.JsonObject, array_types.Structure], None]
 
 
 def client_data(
   experiment: setup.Experiment,
   client: int,
   absent: Union[Sequence[int], np.ndarray] = (),
-  answers: Optional[Mapping[int, Any]] = None,
+  answers: Optional[Mapping[int, array_types.Structure]] = None,
 ) -> built_process.ClientData:
   """One client's data as the learning process takes it.
 
@@ -56,13 +58,13 @@ def element(examples: data.Examples) -> 'collections.OrderedDict[str, np.ndarray
   return collections.OrderedDict(x=examples.x, y=examples.y)
 
 
-class RoundExamples(Mapping[int, Any]):
+class RoundExamples(Mapping[int, array_types.Structure]):
   """The examples of each client of a round, made when they are asked for."""
 
   def __init__(self, experiment: setup.Experiment, cohort: Sequence[int], absent: Union[Sequence[int], np.ndarray]):
     self._clients, self._cohort, self._absent = experiment.federation.clients, cohort, absent
 
-  def __getitem__(self, client: int) -> Any:
+  def __getitem__(self, client: int) -> array_types.Structure:
     examples = self._clients[client]
     if client in self._absent:
       examples = data.Examples(examples.x[:0], examples.y[:0])
@@ -165,7 +167,8 @@ class _Rounds:
   ) -> None:
     self._experiment, self._directory, self._schedule = experiment, directory, experiment.run.schedule
     self._evaluate = experiment.build_evaluation()
-    self.began, self.row = 0.0, dict[str, Any]()
+    self.began = 0.0
+    self.row: json_types.JsonObject = {}
     self.non_finite = np.zeros(len(outcomes.NonFinite._fields), np.int64)
     self._test: Mapping[str, float] = {}
     self._tested_round: Optional[int] = None
@@ -214,7 +217,7 @@ class _Rounds:
     except ValueError as error:
       raise run_folder.RunDirectoryError(str(error)) from error
 
-  def _tested(self, weights: Any) -> Mapping[str, float]:
+  def _tested(self, weights: array_types.Structure) -> Mapping[str, float]:
     test = self._experiment.federation.test
     return self._evaluate(weights, test.x, test.y)
 
@@ -301,7 +304,7 @@ def _secret_of_keys(experiment: setup.Experiment, directory: Optional[run_direct
 
 def _row(
   experiment: setup.Experiment, computed: servers.ComputedRound, absent: np.ndarray, traffic: Optional[runtime.Traffic]
-) -> dict[str, Any]:
+) -> json_types.JsonObject:
   """A round's metrics, flat: the names are the columns of metrics.csv."""
   metrics = computed.metrics
   row = {f'train_{name}': value for name, value in metrics['client_work'].get('train', {}).items()}

@@ -3,13 +3,15 @@
 import dataclasses
 import datetime
 import functools
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 from experiments.folders import directory as run_directory
 from experiments.running import final_summary
 from experiments.running import setup
 from quap_tff import accounting
 from quap_tff import plans
+from quap_tff.common import array_types
+from quap_tff.common import json_types
 from quap_tff.plans.accounts import run_account
 
 
@@ -51,7 +53,7 @@ class Outcome:
   leaving: run_account.Leaving
   round_num: int
   rounds_run: int
-  weights: Any
+  weights: array_types.Structure
   test: dict[str, float]
   ledger: accounting.RunLedger
   date: datetime.date
@@ -66,7 +68,7 @@ class Outcome:
     return self.experiment.plan.report(self.ledger, self.experiment.schedule if is_stopped else None)
 
   @functools.cached_property
-  def summary(self) -> dict[str, Any]:
+  def summary(self) -> json_types.JsonObject:
     """The content of summary.json and of the last line of standard output."""
     experiment = self.experiment
     return final_summary.make(

@@ -60,7 +60,11 @@ STYLE = {
 Draw = Callable[['Figure'], None]
 
 
-def look(place: int) -> dict[str, Any]:
+# Matplotlib's arguments for a line, by name.
+Style = dict[str, Any]
+
+
+def look(place: int) -> Style:
   """Matplotlib's arguments for the series at a place of a figure: a colour, a marker and a dash."""
   place %= len(COLOURS)
   return dict(color=COLOURS[place], marker=_MARKERS[place], linestyle=_DASHES[place % len(_DASHES)])

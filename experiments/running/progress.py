@@ -1,14 +1,15 @@
 """How a run is watched: a bar on a terminal, lines in a log file. Both go to standard error."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import math
 import sys
 import time
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Callable, NamedTuple, Optional
 
 import numpy as np
 
 from quap_tff import plans
+from quap_tff.common import json_types
 from quap_tff.common import lazy
 from quap_tff.common.numbers import rounding
 
@@ -44,7 +45,7 @@ class Epsilon(NamedTuple):
   """
 
   meaning: str
-  of: Callable[[Mapping[str, Any]], float]
+  of: Callable[[json_types.JsonView], float]
 
 
 def epsilon_of(plan: plans.Plan) -> Optional[Epsilon]:
@@ -78,7 +79,7 @@ class Progress:
   def __init__(self, first_round: int, last_round: int, epsilon: Optional[Epsilon] = None):
     self._first, self._last, self._epsilon = first_round, last_round, epsilon
 
-  def update(self, round_num: int, row: Mapping[str, Any]) -> None:
+  def update(self, round_num: int, row: json_types.JsonView) -> None:
     """Called after each round with its metrics."""
 
   def note(self, text: str) -> None:
@@ -105,7 +106,7 @@ class _Shown(Progress):
       return None
     return tqdm.tqdm.format_interval((now - self._first_ended) / timed * (self._last - round_num))
 
-  def _take(self, round_num: int, row: Mapping[str, Any]) -> None:
+  def _take(self, round_num: int, row: json_types.JsonView) -> None:
     """Keeps the test of a round, and shows the legend with the first one."""
     if 'test_accuracy' in row:
       self._accuracy, self._tested_round = row['test_accuracy'], round_num
@@ -114,7 +115,7 @@ class _Shown(Progress):
       shown = {'test', *self._figures(round_num, row)}
       self.note('; '.join(f'{symbol}: {meaning}' for symbol, meaning in meanings.items() if symbol in shown))
 
-  def _figures(self, round_num: int, row: Mapping[str, Any]) -> dict[str, str]:
+  def _figures(self, round_num: int, row: json_types.JsonView) -> dict[str, str]:
     """The round's figures by the papers' symbols, the most telling first. What the run does not log is left out."""
     figures = {}
     if 'train_loss' in row:
@@ -140,7 +141,7 @@ class Bar(_Shown):
       total=last_round, initial=first_round - 1, file=sys.stderr, dynamic_ncols=True, bar_format=_BAR, desc='?'
     )
 
-  def update(self, round_num: int, row: Mapping[str, Any]) -> None:
+  def update(self, round_num: int, row: json_types.JsonView) -> None:
     self._take(round_num, row)
     figures = [f'{symbol}={text}' for symbol, text in self._figures(round_num, row).items()]
     self._bar.set_postfix_str(self._fitting(figures), refresh=False)
@@ -166,7 +167,7 @@ class Lines(_Shown):
 
   _last_line = 0.0
 
-  def update(self, round_num: int, row: Mapping[str, Any]) -> None:
+  def update(self, round_num: int, row: json_types.JsonView) -> None:
     now = time.monotonic()
     self._take(round_num, row)
     left = self._left(round_num)

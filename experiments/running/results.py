@@ -1,12 +1,12 @@
 """The files that a run leaves when it ends: model, ledger, a row for each client, plot, summary, certificate."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 import csv
 import math
 import os
 import shlex
 import sys
-from typing import Any, Union
+from typing import Union
 
 import numpy as np
 import tensorflow as tf
@@ -21,6 +21,7 @@ from quap_tff import accounting
 from quap_tff import certificates
 from quap_tff.certificates.folders import folder as certificate_folders
 from quap_tff.common import files
+from quap_tff.common import json_types
 from quap_tff.common import lazy
 from quap_tff.training import models
 
@@ -31,7 +32,7 @@ _PREDICTION_BATCH = 512
 _MOST_ACCOUNTS = 40
 
 
-def keep(outcome: outcomes.Outcome) -> dict[str, Any]:
+def keep(outcome: outcomes.Outcome) -> json_types.JsonObject:
   """Writes everything, unless it is there already, and removes the checkpoints of a finished run.
 
   Returns:
@@ -127,7 +128,7 @@ def _write_clients(outcome: outcomes.Outcome, path: str, model: tf.keras.Model) 
   """One row for each client that the ledger lists. Without client metrics, nothing in it follows from their data."""
   ledger, clients, report = outcome.ledger, outcome.experiment.federation.clients, outcome.report
   logs_clients, formal, listed = outcome.experiment.plan.client_metrics, report.formal, ledger.listed
-  columns: dict[str, Any] = {'client': listed}
+  columns: dict[str, Iterable[object]] = {'client': listed}
   if logs_clients:
     columns['examples'] = [len(clients[client]) for client in listed]
   columns['rounds'] = ledger.rounds[listed]

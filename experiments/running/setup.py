@@ -19,6 +19,7 @@ from data import cohorts
 from experiments.command import run as run_lib
 from quap_tff import plans
 from quap_tff import runtime
+from quap_tff.common import json_types
 from quap_tff.mechanisms.parts import layers as layers_lib
 from quap_tff.training import evaluation
 from quap_tff.training import malicious
@@ -26,6 +27,7 @@ from quap_tff.training import models
 
 if TYPE_CHECKING:
   from experiments.folders import directory as run_directory
+  from quap_tff.plans.plan import Wrapper
 
 # The name of the seed of secret cohorts among a run's secrets.
 _COHORT_SEED = 'cohort_seed'
@@ -69,7 +71,7 @@ class Experiment:
   model: str
   model_fn: Callable[[], tff.learning.models.VariableModel]
   build_process: Callable[[], plans.BuiltProcess]
-  build_audited_process: Callable[[Callable[[Any], Any]], tff.learning.templates.LearningProcess]
+  build_audited_process: Callable[[Wrapper], tff.learning.templates.LearningProcess]
   build_evaluation: Callable[[], evaluation.EvaluateFn]
   runtime: runtime.RuntimeConfig
 
@@ -87,7 +89,7 @@ class Experiment:
     return [self.cohorts.cohort(round_num) for round_num in range(1, self.run.schedule.rounds + 1)]
 
   @property
-  def resolved(self) -> dict[str, Any]:
+  def resolved(self) -> json_types.JsonObject:
     """Facts that follow from the data, not from the flags alone, as JSON values. With it, `Run.plan` needs no data."""
     federation, shape = self.federation, self.plan.shape
     return {
@@ -105,7 +107,7 @@ class Experiment:
     }
 
 
-def from_flags(values: Any) -> Experiment:
+def from_flags(values: json_types.JsonView) -> Experiment:
   """The experiment that flags describe; see `from_run`."""
   run = run_lib.Run.from_flags(values)
   run.check()

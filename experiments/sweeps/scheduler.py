@@ -3,7 +3,7 @@
 from collections.abc import Container, Iterable, Mapping, Sequence
 import os
 import time
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Callable, NamedTuple, Optional
 
 import pandas as pd
 
@@ -12,6 +12,7 @@ from experiments.folders import folder as run_folder
 from experiments.sweeps import children
 from experiments.sweeps import sweep_runs
 from quap_tff.common import files
+from quap_tff.common import json_types
 from quap_tff.common import lazy
 
 tqdm = lazy.module('tqdm')
@@ -62,7 +63,7 @@ def _last_round(path: str) -> int:
     return 0
 
 
-def _summary(folder: str) -> Optional[dict[str, Any]]:
+def _summary(folder: str) -> Optional[json_types.JsonObject]:
   kinds = {'interrupted': bool, 'rounds': int, 'test_accuracy': float}
   try:
     summary = files.read_json(os.path.join(folder, run_folder.SUMMARY))

@@ -11,7 +11,7 @@ neither `|` nor `;`. Every flag is checked before a run starts. One process at a
 """
 
 import collections
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 import contextlib
 import itertools
 import json
@@ -25,6 +25,7 @@ from experiments.command import flags as experiment_flags
 from experiments.command import run as run_lib
 from experiments.folders import folder as run_folder
 from quap_tff.common import files
+from quap_tff.common import json_types
 from quap_tff.common import registry
 
 _NAME = 'sweep.json'
@@ -52,7 +53,7 @@ class SweepRun(NamedTuple):
   name: str
   path: str
   arguments: list[str]
-  identity: Mapping[str, Any]
+  identity: json_types.JsonView
   last_round: int
   stop_at_accuracy: Optional[float]
   num_threads: Optional[int]
@@ -70,8 +71,8 @@ class Record(NamedTuple):
   """
 
   base: list[str]
-  identity: dict[str, Any]
-  flags: dict[str, Any]
+  identity: json_types.JsonObject
+  flags: json_types.JsonObject
   grids: list[list[str]]
 
 
@@ -132,7 +133,7 @@ def held(output_dir: str, record: Record) -> Iterator[None]:
     lock.release()
 
 
-def _base_values(base: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _base_values(base: Sequence[str]) -> tuple[json_types.JsonObject, json_types.JsonObject]:
   """The flags' values under the base flags alone: first of the flags that say what is computed, then of all flags.
 
   Raises:
@@ -207,7 +208,9 @@ def runs_of(output_dir: str, base: Sequence[str], grids: Sequence[Sequence[str]]
   return result
 
 
-def _run_of(output_dir: str, base: Sequence[str], combination: Any) -> tuple[SweepRun, dict[str, Any], dict[str, str]]:
+def _run_of(
+  output_dir: str, base: Sequence[str], combination: Any
+) -> tuple[SweepRun, json_types.JsonObject, dict[str, str]]:
   """The run, the values of all flags except its folder, and the given flags that have no effect on it, and why.
 
   The flags without effect are left out of its command line: in a sweep over several methods, each gets what it uses.

@@ -12,6 +12,9 @@ from quap_tff.cohorts import base
 from quap_tff.common import checks
 from quap_tff.common.numbers import rng as rng_lib
 
+# What a chain remembers from round to round: each model's own.
+ChainState = Any
+
 
 class StateChain:
   """A state for each round that follows from the one before: `step(round_num, state)`, with state None for round 1.
@@ -19,10 +22,10 @@ class StateChain:
   The last state is kept. A call for an earlier round starts again, so `step` must be a pure function.
   """
 
-  def __init__(self, step: Callable[[int, Any], Any]):
+  def __init__(self, step: Callable[[int, Optional[ChainState]], ChainState]):
     self._step, self._round_num, self._state = step, 0, None
 
-  def at(self, round_num: int) -> Any:
+  def at(self, round_num: int) -> ChainState:
     """The state in round `round_num`, counted from 1."""
     if round_num < self._round_num:
       self._round_num, self._state = 0, None
@@ -162,15 +165,15 @@ class _Learning(base.ParticipationChoice):
   learns_from_dropout = True
 
   @abc.abstractmethod
-  def start(self, population: base.Population) -> Any:
+  def start(self, population: base.Population) -> ChainState:
     """The state before round 1."""
 
   @abc.abstractmethod
-  def select(self, state: Any, population: base.Population, rng: np.random.Generator) -> np.ndarray:
+  def select(self, state: ChainState, population: base.Population, rng: np.random.Generator) -> np.ndarray:
     """The cohort, distinct ids in any order, by the state."""
 
   @abc.abstractmethod
-  def learned(self, state: Any, cohort: np.ndarray, failed: np.ndarray) -> Any:
+  def learned(self, state: ChainState, cohort: np.ndarray, failed: np.ndarray) -> ChainState:
     """The state after a round: who was drawn, int64[M] sorted, and which of these dropped out, bool[M]."""
 
   def over(self, population: base.Population) -> base.ParticipationModel:
@@ -182,10 +185,10 @@ class _Learning(base.ParticipationChoice):
         '--dropout, such as markov, or choose another --participation.'
       )
 
-    def cohort(round_num: int, state: Any) -> np.ndarray:
+    def cohort(round_num: int, state: ChainState) -> np.ndarray:
       return np.sort(self.select(state, population, population.round_rng(round_num)))
 
-    def step(round_num: int, state: Any) -> Any:
+    def step(round_num: int, state: ChainState) -> ChainState:
       if state is None:
         return self.start(population)
       drawn = cohort(round_num - 1, state)

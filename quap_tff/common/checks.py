@@ -10,6 +10,10 @@ from typing import Any, Callable, Optional, TypeVar
 import numpy as np
 
 _Number = TypeVar('_Number', int, float)
+# A value before its check, which may be anything.
+Unchecked = Any
+# A field of a dataclass, which type checkers take for a value of the type that is written before it.
+FieldValue = Any
 # Keys of a field's metadata: the check of its values, and the type of a number.
 CHECK, TYPE = 'check', 'type'
 # A key of a field's metadata: no account depends on it.
@@ -22,7 +26,7 @@ KEYS_IN_PLACE = 'keys_in_place'
 
 def number(
   name: str,
-  value: Any,
+  value: Unchecked,
   *,
   above: Optional[float] = None,
   at_least: Optional[float] = None,
@@ -51,7 +55,7 @@ def _is_finite(value: numbers.Real) -> bool:
     return False
 
 
-def integer(name: str, value: Any, *, at_least: Optional[int] = None, at_most: Optional[int] = None) -> int:
+def integer(name: str, value: Unchecked, *, at_least: Optional[int] = None, at_most: Optional[int] = None) -> int:
   """Returns `value`; raises `ValueError` unless it is an integer inside the given bounds."""
   is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
   if not is_integer or (at_least is not None and value < at_least) or (at_most is not None and value > at_most):
@@ -61,7 +65,7 @@ def integer(name: str, value: Any, *, at_least: Optional[int] = None, at_most: O
   return value
 
 
-def plain(value: Any) -> Any:
+def plain(value: Unchecked) -> Unchecked:
   """`value` with Python's numbers in place of NumPy's, whose `repr` depends on NumPy's version; also in a tuple."""
   if type(value) is tuple and any(issubclass(one, np.generic) for one in set(map(type, value))):
     return tuple(map(plain, value))
@@ -89,23 +93,23 @@ class Checked:
         raise ValueError(f'{field.name} must be true or false, found {value!r}.')
 
 
-def number_field(name: str, default: Any = dataclasses.MISSING, **bounds: float) -> Any:
+def number_field(name: str, default: Unchecked = dataclasses.MISSING, **bounds: float) -> FieldValue:
   """A field of a `Checked`. Its values must be a `number` inside the bounds, or None if that is the default."""
   return dataclasses.field(default=default, metadata={CHECK: functools.partial(number, name, **bounds), TYPE: float})
 
 
-def integer_field(name: str, default: Any = dataclasses.MISSING, **bounds: int) -> Any:
+def integer_field(name: str, default: Unchecked = dataclasses.MISSING, **bounds: int) -> FieldValue:
   """A field of a `Checked`. Its values must be an `integer` inside the bounds, or None if that is the default."""
   return dataclasses.field(default=default, metadata={CHECK: functools.partial(integer, name, **bounds), TYPE: int})
 
 
-def seed_field(name: str) -> Any:
+def seed_field(name: str) -> FieldValue:
   """A field of a `Checked` for a seed that no fingerprint names: an integer in [0, 2⁶³), or None."""
   field = integer_field(name, None, at_least=0, at_most=2**63 - 1)
   return dataclasses.field(default=None, metadata={**field.metadata, NOT_IN_KEYS: True})
 
 
-def numbers_of_clients(name: str, values: Any, num_clients: int) -> np.ndarray:
+def numbers_of_clients(name: str, values: object, num_clients: int) -> np.ndarray:
   """`values` as float64[N]; raises `ValueError` unless they are one number for each client, in the order of the ids.
 
   Text is not a number, nor is what is true or false. A dictionary or a set is refused: it has no order of its own.
@@ -134,7 +138,7 @@ def ids(name: str, values: np.ndarray, num_clients: Optional[int]) -> None:
     raise ValueError(f'{name} must be ids in [0, {num_clients}), found {bad[0]}.')
 
 
-def cohort(value: Any, num_clients: Optional[int]) -> np.ndarray:
+def cohort(value: object, num_clients: Optional[int]) -> np.ndarray:
   """`value` as int64[M]; raises `ValueError` unless it is int[M] of distinct ids in [0, num_clients), or empty.
 
   If the number is None, any ids from 0 are taken. A set is refused: weights are given in the order of a cohort.
@@ -158,7 +162,7 @@ def cohort(value: Any, num_clients: Optional[int]) -> np.ndarray:
   return array.astype(np.int64)
 
 
-def schedule(cohorts: Iterable[Any], num_clients: Optional[int]) -> list[np.ndarray]:
+def schedule(cohorts: Iterable[object], num_clients: Optional[int]) -> list[np.ndarray]:
   """The cohorts of planned rounds as int64[M_t]; raises `ValueError` as `cohort` does, and names the round."""
   if num_clients is not None:
     integer('num_clients', num_clients, at_least=1)

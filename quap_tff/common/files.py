@@ -9,10 +9,13 @@ import json
 import os
 import shutil
 import struct
-from typing import Any, BinaryIO, Union
+from typing import BinaryIO, Union
 import zipfile
 
 import numpy as np
+import numpy.typing as npt
+
+from quap_tff.common import json_types
 
 UNFINISHED = '.part'
 
@@ -97,7 +100,7 @@ def read_sealed(path: str) -> bytes:
   return content
 
 
-def npz(arrays: Mapping[str, Any]) -> bytes:
+def npz(arrays: Mapping[str, npt.ArrayLike]) -> bytes:
   """The content of an .npz file: one for the same arrays, with any version of Python and NumPy.
 
   So a file that holds anything else than arrays differs from the one that is written of its arrays.
@@ -126,17 +129,17 @@ def _npy(name: str, array: np.ndarray) -> bytes:
   return b'\x93NUMPY\x01\x00' + struct.pack('<H', len(header)) + header.encode('latin1') + array.tobytes()
 
 
-def read_json(path: str) -> Any:
+def read_json(path: str) -> json_types.Json:
   """The value of a JSON file. Raises `OSError`, or `ValueError` or `RecursionError` if it is damaged."""
   with open(path, encoding='utf-8') as f:
     return json.load(f)
 
 
-def write_json(path: str, value: Any) -> None:
+def write_json(path: str, value: object) -> None:
   """Writes a value as a JSON file, see `json_text`."""
   write(path, json_text(value))
 
 
-def json_text(value: Any) -> str:
+def json_text(value: object) -> str:
   """A value as JSON, indented; NaN and infinity raise `ValueError`."""
   return json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + '\n'

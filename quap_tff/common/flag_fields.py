@@ -9,8 +9,10 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 import inspect
 import re
-from typing import Any, Callable, Optional, TYPE_CHECKING, TypeVar
+from typing import Callable, Optional, TYPE_CHECKING, TypeVar
 
+from quap_tff.common import checks
+from quap_tff.common import json_types
 from quap_tff.common import registry
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ _T = TypeVar('_T', bound='DataclassInstance')
 _KEY = 'flag'
 
 
-def _as_written(value: Any) -> Any:
+def _as_written(value: checks.Unchecked) -> checks.Unchecked:
   return value
 
 
@@ -42,7 +44,7 @@ class Flag:
     differs: Whether methods have defaults of their own, so that there is none before the method is known.
   """
 
-  default: Any
+  default: checks.Unchecked
   kind: str = ''
   choices: Optional[Mapping[str, type]] = None
   names: Sequence[str] = ()
@@ -50,12 +52,12 @@ class Flag:
   one_of: Sequence[str] = ()
   lower: Optional[float] = None
   upper: Optional[float] = None
-  parse: Callable[[Any], Any] = _as_written
+  parse: Callable[[checks.Unchecked], checks.Unchecked] = _as_written
   is_control: bool = False
   is_neutral: bool = False
   differs: bool = False
 
-  def value(self, written: Any) -> Any:
+  def value(self, written: checks.Unchecked) -> checks.Unchecked:
     """The field's value. Raises `ValueError` for a text that gives none."""
     if self.choices is not None:
       return registry.parse_spec(self.kind, written, self.choices)
@@ -64,7 +66,7 @@ class Flag:
     return self.parse(written)
 
 
-def flag(default: Any = None, **facts: Any) -> Any:
+def flag(default: checks.Unchecked = None, **facts: checks.Unchecked) -> checks.FieldValue:
   """A dataclass field that a flag of its name sets. `facts` are the other fields of `Flag`.
 
   The `repr` of a configuration leaves these fields out: it shows the parameters that a spec has.
@@ -74,12 +76,12 @@ def flag(default: Any = None, **facts: Any) -> Any:
   return dataclasses.field(default=definition.value(default), repr=False, metadata=metadata)
 
 
-def part(config: Any) -> Any:
+def part(config: object) -> checks.FieldValue:
   """A dataclass field that holds a configuration with flags of its own, and that no spec can set."""
   return dataclasses.field(default=config, repr=False, metadata={registry.NOT_IN_SPECS: True})
 
 
-def parameter(kind: str, choices: Mapping[str, type], default: Optional[str]) -> Any:
+def parameter(kind: str, choices: Mapping[str, type], default: Optional[str]) -> checks.FieldValue:
   """A dataclass field that is not a flag, and whose value is one of `choices`, written as a spec inside a spec.
 
   With None as its default, a rule chooses the value that is not given, and a spec writes it as `auto`.
@@ -89,7 +91,7 @@ def parameter(kind: str, choices: Mapping[str, type], default: Optional[str]) ->
   return dataclasses.field(default=value, metadata={registry.KIND: kind, registry.CHOICES: choices, **chosen})
 
 
-def flags_of(config: Any) -> dict[str, Flag]:
+def flags_of(config: registry.Choice) -> dict[str, Flag]:
   """The flags of a configuration, or of a class of them, by name. Flags of nested configurations are among them."""
   flags: dict[str, Flag] = {}
   for field in dataclasses.fields(config):
@@ -100,7 +102,7 @@ def flags_of(config: Any) -> dict[str, Flag]:
   return flags
 
 
-def decoded(config: _T, values: Mapping[str, Any]) -> _T:
+def decoded(config: _T, values: json_types.JsonView) -> _T:
   """The configuration with its flags set from `values`, also in nested configurations.
 
   Args:

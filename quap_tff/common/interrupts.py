@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 import contextlib
 import signal
 import threading
-from typing import Any
+import types
+from typing import Optional
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -23,11 +24,11 @@ def held_back() -> Iterator[None]:
     return
   came = list[int]()
 
-  def note(signum: int, frame: Any) -> None:
+  def note(signum: int, frame: Optional[types.FrameType]) -> None:
     del frame
     came.append(signum)
 
-  handlers = dict[int, Callable[[int, Any], Any]]()
+  handlers = dict[int, Callable[[int, Optional[types.FrameType]], object]]()
   for own in _SIGNALS:
     handler = signal.getsignal(own)
     if callable(handler):

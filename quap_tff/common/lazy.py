@@ -11,6 +11,7 @@ import importlib
 import os
 import platform
 import sys
+import types
 from typing import Any, Callable, Optional, TYPE_CHECKING
 
 # Keeps TensorFlow's start-up messages out. It reads this when it is loaded. A value that the user set is kept.
@@ -68,7 +69,7 @@ class module:  # pylint: disable=invalid-name
 
   def __init__(self, name: str):
     self._name = name
-    self._module: Any = None
+    self._module: Optional[types.ModuleType] = None
 
   def __getattr__(self, attribute: str) -> Any:
     # No module has these, and pytest, `inspect` and others ask every object for them.
@@ -117,7 +118,7 @@ def exports(package: str, modules: dict[str, Sequence[str]]) -> tuple[Callable[[
   return getattribute, lambda: sorted(listed)
 
 
-def load(name: str) -> Any:
+def load(name: str) -> types.ModuleType:
   """Imports a module now, with everything that it imports, and returns it.
 
   Raises:

@@ -8,10 +8,17 @@ import abc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import difflib
-from typing import Any
+from typing import Any, TypeVar, Union
 
 from quap_tff.common import checks
+from quap_tff.common import json_types
 
+_T = TypeVar('_T')
+# A value that somebody has chosen: a frozen dataclass with parameters of its own.
+Choice = Any
+# The classes of choices by name.
+Registry = Mapping[str, type[Any]]
+Field = dataclasses.Field[Any]
 # A key of a field's metadata: its value is itself one of these choices, and errors call it so.
 CHOICES, KIND = 'choices', 'kind'
 # A key of a field's metadata: it is set in another way than by a spec.
@@ -24,17 +31,17 @@ class UnknownChoiceError(ValueError):
   """A spec names a choice that nothing has registered here."""
 
 
-def parameters(choice: Any) -> 'dict[str, dataclasses.Field[Any]]':
+def parameters(choice: Choice) -> dict[str, Field]:
   """The fields of a choice that a spec can set, by name."""
   return {f.name: f for f in dataclasses.fields(choice) if f.init and NOT_IN_SPECS not in f.metadata}
 
 
-def parameter_values(choice: Any) -> dict[str, Any]:
+def parameter_values(choice: Choice) -> json_types.JsonObject:
   """The values of a choice's `parameters`, by name."""
   return {name: getattr(choice, name) for name in parameters(choice)}
 
 
-def name_of(choice: Any, registry: Mapping[str, Any]) -> str:
+def name_of(choice: Choice, registry: Registry) -> str:
   """The name under which a choice's class is registered. Raises `ValueError` if it is not."""
   for name, known in registry.items():
     if known is type(choice):
@@ -51,20 +58,20 @@ def unknown_name_error(kind: str, name: str, known: Sequence[str]) -> ValueError
   return ValueError(f'Unknown {kind} {name!r}. {hint}Valid: {", ".join(sorted(known))}.')
 
 
-def lookup(kind: str, name: str, registry: Mapping[str, Any]) -> Any:
+def lookup(kind: str, name: str, registry: Mapping[str, _T]) -> _T:
   """Returns `registry[name]`. Raises `ValueError` with the nearest names if there is no such name."""
   if name not in registry:
     raise unknown_name_error(kind, name, list(registry))
   return registry[name]
 
 
-def name_field(kind: str, default: str, names: Iterable[str]) -> Any:
+def name_field(kind: str, default: str, names: Iterable[str]) -> checks.FieldValue:
   """A field of a `checks.Checked` whose values are among `names`."""
   known = dict.fromkeys(names)
   return dataclasses.field(default=default, metadata={checks.CHECK: lambda name: lookup(kind, name, known)})
 
 
-def parse_spec(kind: str, spec: Any, registry: Mapping[str, type[Any]]) -> Any:
+def parse_spec(kind: str, spec: Union[str, Choice], registry: Registry) -> Choice:
   """Makes the dataclass that `spec` names, e.g. `beta:a=2,b=5`.
 
   Args:
@@ -89,7 +96,7 @@ def parse_spec(kind: str, spec: Any, registry: Mapping[str, type[Any]]) -> Any:
   return choice(**{key: _convert(kind, name, fields[key], text) for key, text in texts.items()})
 
 
-def chosen(kind: str, spec: str, registry: Mapping[str, type[Any]]) -> Iterator[tuple[str, str, type[Any]]]:
+def chosen(kind: str, spec: str, registry: Registry) -> Iterator[tuple[str, str, type]]:
   """(what is chosen, name, class) of the choice that a spec names, and then of those inside it. None is made.
 
   Raises:
@@ -102,7 +109,7 @@ def chosen(kind: str, spec: str, registry: Mapping[str, type[Any]]) -> Iterator[
       yield from chosen(key, texts[key], field.metadata[CHOICES])
 
 
-def _split(kind: str, spec: str, registry: Mapping[str, type[Any]]) -> tuple[str, type[Any], dict[str, str]]:
+def _split(kind: str, spec: str, registry: Registry) -> tuple[str, type, dict[str, str]]:
   """(name, class, the text of each parameter that is given)."""
   name, _, arguments = spec.partition(':')
   if name not in registry:
@@ -128,7 +135,7 @@ def _split(kind: str, spec: str, registry: Mapping[str, type[Any]]) -> tuple[str
   return name, choice, texts
 
 
-def _convert(kind: str, name: str, field: 'dataclasses.Field[Any]', text: str) -> Any:
+def _convert(kind: str, name: str, field: Field, text: str) -> checks.Unchecked:
   if CHOSEN in field.metadata and text.lower() == AUTO:
     return None
   if CHOICES in field.metadata:
@@ -152,12 +159,12 @@ def _convert(kind: str, name: str, field: 'dataclasses.Field[Any]', text: str) -
     raise ValueError(f'{kind} {name!r}: {key} must be of type {to.__name__}, found {text!r}.') from None
 
 
-def format_spec(name: str, choice: Any) -> str:
+def format_spec(name: str, choice: Choice) -> str:
   """The spec that `parse_spec` reads back as `choice`, with all parameters."""
   return _spec(name, choice, parameter_values(choice))
 
 
-def value_of(config: Any, *registries: Mapping[str, Any]) -> Any:
+def value_of(config: Choice, *registries: Registry) -> json_types.Json:
   """A frozen dataclass as a value that JSON can hold: what the account depends on, by the names of its fields.
 
   A choice of one of the registries is its spec, and any other abstract class's is one with the name of its class. So
@@ -167,7 +174,7 @@ def value_of(config: Any, *registries: Mapping[str, Any]) -> Any:
   if dataclasses.is_dataclass(config):
     registries = (*registries, *getattr(config, 'choices', ()))
     kept = [field for field in dataclasses.fields(config) if checks.NOT_IN_KEYS not in field.metadata]
-    found: dict[str, Any] = {}
+    found: json_types.JsonObject = {}
     for field in kept:
       value = getattr(config, field.name)
       if value is not None or checks.IN_KEYS_IF_GIVEN not in field.metadata:
@@ -177,30 +184,30 @@ def value_of(config: Any, *registries: Mapping[str, Any]) -> Any:
   return list(config) if isinstance(config, tuple) else config
 
 
-def _part_of(value: Any, registries: Sequence[Mapping[str, Any]]) -> Any:
+def _part_of(value: Choice, registries: Sequence[Registry]) -> json_types.Json:
   known = {choice: name for registry in registries for name, choice in registry.items()}
   if type(value) in known or (isinstance(type(value), abc.ABCMeta) and not hasattr(value, 'choices')):
     return format_spec(known.get(type(value), type(value).__name__), value)
   return value_of(value, *registries)
 
 
-def describe(registry: Mapping[str, type[Any]]) -> str:
+def describe(registry: Registry) -> str:
   """The choices of a registry with their parameters and defaults, for a flag's help."""
   return '; '.join(described(name, choice) for name, choice in registry.items())
 
 
-def described(name: str, choice: type[Any]) -> str:
+def described(name: str, choice: type) -> str:
   """A choice with its parameters and their defaults."""
   return _spec(name, choice, {key: field.default for key, field in parameters(choice).items()})
 
 
-def _spec(name: str, choice: Any, values: Mapping[str, Any]) -> str:
+def _spec(name: str, choice: Choice, values: json_types.JsonView) -> str:
   fields = parameters(choice)
   arguments = ','.join(f'{key}={text_of(value, fields[key])}' for key, value in values.items())
   return f'{name}:{arguments}' if arguments else name
 
 
-def text_of(value: Any, field: 'dataclasses.Field[Any]') -> str:
+def text_of(value: Choice, field: Field) -> str:
   """A parameter's value as a spec has it."""
   if CHOSEN in field.metadata and value is None:
     return AUTO

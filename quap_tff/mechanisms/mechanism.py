@@ -30,6 +30,7 @@ import numpy as np
 
 from quap_tff.common import array_types
 from quap_tff.common import checks
+from quap_tff.common import json_types
 from quap_tff.common import registry
 from quap_tff.common.lazy import tf
 from quap_tff.common.numbers import seeds
@@ -45,6 +46,8 @@ Parts = dict[int, 'tf.Tensor']
 State = array_types.Structure
 # The measurements of a finished round, by name.
 Measurements = Mapping[str, array_types.Numbers]
+# The state's evidence of who was in a round, by name: `counts` or `weights` of all clients.
+Evidence = dict[str, np.ndarray]
 # TFF's things, which this room passes on and does not import: a function that makes a
 # `tff.learning.models.VariableModel`, a `tff.aggregators.WeightedAggregationFactory`, and the server's optimizer.
 ModelFn = Callable[[], Any]
@@ -172,7 +175,7 @@ class Mechanism(Configuration):
     choices: The registries of the choices among its fields.
   """
 
-  choices: ClassVar[Sequence[Mapping[str, Any]]] = ()
+  choices: ClassVar[Sequence[Mapping[str, object]]] = ()
 
   @property
   def core(self) -> Mechanism:
@@ -224,7 +227,7 @@ class Mechanism(Configuration):
     del model_fn, model, server_optimizer
     return None
 
-  def measured(self, measurements: Measurements, model: Optional[layers_lib.ModelShape]) -> dict[str, Any]:
+  def measured(self, measurements: Measurements, model: Optional[layers_lib.ModelShape]) -> json_types.JsonObject:
     """The aggregator's measurements of a round as scalars by name."""
     del model
     return {name: value for name, value in measurements.items() if name != 'round'}
@@ -246,7 +249,7 @@ class Mechanism(Configuration):
     raise NotImplementedError(f"{type(self).__name__} needs more than updates: use its plan's build_process.")
 
   @abc.abstractmethod
-  def seen(self, state: State) -> dict[str, Any]:
+  def seen(self, state: State) -> Evidence:
     """The state's evidence of who was in the round: `counts` or `weights` of `quap_tff.plans.checked_cohort`."""
 
   @abc.abstractmethod

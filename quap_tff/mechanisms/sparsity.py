@@ -22,7 +22,7 @@ import collections
 from collections.abc import Sequence
 import dataclasses
 import math
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 import numpy as np
 
@@ -211,7 +211,7 @@ class Sparse(mechanism.Mechanism):
   def scaled(self, factor: float) -> Sparse:
     return dataclasses.replace(self, inner=self.inner.scaled(factor))
 
-  def seen(self, state: mechanism.State) -> dict[str, Any]:
+  def seen(self, state: mechanism.State) -> mechanism.Evidence:
     return self.inner.seen(state.mechanism)
 
   def spent(self, state: mechanism.State, metrics: mechanism.Measurements, cohort: np.ndarray) -> mechanism.RoundRecord:

@@ -6,8 +6,8 @@ CONTRIBUTING.md for an example. Nothing here loads TensorFlow.
 
 from collections.abc import Mapping
 import re
-from typing import Any
 
+from quap_tff.common import checks
 from quap_tff.common import flag_fields
 from quap_tff.common import registry
 from quap_tff.methods import adaptive_privacy
@@ -48,7 +48,7 @@ METHODS: dict[str, type[Method]] = {
 }
 
 
-def parse(spec: str, flags: Mapping[str, Any] = {}) -> Method:
+def parse(spec: str, flags: Mapping[str, checks.Unchecked] = {}) -> Method:
   """The method that a spec names, e.g. `fixed_dp:clip=0.5`.
 
   Args:

@@ -7,11 +7,11 @@ does to privacy.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 
 from quap_tff import plans
+from quap_tff.common import checks
 from quap_tff.common import flag_fields
 from quap_tff.common import registry
 from quap_tff.federated.line_search import line_search as line_search
@@ -55,7 +55,7 @@ class _Adaptive(
     return super().flag_names() - of_quap
 
   def _configured(
-    self, setting: base.Setting, schedule: schedules.RoundSchedule = schedules.Even(), **parts: Any
+    self, setting: base.Setting, schedule: schedules.RoundSchedule = schedules.Even(), **parts: checks.Unchecked
   ) -> configs.QuapConfig:
     if self.quap:
       return self.quap_config(setting, budget=dataclasses.replace(self.budgets(setting), schedule=schedule), **parts)

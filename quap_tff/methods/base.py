@@ -9,12 +9,13 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
-from typing import Any, Callable, ClassVar, Optional
+from typing import Callable, ClassVar, Optional
 
 import numpy as np
 
 from quap_tff import cohorts
 from quap_tff import plans
+from quap_tff.common import checks
 from quap_tff.common import flag_fields
 from quap_tff.mechanisms import mechanism as mechanisms
 from quap_tff.mechanisms import sparsity as sparsities
@@ -209,7 +210,7 @@ class QuapMechanism(choices.ServerOptimizer, choices.Bounds, choices.Noise, Simp
   def configure(self, setting: Setting) -> mechanisms.Mechanism:
     return self.quap_config(setting)
 
-  def quap_config(self, setting: Setting, **changes: Any) -> configs.QuapConfig:
+  def quap_config(self, setting: Setting, **changes: checks.Unchecked) -> configs.QuapConfig:
     """The configuration that the fields describe. `changes` replace fields of it."""
     defaults = dict(
       budget=self.budgets(setting),

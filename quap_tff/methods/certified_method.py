@@ -276,7 +276,7 @@ class CertifiedMethod(
         f'--sparsity: under noise={registry.name_of(self.correlation, correlations.FAMILIES)}, a round would take back '
         'noise of other weights than those it updates. Use noise=independent, or --sparsity=none.'
       )
-    shared: dict[str, Any] = dict(
+    shared: dict[str, checks.Unchecked] = dict(
       num_clients=setting.num_clients,
       epsilon=self.epsilon,
       delta=self.delta,
@@ -339,7 +339,7 @@ class CertifiedMethod(
       assert setting.reseeded is not None
       others = setting.reseeded(self.expected)
       cohort = others.drawn if self.holds_noise else others.cohort
-      more: dict[str, Any] = dict(expected=setting.rounds_of(cohort))
+      more: dict[str, checks.Unchecked] = dict(expected=setting.rounds_of(cohort))
     elif self.holds_noise:
       more = dict(schedule=setting.drawn_schedule, attendance=setting.schedule, colluders=self.colluders)
     else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import Any, ClassVar, Optional
+from typing import ClassVar, Optional
 
 from quap_tff import plans
 from quap_tff.common import checks
@@ -42,7 +42,7 @@ _MOST_BYTES = 2**30
 _OF_THE_BASE_ALONE = {'sparsity', 'aggregator'}
 
 
-def _base_field(name: str) -> Any:
+def _base_field(name: str) -> checks.FieldValue:
   """A fact that a method has from its base."""
   return property(lambda method: getattr(method.base, name))
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import collections
 from collections.abc import Mapping, Sequence
 import dataclasses
-from typing import Any, TYPE_CHECKING
+from typing import Optional, TYPE_CHECKING
 
 import numpy as np
 
+from quap_tff.common import array_types
 from quap_tff.common import lazy
 from quap_tff.common.lazy import tf
 from quap_tff.common.lazy import tff
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 runtime = lazy.module('quap_tff.runtime')
 
-ClientData = collections.OrderedDict[str, list[Any]]
+ClientData = collections.OrderedDict[str, list[array_types.Structure]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -37,15 +38,17 @@ class BuiltProcess:
   """
 
   plan: Plan
-  process: Any
+  process: tff.learning.templates.LearningProcess
   model_fn: ModelFn
   leaving: run_account.Leaving
 
-  def initialize(self) -> Any:
+  def initialize(self) -> array_types.Structure:
     """See `engine.Engine`."""
     return self.process.initialize()
 
-  def play(self, state: Any, attendance: engines.Attendance) -> tuple[Any, Any]:
+  def play(
+    self, state: array_types.Structure, attendance: engines.Attendance
+  ) -> tuple[array_types.Structure, array_types.Structure]:
     """See `engine.Engine`. Examples are a dataset, a list of elements, or one element that has them all."""
 
     def data_of(client: int) -> ClientData:
@@ -54,19 +57,19 @@ class BuiltProcess:
     output = self.process.next(state, runtime.client_values(data_of, list(attendance.examples)))
     return output.state, output.metrics
 
-  def weights(self, state: Any) -> Any:
+  def weights(self, state: array_types.Structure) -> array_types.Structure:
     """See `engine.Engine`: `tff.learning.models.ModelWeights`."""
     return self.process.get_model_weights(state)
 
-  def with_trainable(self, weights: Any, trainable: Sequence[np.ndarray]) -> Any:
+  def with_trainable(self, weights: array_types.Structure, trainable: Sequence[np.ndarray]) -> array_types.Structure:
     """See `engine.Engine`."""
     return tff.learning.models.ModelWeights(trainable=trainable, non_trainable=weights.non_trainable)
 
-  def leaves(self, state: Any) -> list[Any]:
+  def leaves(self, state: array_types.Structure) -> list[array_types.Array]:
     """See `engine.Engine`."""
     return tf.nest.flatten(state)
 
-  def state_of(self, state: Any, leaves: Sequence[Any]) -> Any:
+  def state_of(self, state: array_types.Structure, leaves: Sequence[array_types.Array]) -> array_types.Structure:
     """See `engine.Engine`."""
     return tf.nest.pack_sequence_as(state, leaves)
 
@@ -80,7 +83,12 @@ def client_data_of(plan: Plan, client: int, attendance: engines.Attendance) -> C
   return client_data(client, attendance.examples[client], absent, answer)
 
 
-def client_data(client: int, examples: Any, absent: Any = None, answer: Any = None) -> ClientData:
+def client_data(
+  client: int,
+  examples: array_types.Structure,
+  absent: Optional[array_types.Ids] = None,
+  answer: Optional[array_types.Structure] = None,
+) -> ClientData:
   """One client's data as a learning process with client ids takes it.
 
   Args:

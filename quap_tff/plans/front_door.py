@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 import dataclasses
 import inspect
-from typing import Any, Optional
+from typing import Callable, Optional
 
+from quap_tff.common import array_types
+from quap_tff.common import checks
 from quap_tff.common import registry
 from quap_tff.mechanisms.certified import config as certified_config
 from quap_tff.mechanisms.certified import guarantee
@@ -16,13 +18,15 @@ from quap_tff.mechanisms.quap import config as quap_config
 from quap_tff.mechanisms.secret_cohorts import config as secret_config
 from quap_tff.plans.plan import Plan
 
+# Options by name.
+_Options = dict[str, checks.Unchecked]
 _TRUSTS: Mapping[str, type[guarantee.GuaranteeConfig]] = {
   certified_config.CertifiedConfig.trust: certified_config.CertifiedConfig,
   held_config.HeldConfig.trust: held_config.HeldConfig,
 }
 
 
-def quap(*, num_clients: int, rounds: int, epsilon: float, delta: float = 1e-5, **options: Any) -> Plan:
+def quap(*, num_clients: int, rounds: int, epsilon: float, delta: float = 1e-5, **options: checks.Unchecked) -> Plan:
   """A plan of QuAP-FL as its documents have it: noise on the final layer, by budgets that follow participation.
 
   Its figures are nominal. **It guarantees nothing about the released model** (docs/errata.md); `certified` does.
@@ -54,11 +58,11 @@ def certified(
   num_clients: int,
   epsilon: float,
   delta: float,
-  schedule: Optional[Sequence[Any]] = None,
-  expected: Optional[Any] = None,
+  schedule: Optional[Sequence[array_types.Ids]] = None,
+  expected: Optional[checks.Unchecked] = None,
   rates: Optional[Sequence[float]] = None,
   trust: str = 'server',
-  **options: Any,
+  **options: checks.Unchecked,
 ) -> Plan:
   """A plan whose released model is (ε, δ)-differentially private for each client, over all rounds together.
 
@@ -93,7 +97,7 @@ def certified(
   return Plan.certified(config, schedule, expected=expected, **of_plan)
 
 
-def _split(function: str, options: Mapping[str, Any], kind: Any, plan: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def _split(function: str, options: _Options, kind: type, plan: Callable[..., Plan]) -> tuple[_Options, _Options]:
   """The options that are fields of a configuration, and those that a plan takes."""
   # `quap` makes these two.
   fields = {field.name for field in dataclasses.fields(kind)} - {'budget', 'noise'}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Callable, final, Optional, TYPE_CHECKING
+from typing import Callable, final, Optional, TYPE_CHECKING
 
 from quap_tff.common import lazy
 from quap_tff.common.lazy import tff
+from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms.parts import layers as layers_lib
 from quap_tff.plans import built_process
 from quap_tff.plans.accounts import leaving as leavings
@@ -20,8 +21,13 @@ leaving_clients = lazy.module('quap_tff.federated.leaving_clients')
 model_functions = lazy.module('quap_tff.training.model_functions')
 
 if TYPE_CHECKING:
+  from quap_tff.training.client_update import ClientWorkConfig
   from quap_tff.training.model_functions import Model
   from quap_tff.training.model_functions import ModelFn
+
+  Optimizer = Optional[tff.learning.optimizers.Optimizer]
+  # What an audit puts around an aggregator.
+  Wrapper = Callable[[tff.aggregators.WeightedAggregationFactory], tff.aggregators.WeightedAggregationFactory]
 
 
 @final
@@ -44,13 +50,17 @@ class Plan(run_account.RunAccount):
   extension: Optional[extensions.Extension] = dataclasses.field(default=None, kw_only=True)
 
   @property
-  def aggregator(self) -> Any:
+  def aggregator(self) -> tff.aggregators.WeightedAggregationFactory:
     """The method's `tff.aggregators.WeightedAggregationFactory`, whose weights carry client ids."""
     own = self.mechanism.server_parts(None, self.model, None)
     return own[0] if own is not None else self._lifted()
 
   def build_process(
-    self, model_fn: Model, client_optimizer: Any = None, server_optimizer: Any = None, client_work: Any = None
+    self,
+    model_fn: Model,
+    client_optimizer: Optimizer = None,
+    server_optimizer: Optimizer = None,
+    client_work: Optional[ClientWorkConfig] = None,
   ) -> built_process.BuiltProcess:
     """The process of a run, and what is known with it. This takes seconds, as it traces TensorFlow.
 
@@ -76,12 +86,12 @@ class Plan(run_account.RunAccount):
 
   def build_audited_process(
     self,
-    around: Callable[[Any], Any],
+    around: Wrapper,
     model_fn: Model,
-    client_optimizer: Any = None,
-    server_optimizer: Any = None,
-    client_work: Any = None,
-  ) -> Any:
+    client_optimizer: Optimizer = None,
+    server_optimizer: Optimizer = None,
+    client_work: Optional[ClientWorkConfig] = None,
+  ) -> tff.learning.templates.LearningProcess:
     """A `tff.learning.templates.LearningProcess` whose aggregator an audit has wrapped. No account covers its results.
 
     Args:
@@ -110,11 +120,11 @@ class Plan(run_account.RunAccount):
   def _composed(
     self,
     model_fn: ModelFn,
-    client_optimizer: Any,
-    server_optimizer: Any,
-    client_work: Any,
-    around: Optional[Callable[[Any], Any]] = None,
-  ) -> Any:
+    client_optimizer: Optimizer,
+    server_optimizer: Optimizer,
+    client_work: Optional[ClientWorkConfig],
+    around: Optional[Wrapper] = None,
+  ) -> tff.learning.templates.LearningProcess:
     """The learning process of a plan whose model is known."""
     sgd = tff.learning.optimizers.build_sgdm
     client_optimizer = client_optimizer if client_optimizer is not None else sgd(0.05)
@@ -138,6 +148,6 @@ class Plan(run_account.RunAccount):
       with_answers=self.holds_noise,
     )
 
-  def _lifted(self, rate: Optional[Callable[[Any], Any]] = None) -> Any:
+  def _lifted(self, rate: mechanism.LearningRateFn = None) -> tff.aggregators.WeightedAggregationFactory:
     layers = self.model.layers if self.model is not None else None
     return aggregation.AggregationFactory(self.mechanism, layers, rate)

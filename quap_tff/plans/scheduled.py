@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 import dataclasses
-from typing import Any, Optional
+from typing import Optional
 
 import numpy as np
 
@@ -30,7 +30,7 @@ def stock_plan(
   draw: samplers.CohortSampler = samplers.CohortSampler(),
   *,
   calibration: str = 'exact',
-  **options: Any,
+  **options: checks.Unchecked,
 ) -> plans.Plan:
   """The plan of a stock aggregator with noise multiplier z, calibrated from a budget.
 

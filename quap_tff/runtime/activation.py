@@ -3,13 +3,14 @@
 import atexit
 from collections.abc import Iterator, Sequence
 import contextlib
-from typing import Any, Callable, Union
+from typing import Callable, Union
 
 from absl import logging
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from quap_tff.common import array_types
 from quap_tff.common import kernels
 from quap_tff.runtime import config as config_lib
 from quap_tff.runtime import workers
@@ -100,7 +101,7 @@ def _one_core_per_client(num_threads: int) -> None:
     )
 
 
-def _context(config: config_lib.RuntimeConfig) -> Any:
+def _context(config: config_lib.RuntimeConfig) -> tff.program.FederatedContext:
   if config.kind == 'in_process':
     if said := kernels.late_setting():
       logging.log_first_n(logging.WARNING, said, 1)
@@ -137,7 +138,9 @@ def activate(
       yield context
 
 
-def client_values(make: Callable[[Any], Any], clients: Union[Sequence[Any], np.ndarray]) -> Sequence[Any]:
+def client_values(
+  make: Callable[[int], array_types.Structure], clients: Union[Sequence[int], np.ndarray]
+) -> Sequence[array_types.Structure]:
   """A value for a client-placed argument: `make(client)` for each of `clients`.
 
       output = process.next(state, runtime.client_values(client_data, cohort))

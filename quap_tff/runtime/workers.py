@@ -26,12 +26,15 @@ import weakref
 import grpc
 import tensorflow_federated as tff
 
+from quap_tff.common import array_types
 from quap_tff.runtime import worker_processes
 from quap_tff.runtime.in_process import context as in_process
 from quap_tff.runtime.values import errors
 from quap_tff.runtime.values import secure_intrinsics
 from quap_tff.runtime.values import values
 
+# A request to a worker or its answer, a proto of TFF's.
+Message = Any
 _SECONDS_TO_START = 60
 _MAX_MESSAGE_BYTES = 2_000_000_000
 _CHANNEL_OPTIONS = (
@@ -48,7 +51,7 @@ _ADVICE = (
 )
 
 # Compiled once, however many workers run it.
-_compiled = in_process.IdentityCache(
+_compiled: in_process.IdentityCache[tff.Computation, tff.Computation] = in_process.IdentityCache(
   lambda comp: tff.backends.native.desugar_and_transform_to_native(secure_intrinsics.in_plain(comp))
 )
 
@@ -78,7 +81,7 @@ class Worker(tff.program.FederatedContext):
       raise
     self._rpc = tff.framework.RemoteExecutorGrpcStub(_Unwatched(self._channel))
 
-  def invoke(self, comp: tff.Computation, arg: Optional[Any]) -> Any:
+  def invoke(self, comp: tff.Computation, arg: array_types.Structure) -> array_types.Structure:
     """Runs a computation on this worker.
 
     Raises:
@@ -86,7 +89,7 @@ class Worker(tff.program.FederatedContext):
     """
     return self._context.invoke(comp, arg)
 
-  def request(self, method: str, request: Any) -> Any:
+  def request(self, method: str, request: Message) -> Message:
     """Passes a request on; TFF's contexts would repeat one to a worker that has died for ever."""
     if self._lost is not None:
       raise errors.WorkerError(self._lost, self.pid)
@@ -135,7 +138,7 @@ class Worker(tff.program.FederatedContext):
 
 
 def _execution_context(stub: '_Stub') -> tff.framework.SyncContext:
-  def stack(cardinalities: dict[Any, int]) -> Any:
+  def stack(cardinalities: dict[object, int]) -> tff.framework.RemoteExecutor:
     cardinalities.setdefault(tff.CLIENTS, 0)
     executor = tff.framework.RemoteExecutor(stub)
     executor.set_cardinalities(cardinalities)
@@ -158,7 +161,7 @@ class _Unwatched:
   def __getattr__(self, name: str) -> Any:
     return getattr(self._channel, name)
 
-  def subscribe(self, callback: Callable[[Any], None], try_to_connect: bool = False) -> None:
+  def subscribe(self, callback: Callable[[grpc.ChannelConnectivity], None], try_to_connect: bool = False) -> None:
     pass
 
 
@@ -172,10 +175,10 @@ class _Stub(tff.framework.RemoteExecutorStub):
   def is_ready(self) -> bool:
     return not self.worker.is_lost
 
-  def _request(self, method: str, request: Any) -> Any:
+  def _request(self, method: str, request: Message) -> Message:
     return self.worker.request(method, request)
 
-  def _free(self, method: str, request: Any) -> Any:
+  def _free(self, method: str, request: Message) -> Message:
     # Finalizers call it, also after the worker was lost; then there is nothing left to free.
     return None if self.worker.is_lost else self._request(method, request)
 
@@ -228,7 +231,7 @@ class WorkersContext(tff.program.FederatedContext):
       self.close()
       raise
 
-  def invoke(self, comp: tff.Computation, arg: Optional[Any]) -> Any:
+  def invoke(self, comp: tff.Computation, arg: array_types.Structure) -> array_types.Structure:
     """Runs `comp`; TFF calls it for `comp(...)`.
 
     Raises:
@@ -255,7 +258,7 @@ class WorkersContext(tff.program.FederatedContext):
     self._server.close()
 
 
-def split(argument: Any, type_spec: tff.Type, count: int) -> list[Any]:
+def split(argument: array_types.Structure, type_spec: tff.Type, count: int) -> list[array_types.Structure]:
   """Splits an argument into at most `count`, each with some successive clients and with everything else in full.
 
   The sizes differ by at most one, the larger parts come first, and no part is empty unless the cohort is. They depend
@@ -271,7 +274,7 @@ def split(argument: Any, type_spec: tff.Type, count: int) -> list[Any]:
   return [_part(argument, type_spec, begin, end) for begin, end in zip([0, *ends], ends)]
 
 
-def _part(argument: Any, type_spec: tff.Type, begin: int, end: int) -> Any:
+def _part(argument: array_types.Structure, type_spec: tff.Type, begin: int, end: int) -> array_types.Structure:
   if values.differs_by_client(type_spec):
     return argument[begin:end]
   if isinstance(type_spec, tff.StructType):

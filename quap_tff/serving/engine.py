@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Optional, Protocol
+from typing import NamedTuple, Optional, Protocol
 
 import numpy as np
 
@@ -21,9 +21,9 @@ class Attendance(NamedTuple):
     answers: The answer of each client's guard, where clients hold the noise.
   """
 
-  examples: Mapping[int, Any]
+  examples: Mapping[int, array_types.Structure]
   absent: array_types.Ids = ()
-  answers: Optional[Mapping[int, Any]] = None
+  answers: Optional[Mapping[int, array_types.Structure]] = None
 
 
 class Engine(Protocol):
@@ -42,26 +42,28 @@ class Engine(Protocol):
   @property
   def leaving(self) -> run_account.Leaving: ...
 
-  def initialize(self) -> Any:
+  def initialize(self) -> array_types.Structure:
     """A state before the first round. Without a given seed, the key of its noise is new with each call."""
 
-  def play(self, state: Any, attendance: Attendance) -> tuple[Any, Any]:
+  def play(
+    self, state: array_types.Structure, attendance: Attendance
+  ) -> tuple[array_types.Structure, array_types.Structure]:
     """The state after a round, and its metrics."""
 
-  def weights(self, state: Any) -> Any:
+  def weights(self, state: array_types.Structure) -> array_types.Structure:
     """The model's weights, `trainable` and `non_trainable`, lists of arrays."""
 
-  def with_trainable(self, weights: Any, trainable: Sequence[np.ndarray]) -> Any:
+  def with_trainable(self, weights: array_types.Structure, trainable: Sequence[np.ndarray]) -> array_types.Structure:
     """Weights with other trainable tensors."""
 
-  def leaves(self, state: Any) -> list[Any]:
+  def leaves(self, state: array_types.Structure) -> list[array_types.Array]:
     """The tensors of a state, in order."""
 
-  def state_of(self, state: Any, leaves: Sequence[Any]) -> Any:
+  def state_of(self, state: array_types.Structure, leaves: Sequence[array_types.Array]) -> array_types.Structure:
     """A state with other tensors."""
 
 
-def with_key_of(engine: Engine, state: Any, other: Any) -> Any:
+def with_key_of(engine: Engine, state: array_types.Structure, other: array_types.Structure) -> array_types.Structure:
   """A state with the key of another one's noise.
 
   Args:
@@ -79,7 +81,7 @@ def with_key_of(engine: Engine, state: Any, other: Any) -> Any:
   return engine.state_of(state, leaves)
 
 
-def _key(state: Any) -> Any:
+def _key(state: array_types.Structure) -> array_types.Structure:
   """The key of a state's noise, a `mechanisms.mechanism.NoiseState.seed`; None if no noise is drawn from one."""
   aggregator = getattr(state, 'aggregator', None)
   mechanism = getattr(aggregator, 'mechanism', aggregator)  # Around an inner sum it is a part of the state.

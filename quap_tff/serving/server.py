@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 import os
 import secrets
-from typing import Any, NamedTuple, Optional, Protocol, Union
+from typing import NamedTuple, Optional, Protocol, Union
 
 import numpy as np
 
@@ -36,6 +36,8 @@ from quap_tff.serving import packing
 from quap_tff.serving import store as stores
 
 STATE = 'state'
+# Makes the model, in a type of the engine's.
+ModelFn = Callable[[], object]
 # Arrays by name, which a program keeps with each state.
 Notes = Mapping[str, np.ndarray]
 
@@ -48,7 +50,7 @@ _SECRET_BYTES = 32
 class BuildsEngine(Protocol):
   """A `quap_tff.Plan`."""
 
-  def build_process(self, model_fn: Any, **training: Any) -> engines.Engine:
+  def build_process(self, model_fn: ModelFn, **training: object) -> engines.Engine:
     """The engine of a run."""
 
 
@@ -66,8 +68,8 @@ class ComputedRound(NamedTuple):
 
   round_num: int
   cohort: np.ndarray
-  state: Any
-  metrics: Any
+  state: array_types.Structure
+  metrics: array_types.Structure
   record: Optional[accounting.RoundRecord]
   average: postprocessing.State
 
@@ -90,11 +92,11 @@ class Server:
   def __init__(
     self,
     plan: BuildsEngine,
-    model_fn: Any,
+    model_fn: ModelFn,
     folder: Union[str, os.PathLike, None] = None,
     *,
     checkpoint_every: int = 1,
-    **training: Any,
+    **training: object,
   ):
     """Begins a run, or goes on with the one in the folder.
 
@@ -208,11 +210,11 @@ class Server:
     return rounds is not None and self.done >= rounds
 
   @property
-  def weights(self) -> Any:
+  def weights(self) -> array_types.Structure:
     """The weights that are published if the run ends here: `trainable` and `non_trainable`."""
     return self.weights_after(self.state, self._average)
 
-  def weights_after(self, state: Any, average: postprocessing.State) -> Any:
+  def weights_after(self, state: array_types.Structure, average: postprocessing.State) -> array_types.Structure:
     """The weights that are published after a round that was computed."""
     weights = self.engine.weights(state)
     trainable = self._averaging.value(average, weights.trainable)
@@ -244,7 +246,7 @@ class Server:
       weights = self.plan.ask(self.ledger, ids)
     return {client: float(weight) for client, weight in zip(ids.tolist(), weights) if weight > 0}
 
-  def play(self, examples: Mapping[int, Any], absent: array_types.Ids = ()) -> Mapping[str, float]:
+  def play(self, examples: Mapping[int, array_types.Structure], absent: array_types.Ids = ()) -> Mapping[str, float]:
     """Plays the next round. It is on disk when this returns.
 
     Args:
@@ -263,7 +265,7 @@ class Server:
     self.release(computed)
     return self._metrics(computed)
 
-  def compute(self, examples: Mapping[int, Any], absent: array_types.Ids = ()) -> ComputedRound:
+  def compute(self, examples: Mapping[int, array_types.Structure], absent: array_types.Ids = ()) -> ComputedRound:
     """Computes the next round, and changes nothing. Whatever it gives must stay here until `release`."""
     if self._store is not None:
       self._store.check_open()
@@ -288,7 +290,11 @@ class Server:
       raise
 
   def computed(
-    self, state: Any, metrics: Any, cohort: np.ndarray, announced: Optional[np.ndarray] = None
+    self,
+    state: array_types.Structure,
+    metrics: array_types.Structure,
+    cohort: np.ndarray,
+    announced: Optional[np.ndarray] = None,
   ) -> ComputedRound:
     """A round that was computed elsewhere, from `state`.
 
@@ -369,7 +375,7 @@ class Server:
     tuning: str,
     test_set: str = 'There is none.',
     signing_key: Optional[str] = None,
-    **stated: Any,
+    **stated: checks.Unchecked,
   ) -> str:
     """Writes the certificate of the run so far into the folder `certificate`, in place of an older one.
 
@@ -443,7 +449,7 @@ class Server:
   def _num_clients(self) -> int:
     return self.plan.num_clients if self.plan is not None else 0
 
-  def _named_leaves(self, state: Any) -> dict[str, np.ndarray]:
+  def _named_leaves(self, state: array_types.Structure) -> dict[str, np.ndarray]:
     return {f'{_LEAF}/{index}': np.asarray(leaf) for index, leaf in enumerate(self.engine.leaves(state))}
 
   @property
@@ -476,7 +482,7 @@ class Server:
       return np.zeros(0, np.int64)
     return np.asarray(plan.schedule[self.done], np.int64)
 
-  def _answers(self, cohort: np.ndarray) -> Optional[Mapping[int, Any]]:
+  def _answers(self, cohort: np.ndarray) -> Optional[Mapping[int, array_types.Structure]]:
     if self.plan is None or self.ledger is None or not self.plan.holds_noise:
       return None
     if self._client_secret is None:

@@ -2,16 +2,20 @@
 
 import collections
 from collections.abc import Mapping
-from typing import Any, Callable
+from typing import Callable
 
 import numpy as np
 
+from quap_tff.common import array_types
 from quap_tff.common.lazy import tf
 
 
 def evaluated(
-  evaluate_batch: Callable[[Any, Any], tuple[Any, Any, Any]], x: Any, y: Any, batch_size: int
-) -> Mapping[str, Any]:
+  evaluate_batch: Callable[[array_types.Structure, array_types.Array], tuple[array_types.Numbers, ...]],
+  x: array_types.Structure,
+  y: np.ndarray,
+  batch_size: int,
+) -> Mapping[str, float]:
   """`<loss=float, accuracy=float, num_examples=int>` of all examples; loss and accuracy are NaN if there is no label.
 
   Args:

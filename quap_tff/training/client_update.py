@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Sequence
 import dataclasses
-from typing import Any, Callable, Optional
+from typing import Callable, Optional
 
 from quap_tff.common import array_types
 from quap_tff.common import checks
@@ -71,7 +71,7 @@ def _plain(dataset: tf.data.Dataset) -> tf.data.Dataset:
   return dataset.with_options(options)
 
 
-def read_examples(dataset: tf.data.Dataset, spec: Any) -> Any:
+def read_examples(dataset: tf.data.Dataset, spec: array_types.StructureSpec) -> array_types.Structure:
   """All elements of `dataset` joined along their first dimension: a tensor for each leaf of `spec`, 0 rows if empty."""
   empty = tf.nest.map_structure(lambda s: tf.zeros([0, *s.shape[1:]], s.dtype), spec)
   # `rebatch` copies each row once. It yields nothing if there are no rows; then the empty element comes first.
@@ -79,7 +79,7 @@ def read_examples(dataset: tf.data.Dataset, spec: Any) -> Any:
   return _plain(joined).get_single_element()
 
 
-def _one_of(dataset: tf.data.Dataset, otherwise: Any) -> tuple[Any, tf.Tensor]:
+def _one_of(dataset: tf.data.Dataset, otherwise: array_types.Structure) -> tuple[array_types.Structure, tf.Tensor]:
   """The first element of `dataset`, or `otherwise` if it is empty, and whether it has exactly one.
 
   The first tensor of an element is a scalar.
@@ -113,7 +113,7 @@ def read_answer(dataset: tf.data.Dataset) -> collections.OrderedDict[str, tf.Ten
   return collections.OrderedDict(answer, plan=tf.where(is_one, answer['plan'], -1))
 
 
-def epochs_of(config: ClientWorkConfig, seed: tf.Tensor, client_id: tf.Tensor) -> Any:
+def epochs_of(config: ClientWorkConfig, seed: tf.Tensor, client_id: tf.Tensor) -> array_types.Numbers:
   """How often a client passes over its examples in a round; an integer, or an int32 scalar if clients differ.
 
   Args:
@@ -127,18 +127,18 @@ def epochs_of(config: ClientWorkConfig, seed: tf.Tensor, client_id: tf.Tensor) -
   return tf.random.stateless_uniform([], own_seed, config.local_epochs, config.most_local_epochs + 1, tf.int32)
 
 
-def count_steps(config: ClientWorkConfig, num_examples: tf.Tensor, epochs: Any) -> tf.Tensor:
+def count_steps(config: ClientWorkConfig, num_examples: tf.Tensor, epochs: array_types.Numbers) -> tf.Tensor:
   """The number of local steps in a round, an int32 scalar; 0 without examples."""
   num_steps = -(-num_examples // config.batch_size) * epochs
   return num_steps if config.max_steps is None else tf.minimum(num_steps, config.max_steps)
 
 
-def num_rows(examples: Any) -> tf.Tensor:
+def num_rows(examples: array_types.Structure) -> tf.Tensor:
   """The number of examples, an int32 scalar."""
   return tf.shape(tf.nest.flatten(examples)[0])[0]
 
 
-def shuffled_order(seed: tf.Tensor, num_examples: tf.Tensor, epochs: Any) -> tf.Tensor:
+def shuffled_order(seed: tf.Tensor, num_examples: tf.Tensor, epochs: array_types.Numbers) -> tf.Tensor:
   """`epochs` permutations of the examples, one after the other.
 
   Args:
@@ -153,7 +153,7 @@ def shuffled_order(seed: tf.Tensor, num_examples: tf.Tensor, epochs: Any) -> tf.
   return tf.reshape(tf.argsort(keys, axis=1, stable=True), [-1])
 
 
-def learning_rate_factor(config: ClientWorkConfig, round_number: Any) -> tf.Tensor:
+def learning_rate_factor(config: ClientWorkConfig, round_number: array_types.Numbers) -> tf.Tensor:
   """decay^(t-1) for round t = 1, 2, ...; a float32 scalar."""
   return tf.pow(tf.constant(config.learning_rate_decay, tf.float32), tf.cast(round_number, tf.float32) - 1.0)
 
@@ -171,7 +171,7 @@ def base_learning_rate(optimizer: tff.learning.optimizers.Optimizer) -> float:
 
 
 def learning_rate_at(
-  optimizer: tff.learning.optimizers.Optimizer, config: ClientWorkConfig, round_number: Any
+  optimizer: tff.learning.optimizers.Optimizer, config: ClientWorkConfig, round_number: array_types.Numbers
 ) -> tf.Tensor:
   """The clients' learning rate in round t, a float32 scalar: eta·decay^(t-1).
 
@@ -188,7 +188,7 @@ def build_client_round(
   optimizer: tff.learning.optimizers.Optimizer,
   config: ClientWorkConfig,
   extension: extensions.Extension,
-) -> Callable[..., tuple[Any, Any, Any, Any]]:
+) -> Callable[..., tuple[array_types.Structure, ...]]:
   """All that a client does in a round: local training with the changes of an extension and of an attack.
 
   Args:
@@ -238,7 +238,7 @@ def build_client_round(
 
 def build_client_update(
   model: tff.learning.models.VariableModel, optimizer: tff.learning.optimizers.Optimizer, config: ClientWorkConfig
-) -> Callable[..., tuple[Any, Any]]:
+) -> Callable[..., tuple[array_types.Structure, array_types.Structure]]:
   """Local training with `model`'s variables as its working memory.
 
   Args:
@@ -344,7 +344,7 @@ def _initial_optimizer_state(
   variables: Sequence[tf.Variable],
   config: ClientWorkConfig,
   round_number: tf.Tensor,
-) -> Any:
+) -> array_types.Structure:
   state = optimizer.initialize(tuple(tf.TensorSpec(v.shape, v.dtype) for v in variables))
   if config.learning_rate_decay != 1.0:
     hparams = collections.OrderedDict(optimizer.get_hparams(state))

@@ -8,10 +8,11 @@ not a new seed, so that a mask costs few ops in addition to the random bits them
 from collections.abc import Iterator
 import contextlib
 import threading
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 import tensorflow as tf
 
+from quap_tff.common import array_types
 from quap_tff.common import checks
 
 _PHILOX = 1  # The `alg` of TensorFlow's stateless ops; fixed, because the default differs between devices.
@@ -78,12 +79,12 @@ class SeededDropout(tf.keras.layers.Layer):
     rate: In [0, 1).
   """
 
-  def __init__(self, rate: float, **kwargs: Any):
+  def __init__(self, rate: float, **kwargs: object):
     super().__init__(**kwargs)
     self.rate = checks.number('dropout rate', rate, at_least=0.0, below=1.0)
     self.supports_masking = True
 
-  def call(self, inputs: tf.Tensor, training: Any = None) -> tf.Tensor:
+  def call(self, inputs: tf.Tensor, training: Optional[array_types.Booleans] = None) -> tf.Tensor:
     if training is None:
       training = tf.keras.backend.learning_phase()
     if self.rate == 0.0 or (not tf.is_tensor(training) and not training):
@@ -109,8 +110,8 @@ class SeededDropout(tf.keras.layers.Layer):
     kept = tf.cast(draws >= tf.constant(threshold, narrow), inputs.dtype)
     return inputs * (kept * tf.constant(2**bits / (2**bits - threshold), inputs.dtype))
 
-  def compute_output_shape(self, input_shape: Any) -> Any:
+  def compute_output_shape(self, input_shape: tf.TensorShape) -> tf.TensorShape:
     return input_shape
 
-  def get_config(self) -> dict[str, Any]:
+  def get_config(self) -> dict[str, object]:
     return {**super().get_config(), 'rate': self.rate}

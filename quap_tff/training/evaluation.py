@@ -2,7 +2,7 @@
 
 import collections
 from collections.abc import Mapping
-from typing import Any, Callable
+from typing import Callable
 
 import numpy as np
 import tensorflow as tf
@@ -13,7 +13,7 @@ from quap_tff.common import checks
 from quap_tff.training import batches
 from quap_tff.training import model_functions
 
-EvaluateFn = Callable[[tff.learning.models.ModelWeights, array_types.Structure, np.ndarray], Mapping[str, Any]]
+EvaluateFn = Callable[[tff.learning.models.ModelWeights, array_types.Structure, np.ndarray], Mapping[str, float]]
 # From a batch, x and y, to the model's output.
 _ForwardPass = Callable[[array_types.Structure, tf.Tensor], tff.learning.models.BatchOutput]
 
@@ -37,7 +37,9 @@ def build_evaluation(model: model_functions.Model, batch_size: int = 1000) -> Ev
 
   assign, evaluate_batch, _ = _traced(model, batch_size, lambda forward_pass, x, y: totals(forward_pass(x, y), y))
 
-  def evaluate(weights: tff.learning.models.ModelWeights, x: array_types.Structure, y: np.ndarray) -> Mapping[str, Any]:
+  def evaluate(
+    weights: tff.learning.models.ModelWeights, x: array_types.Structure, y: np.ndarray
+  ) -> Mapping[str, float]:
     assign(weights)
     return batches.evaluated(evaluate_batch, x, y, batch_size)
 

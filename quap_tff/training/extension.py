@@ -26,14 +26,25 @@ import abc
 import collections
 from collections.abc import Mapping, Sequence
 import dataclasses
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Callable, NamedTuple, Optional, TYPE_CHECKING
 
+from quap_tff.common import array_types
 from quap_tff.common import checks
 from quap_tff.common.lazy import tf
 
-Tensors = list[Any]
+if TYPE_CHECKING:  # It imports this module.
+  from quap_tff.training.client_update import ClientWorkConfig
+
+# A flat list of tensors, as of a model's weights.
+Tensors = list['tf.Tensor']
+# A client's own vector in the model's shapes: `Tensors`; None if it has none.
+OwnVector = array_types.Structure
+# What the server sends to all clients, and what a client reports.
+NamedTensors = collections.OrderedDict[str, 'tf.Tensor']
+# What the server remembers between rounds: tensors by name.
+Memory = NamedTensors
 # The direction for the server's optimizer, and the memory after the round.
-Step = tuple[Tensors, Any]
+Step = tuple[Tensors, Memory]
 
 
 class LocalKnowledge(NamedTuple):
@@ -49,9 +60,9 @@ class LocalKnowledge(NamedTuple):
   """
 
   update: Tensors
-  steps: Any
-  epochs: Any
-  learning_rate: Callable[[], Any]
+  steps: tf.Tensor
+  epochs: tf.Tensor
+  learning_rate: Callable[[], tf.Tensor]
   gradient: Callable[[], Tensors]
 
 
@@ -67,9 +78,9 @@ class Cohort(NamedTuple):
   """
 
   num_clients: int
-  client_ids: Any
-  reports: Mapping[str, Any]
-  learning_rate: Callable[[], Any]
+  client_ids: tf.Tensor
+  reports: Mapping[str, tf.Tensor]
+  learning_rate: Callable[[], tf.Tensor]
 
 
 class ServerTraining(NamedTuple):
@@ -81,8 +92,8 @@ class ServerTraining(NamedTuple):
     learning_rate: Above 0.
   """
 
-  examples: Any
-  config: Any
+  examples: array_types.Structure
+  config: ClientWorkConfig
   learning_rate: float
 
 
@@ -120,11 +131,11 @@ class Extension(checks.Checked, abc.ABC):
     """The size of the memory for all clients, in bytes."""
     return 4 * num_clients * num_weights if self.has_own_vectors else 0
 
-  def client_work(self, config: Any) -> Any:
+  def client_work(self, config: ClientWorkConfig) -> ClientWorkConfig:
     """The clients' `quap_tff.ClientWorkConfig` as this method needs it."""
     return config
 
-  def initial_memory(self, num_clients: int, shapes: Sequence[Any]) -> collections.OrderedDict[str, Any]:
+  def initial_memory(self, num_clients: int, shapes: Sequence[tf.TensorShape]) -> NamedTensors:
     """Memory before round 1.
 
     Args:
@@ -133,11 +144,11 @@ class Extension(checks.Checked, abc.ABC):
     """
     return collections.OrderedDict()
 
-  def message(self, memory: Any) -> collections.OrderedDict[str, Any]:
+  def message(self, memory: Memory) -> NamedTensors:
     """The values that every client gets in addition to x."""
     return collections.OrderedDict()
 
-  def correction(self, message: Any, own: Any, steps: Any) -> Optional[Tensors]:
+  def correction(self, message: NamedTensors, own: OwnVector, steps: tf.Tensor) -> Optional[Tensors]:
     """The tensors to add to the gradient of each local step, a flat list; None for nothing.
 
     Args:
@@ -151,22 +162,22 @@ class Extension(checks.Checked, abc.ABC):
     """The update in the unit in which it is clipped and summed."""
     return local.update
 
-  def kept(self, message: Any, own: Any, local: LocalKnowledge) -> Any:
+  def kept(self, message: NamedTensors, own: OwnVector, local: LocalKnowledge) -> tf.Tensor:
     """float32[d], the client's own vector for the next time that it comes. By default, clients have none.
 
     In a simulation it leaves the client, so a run without a trusted server takes no extension that keeps one.
     """
     raise NotImplementedError
 
-  def report(self, message: Any, own: Any, local: LocalKnowledge) -> collections.OrderedDict[str, Any]:
+  def report(self, message: NamedTensors, own: OwnVector, local: LocalKnowledge) -> NamedTensors:
     """Tensors by name that the server gets from the client: exact functions of its data."""
     return collections.OrderedDict()
 
-  def scales(self, memory: Any, cohort: Cohort) -> Any:
+  def scales(self, memory: Memory, cohort: Cohort) -> tf.Tensor:
     """float32[M], the factor of each update before it is clipped."""
     raise NotImplementedError
 
-  def server_step(self, memory: Any, mean: Tensors, cohort: Cohort) -> Step:
+  def server_step(self, memory: Memory, mean: Tensors, cohort: Cohort) -> Step:
     """The direction for the server's optimizer, and the memory after the round.
 
     Args:
@@ -194,47 +205,47 @@ class WithVectors(Extension):
   def memory_bytes(self, num_clients: int, num_weights: int) -> int:
     return 4 * num_clients * num_weights
 
-  def initial_memory(self, num_clients: int, shapes: Sequence[Any]) -> collections.OrderedDict[str, Any]:
+  def initial_memory(self, num_clients: int, shapes: Sequence[tf.TensorShape]) -> NamedTensors:
     size = sum(shape.num_elements() for shape in shapes)
     return collections.OrderedDict(table=tf.zeros([num_clients, size], tf.float32))
 
-  def with_vectors(self, memory: Any, cohort: Cohort, vectors: Any) -> Any:
+  def with_vectors(self, memory: Memory, cohort: Cohort, vectors: tf.Tensor) -> Memory:
     """Memory with the cohort's new vectors, float32[M, d], in its table."""
     table = tf.tensor_scatter_nd_update(memory['table'], cohort.client_ids[:, tf.newaxis], vectors)
     return collections.OrderedDict(memory, table=table)
 
 
-def flat(tensors: Sequence[Any]) -> Any:
+def flat(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
   """float32[d], the tensors one after the other."""
   return tf.concat([tf.reshape(tf.cast(t, tf.float32), [-1]) for t in tensors], axis=0)
 
 
-def unflat(vector: Any, like: Sequence[Any]) -> Tensors:
+def unflat(vector: tf.Tensor, like: Sequence[tf.Tensor]) -> Tensors:
   """The inverse of `flat`: tensors of the shapes and dtypes of `like`."""
   parts = tf.split(vector, [t.shape.num_elements() for t in like])
   return [tf.cast(tf.reshape(part, t.shape), t.dtype) for part, t in zip(parts, like)]
 
 
-def zeros(shapes: Sequence[Any]) -> Tensors:
+def zeros(shapes: Sequence[tf.TensorShape]) -> Tensors:
   """float32 zeros of these shapes."""
   return [tf.zeros(shape, tf.float32) for shape in shapes]
 
 
-def are_finite(tensors: Sequence[Any]) -> Any:
+def are_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
   """True if all numbers are finite, a bool scalar."""
   return tf.reduce_all([tf.reduce_all(tf.math.is_finite(t)) for t in tensors])
 
 
-def choose(condition: Any, tensors: Sequence[Any], others: Sequence[Any]) -> Tensors:
+def choose(condition: tf.Tensor, tensors: Sequence[tf.Tensor], others: Sequence[tf.Tensor]) -> Tensors:
   """`tensors` if the bool scalar holds, else `others`."""
   return [tf.where(condition, one, other) for one, other in zip(tensors, others)]
 
 
-def finite_update(local: LocalKnowledge) -> Any:
+def finite_update(local: LocalKnowledge) -> tf.Tensor:
   """float32[d], the client's update. One that is not finite counts as zero, as in the mechanism."""
   return flat(choose(are_finite(local.update), local.update, [tf.zeros_like(g) for g in local.update]))
 
 
-def share(count: Any, population: Any) -> Any:
+def share(count: array_types.Numbers, population: array_types.Numbers) -> tf.Tensor:
   """count/population as a float32 scalar, 0 for a population of 0."""
   return tf.math.divide_no_nan(tf.cast(count, tf.float32), tf.cast(population, tf.float32))

@@ -8,7 +8,6 @@ not get around the clip: a server that sees updates can clip them itself, so it 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 
@@ -26,7 +25,7 @@ class Attack(checks.Checked):
 
   share: float = 0.0
 
-  def changed_update(self, update: Any) -> Any:
+  def changed_update(self, update: array_types.Structure) -> array_types.Structure:
     """The update that a malicious client sends instead of the one that training gave, of the same structure."""
     return update
 
@@ -70,7 +69,7 @@ class SignFlip(_ByAShare):
 
   factor: float = checks.number_field('factor of sign_flip', 1.0, above=0, at_most=1e6)
 
-  def changed_update(self, update: Any) -> Any:
+  def changed_update(self, update: array_types.Structure) -> array_types.Structure:
     return _scaled(update, -self.factor)
 
 
@@ -84,7 +83,7 @@ class Scaling(_ByAShare):
 
   factor: float = checks.number_field('factor of scaling', 10.0, at_least=-1e6, at_most=1e6)
 
-  def changed_update(self, update: Any) -> Any:
+  def changed_update(self, update: array_types.Structure) -> array_types.Structure:
     return _scaled(update, self.factor)
 
 

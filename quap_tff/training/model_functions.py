@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import copy
 import functools
 import inspect
-from typing import Any, Callable, Optional, Union
+from typing import Callable, Optional, Union
 
 import tensorflow as tf
 from tensorflow.python.framework import auto_control_deps_utils
@@ -47,7 +47,7 @@ def of(model: Model) -> ModelFn:
   return model_fn
 
 
-def _refuse_keras(made: Any) -> None:
+def _refuse_keras(made: object) -> None:
   if isinstance(made, tf.keras.Model):
     raise TypeError(
       f'model_fn must give a TFF model, found the Keras model {made.name!r}, which has no loss and no input_spec. '
@@ -85,7 +85,7 @@ def check_non_trainable(model_fn: ModelFn) -> None:
     )
 
 
-def check_optimizer(name: str, optimizer: Any) -> None:
+def check_optimizer(name: str, optimizer: object) -> None:
   """Raises `TypeError` unless this is one of TFF's optimizers."""
   if not isinstance(optimizer, tff.learning.optimizers.Optimizer):
     raise TypeError(
@@ -114,7 +114,7 @@ def without_autograph(optimizer: tff.learning.optimizers.Optimizer) -> tff.learn
   return optimizer
 
 
-def _is_plain(optimizer: Any) -> bool:
+def _is_plain(optimizer: object) -> bool:
   plain = [type(build(1.0)) for build in (tff.learning.optimizers.build_sgdm, tff.learning.optimizers.build_adam)]
   return type(optimizer) in plain
 
@@ -131,7 +131,7 @@ def without_initial_weights(model_fn: ModelFn) -> ModelFn:
   """
   created: list[tf.Variable] = []
 
-  def record(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
+  def record(next_creator: Callable[..., tf.Variable], **kwargs: object) -> tf.Variable:
     created.append(next_creator(**kwargs))
     return created[-1]
 
@@ -143,7 +143,7 @@ def without_initial_weights(model_fn: ModelFn) -> ModelFn:
   def blank_model_fn() -> tff.learning.models.VariableModel:
     index = -1
 
-    def create(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
+    def create(next_creator: Callable[..., tf.Variable], **kwargs: object) -> tf.Variable:
       nonlocal index
       index += 1
       if index in blank and callable(kwargs.get('initial_value')):
@@ -220,7 +220,7 @@ class Classifier(tff.learning.models.VariableModel):
     self,
     keras_model: tf.keras.Model,
     loss: Callable[..., tf.Tensor],
-    input_spec: Any,
+    input_spec: array_types.StructureSpec,
     label_weights: Optional[Callable[[tf.Tensor], tf.Tensor]] = None,
   ):
     self._keras_model = keras_model
@@ -247,11 +247,11 @@ class Classifier(tff.learning.models.VariableModel):
     return tf.nest.flatten(self._metrics)
 
   @property
-  def input_spec(self) -> Any:
+  def input_spec(self) -> array_types.StructureSpec:
     return self._input_spec
 
   @tf.autograph.experimental.do_not_convert
-  def predict_on_batch(self, batch_input: Any, training: bool = True) -> tf.Tensor:
+  def predict_on_batch(self, batch_input: array_types.Structure, training: bool = True) -> tf.Tensor:
     return self._keras_model(batch_input, training=training)
 
   # A function of its own, as in TFF's model. Without it TensorFlow optimizes other graphs, and last bits change.
@@ -280,11 +280,11 @@ class Classifier(tff.learning.models.VariableModel):
   def report_local_unfinalized_metrics(self) -> collections.OrderedDict[str, list[tf.Tensor]]:
     return tf.nest.map_structure(lambda variable: variable.read_value(), self._metrics)
 
-  def metric_finalizers(self) -> collections.OrderedDict[str, Callable[[Any], tf.Tensor]]:
-    def mean(values: Any) -> tf.Tensor:
+  def metric_finalizers(self) -> collections.OrderedDict[str, Callable[[Sequence[tf.Tensor]], tf.Tensor]]:
+    def mean(values: Sequence[tf.Tensor]) -> tf.Tensor:
       return tf.math.divide_no_nan(*values)
 
-    def only(values: Any) -> tf.Tensor:
+    def only(values: Sequence[tf.Tensor]) -> tf.Tensor:
       return values[0]
 
     return collections.OrderedDict(accuracy=mean, loss=mean, num_examples=only, num_batches=only)
@@ -317,7 +317,7 @@ class MixedPrecisionClassifier(Classifier):
   """
 
   @tf.autograph.experimental.do_not_convert
-  def predict_on_batch(self, batch_input: Any, training: bool = True) -> tf.Tensor:
+  def predict_on_batch(self, batch_input: array_types.Structure, training: bool = True) -> tf.Tensor:
     return pooled_first(self._keras_model, batch_input, training)
 
 

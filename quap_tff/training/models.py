@@ -10,11 +10,12 @@ import collections
 from collections.abc import Sequence
 import inspect
 import json
-from typing import Any, Callable, Optional
+from typing import Callable, Optional
 import zipfile
 
 import numpy as np
 
+from quap_tff.common import array_types
 from quap_tff.common import checks
 from quap_tff.common import lazy
 from quap_tff.common import registry
@@ -47,14 +48,16 @@ class LayerMaker:
     self._seed = None if seed is None else checks.integer('model seed', seed, at_least=0)
     self._count = 0
 
-  def _initializer(self) -> Any:
+  def _initializer(self) -> tf.keras.initializers.Initializer:
     index, self._count = self._count, self._count + 1
     if self._seed is None:
       return tf.keras.initializers.GlorotUniform()
     mixed = np.random.SeedSequence([self._seed, index]).generate_state(1)[0]
     return tf.keras.initializers.GlorotUniform(seed=int(mixed) & 0x7FFFFFFF)
 
-  def __call__(self, layer: type[Any], *arguments: Any, **options: Any) -> Any:
+  def __call__(
+    self, layer: type[tf.keras.layers.Layer], *arguments: object, **options: object
+  ) -> tf.keras.layers.Layer:
     """A layer with the compute dtype, and with seeded weights where it has weights.
 
     Args:
@@ -69,27 +72,27 @@ class LayerMaker:
         options[name] = self._initializer()
     return layer(*arguments, **options)
 
-  def conv(self, filters: int, *, name: str, padding: str = 'valid') -> Any:
+  def conv(self, filters: int, *, name: str, padding: str = 'valid') -> tf.keras.layers.Layer:
     """A 3x3 convolution and ReLU."""
     return self(tf.keras.layers.Conv2D, filters, 3, padding=padding, activation='relu', name=name)
 
-  def dense(self, units: int, *, name: str) -> Any:
+  def dense(self, units: int, *, name: str) -> tf.keras.layers.Layer:
     """A fully connected layer and ReLU."""
     return self(tf.keras.layers.Dense, units, activation='relu', name=name)
 
-  def recurrent(self, cell: type[Any], units: int, *, name: str) -> Any:
+  def recurrent(self, cell: type[tf.keras.layers.Layer], units: int, *, name: str) -> tf.keras.layers.Layer:
     """A layer of such cells, as `tf.keras.layers.LSTMCell`, with an output for each token of a sequence."""
     # Not Keras' LSTM and GRU layers: these put two implementations into the graph, of which TensorFlow chooses one when
     # it runs, and a runtime that imports graphs as bare operations cannot do that. No masks: what follows the end of a
     # text is padding, which no output before it depends on, and which has no labels.
     return self(tf.keras.layers.RNN, self(cell, units, name='cell'), return_sequences=True, name=name)
 
-  def logits(self, num_classes: int) -> Any:
+  def logits(self, num_classes: int) -> tf.keras.layers.Layer:
     """The final Dense layer; always computed in float32, for a loss in bfloat16 loses most of its digits."""
     return self(tf.keras.layers.Dense, num_classes, dtype='float32', name='logits')
 
 
-def mnist_cnn(make: LayerMaker, num_classes: int) -> list[Any]:
+def mnist_cnn(make: LayerMaker, num_classes: int) -> list[tf.keras.layers.Layer]:
   """The documents' MNIST model, two convolutions and a hidden Dense layer; also TFF's own EMNIST 'cnn_dropout'.
 
   1,199,882 weights on 28x28x1 and 10 classes, 1,290 of them in the final layer.
@@ -106,7 +109,7 @@ def mnist_cnn(make: LayerMaker, num_classes: int) -> list[Any]:
   ]
 
 
-def cifar10_cnn(make: LayerMaker, num_classes: int) -> list[Any]:
+def cifar10_cnn(make: LayerMaker, num_classes: int) -> list[tf.keras.layers.Layer]:
   """The documents' CIFAR-10 model: three convolutions, each halved by pooling, and two hidden Dense layers.
 
   1,453,834 weights on 32x32x3 and 10 classes, 1,290 of them in the final layer.
@@ -126,7 +129,7 @@ def cifar10_cnn(make: LayerMaker, num_classes: int) -> list[Any]:
   ]
 
 
-def digits_cnn(make: LayerMaker, num_classes: int) -> list[Any]:
+def digits_cnn(make: LayerMaker, num_classes: int) -> list[tf.keras.layers.Layer]:
   """A small model of the 8x8 digits, one convolution and a hidden Dense layer: trains in seconds.
 
   8,714 weights on 8x8x1 and 10 classes, 330 of them in the final layer.
@@ -140,7 +143,7 @@ def digits_cnn(make: LayerMaker, num_classes: int) -> list[Any]:
   ]
 
 
-def linear_features(make: LayerMaker, num_classes: int) -> list[Any]:
+def linear_features(make: LayerMaker, num_classes: int) -> list[tf.keras.layers.Layer]:
   """A linear head on fixed features, logits = s·x·W with a public scale s: all that is trained is one Dense layer.
 
   There is no bias, and the kernel starts at zero, which is public.
@@ -154,12 +157,12 @@ def linear_features(make: LayerMaker, num_classes: int) -> list[Any]:
   ]
 
 
-def logistic_regression(make: LayerMaker, num_classes: int) -> list[Any]:
+def logistic_regression(make: LayerMaker, num_classes: int) -> list[tf.keras.layers.Layer]:
   """Multinomial logistic regression, the convex baseline: one Dense layer on the flattened example."""
   return [make(tf.keras.layers.Flatten, name='flatten'), make.logits(num_classes)]
 
 
-def mlp(make: LayerMaker, num_classes: int) -> list[Any]:
+def mlp(make: LayerMaker, num_classes: int) -> list[tf.keras.layers.Layer]:
   """Two hidden Dense layers of 200 units on the flattened example: the "2NN" of McMahan et al. 2017.
 
   199,210 weights on 28x28x1 and 10 classes, 2,010 of them in the final layer.
@@ -172,7 +175,7 @@ def mlp(make: LayerMaker, num_classes: int) -> list[Any]:
   ]
 
 
-def shakespeare_lstm(make: LayerMaker, num_classes: int) -> list[Any]:
+def shakespeare_lstm(make: LayerMaker, num_classes: int) -> list[tf.keras.layers.Layer]:
   """TFF's baseline for next-character prediction: an embedding of size 8 and two LSTM layers of 256 units.
 
   McMahan et al. 2017, arXiv:1602.05629. 820,522 weights on 90 tokens, 23,130 of them in the final layer. The logits are
@@ -186,7 +189,7 @@ def shakespeare_lstm(make: LayerMaker, num_classes: int) -> list[Any]:
   ]
 
 
-def shakespeare_gru(make: LayerMaker, num_classes: int) -> list[Any]:
+def shakespeare_gru(make: LayerMaker, num_classes: int) -> list[tf.keras.layers.Layer]:
   """A small model for next-character prediction: an embedding of size 8 and one GRU layer of 128 units.
 
   65,322 weights on 90 tokens, 11,610 of them in the final layer.
@@ -198,7 +201,7 @@ def shakespeare_gru(make: LayerMaker, num_classes: int) -> list[Any]:
   ]
 
 
-def shakespeare_bigram(make: LayerMaker, num_classes: int) -> list[Any]:
+def shakespeare_bigram(make: LayerMaker, num_classes: int) -> list[tf.keras.layers.Layer]:
   """A linear model for next-character prediction: logits = W·(one-hot vector of the character), from zero.
 
   8,100 weights on 90 tokens. All that is trained is one linear layer over fixed features, as in `linear_features`, and
@@ -209,7 +212,7 @@ def shakespeare_bigram(make: LayerMaker, num_classes: int) -> list[Any]:
   return [make(tf.keras.layers.Embedding, num_classes, num_classes, **zeros, name='logits')]
 
 
-def words_lstm(make: LayerMaker, num_classes: int) -> list[Any]:
+def words_lstm(make: LayerMaker, num_classes: int) -> list[tf.keras.layers.Layer]:
   """Next-word prediction: an embedding of size 96, an LSTM layer of 670 units, and a Dense layer back to 96.
 
   The sizes of Reddi et al. 2021, arXiv:2003.00295. 4,050,748 weights on 10,004 tokens, 970,388 of them in the final
@@ -223,7 +226,7 @@ def words_lstm(make: LayerMaker, num_classes: int) -> list[Any]:
   ]
 
 
-MODELS: dict[str, Callable[[LayerMaker, int], list[Any]]] = {
+MODELS: dict[str, Callable[[LayerMaker, int], list[tf.keras.layers.Layer]]] = {
   'cifar10_cnn': cifar10_cnn,
   'digits_cnn': digits_cnn,
   'femnist_cnn': mnist_cnn,  # The same architecture with 10 or 62 classes.
@@ -282,7 +285,7 @@ def build_keras_model(
     ) from error
 
 
-def input_spec(input_shape: Sequence[int], of_sequences: bool = False) -> Any:
+def input_spec(input_shape: Sequence[int], of_sequences: bool = False) -> array_types.StructureSpec:
   """A batch of examples as the models take it: `<x=float32[?, *input_shape], y=int32[?]>`.
 
   For sequences of tokens, it is `<x=int32[?, length], y=int32[?, length]>`. A label of -1 says that there is none.
@@ -316,7 +319,7 @@ def build_model_fn(
   return model_fn
 
 
-def with_stock_layers(model: Any) -> Any:
+def with_stock_layers(model: tf.keras.Model) -> tf.keras.Model:
   """A copy of the `tf.keras.Model`, weights included, for saving: plain Keras loads the file without `quap_tff`.
 
   Each `SeededDropout` becomes a `tf.keras.layers.Dropout` of the same name and rate, so predictions are the same.
@@ -331,7 +334,7 @@ def with_stock_layers(model: Any) -> Any:
   return copy
 
 
-def save_model(model: Any, path: str) -> None:
+def save_model(model: tf.keras.Model, path: str) -> None:
   """Saves a `tf.keras.Model` in Keras' format: equal weights and configurations give equal bytes.
 
   Keras writes the local time into the archive's entries and into its metadata. A running time can depend on data, and a

@@ -1,7 +1,7 @@
 """The report's sections on accuracy: compared with the documents' figures, by round, and over the values of a flag."""
 
 import collections
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Callable, Optional, Union
 
 import numpy as np
@@ -14,13 +14,14 @@ from experiments.reporting import published
 from experiments.reporting import runs as runs_lib
 from experiments.reporting import study
 from experiments.reporting.sections import privacy
+from quap_tff.common import json_types
 
 ACCURACY = 'final test accuracy (%)'
 _WHAT = 'accuracy (%)'
 
 
 def select(
-  groups: Sequence[study.StudyGroup], method: str, scenario: Optional[str] = None, **flags: Any
+  groups: Sequence[study.StudyGroup], method: str, scenario: Optional[str] = None, **flags: json_types.Json
 ) -> list[study.StudyGroup]:
   """The groups of a method with these flags, in one scenario or in any."""
   return [g for g in groups if g.method == method and scenario in (None, g.scenario) and g.has(**flags)]
@@ -31,10 +32,10 @@ def against(
   name: str,
   title: str,
   cells: Sequence[str],
-  flags: Mapping[str, Any],
+  flags: json_types.JsonView,
   known: Sequence[str] = (),
   what: str = _WHAT,
-  measure: Callable[[study.StudyGroup], Any] = study.StudyGroup.accuracy,
+  measure: Callable[[study.StudyGroup], pages.Cell] = study.StudyGroup.accuracy,
 ) -> list[pages.Block]:
   """A table of `published.table(name)` with the measured figures of the runs that have these flags.
 
@@ -214,7 +215,7 @@ def over_flags(
   axis: str,
   place: Callable[..., Any] = lambda value: value,
   order: Callable[[Any], Any] = lambda value: value,
-  printed: Optional[Callable[[study.StudyGroup], Any]] = None,
+  printed: Optional[Callable[[study.StudyGroup], pages.Cell]] = None,
   log: bool = False,
 ) -> list[pages.Block]:
   """Accuracy over the values of flags, with all other flags equal: a table and a figure for each family of runs.
@@ -262,7 +263,7 @@ def over_flags(
 def alpha_beta(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
   """The α×β grid: figure 3 of the first document."""
 
-  def printed(g: study.StudyGroup) -> Any:
+  def printed(g: study.StudyGroup) -> pages.Cell:
     values = {'alpha': g.setting['alpha'], 'beta': g.setting['beta']}
     if not g.has(**{**published.COMMON, **values}):
       return None

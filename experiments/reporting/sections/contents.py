@@ -17,6 +17,7 @@ from experiments.reporting.sections import accuracy
 from experiments.reporting.sections import hypotheses
 from experiments.reporting.sections import privacy
 from experiments.reporting.sections import spending
+from quap_tff.common import json_types
 
 # The kinds of figures that a report may begin with: it has the first one that there is.
 _FIGURES = ('certified_by_epsilon', 'certified', 'accuracy', 'epsilon_total', 'epsilon_exact', 'dirichlet')
@@ -165,7 +166,7 @@ def _each(values: Iterable[Any]) -> str:
 def _settings(groups: Sequence[study.StudyGroup], command: str) -> list[pages.Block]:
   """The versions, the machines, the flags that all runs share, and the values of the others."""
   runs, settings = [run for group in groups for run in group.runs], [group.setting for group in groups]
-  values: dict[str, dict[str, Any]] = {}
+  values: dict[str, json_types.JsonObject] = {}
   for setting in settings:
     for name, value in setting.items():
       values.setdefault(name, {})[str(value)] = value
@@ -180,7 +181,7 @@ def _settings(groups: Sequence[study.StudyGroup], command: str) -> list[pages.Bl
   ]
 
 
-def _either(facts: Iterable[Mapping[str, Any]]) -> str:
+def _either(facts: Iterable[json_types.JsonView]) -> str:
   """The facts of different runs, each kind once."""
   kinds = {}
   for own in facts:
@@ -255,7 +256,7 @@ def _by_epsilon(
   where: Mapping[study.StudyGroup, str],
   ideal: Container[str],
   epsilon: float,
-) -> tuple[list[dict[str, Any]], str]:
+) -> tuple[list[json_types.JsonObject], str]:
   """A row for each place and name, a column for each ε; the best first. And words if the table has the best alone.
 
   At the one `epsilon`, the last column has the differences from the best of the place.

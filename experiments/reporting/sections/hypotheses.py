@@ -11,6 +11,7 @@ from experiments.reporting import pages
 from experiments.reporting import published
 from experiments.reporting import runs as runs_lib
 from experiments.reporting import study
+from quap_tff.common import json_types
 
 CONFIRMED, NOT_CONFIRMED, NOT_ENOUGH = 'confirmed', 'not confirmed', 'not enough runs'
 _LEVEL, _FEWEST_PAIRS = 0.05, 2
@@ -35,7 +36,7 @@ def _h1(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
   def largest(run: runs_lib.RunFolder) -> Optional[float]:
     return None if run.nominal_epsilon is None else run.nominal_epsilon.max()
 
-  def spent(left: Sequence[runs_lib.RunFolder], right: Sequence[runs_lib.RunFolder]) -> dict[str, Any]:
+  def spent(left: Sequence[runs_lib.RunFolder], right: Sequence[runs_lib.RunFolder]) -> dict[str, pages.Cell]:
     return {
       'nominal ε spent, QuAP-FL': study.over(list(map(largest, left)), 3, True),
       'nominal ε spent, Fixed-DP': study.over(list(map(largest, right)), 3, True),
@@ -122,7 +123,7 @@ def _judge(
   sides: tuple[str, str],
   measures: Mapping[str, tuple[Measure, int]],
   sign: int,
-  extra: Callable[..., Mapping[str, Any]],
+  extra: Callable[..., pages.Cells],
   notes: Sequence[pages.Block],
 ) -> list[pages.Block]:
   """A verdict and the table of its pairs, with the `extra` columns that follow from the runs of both sides.
@@ -161,12 +162,12 @@ def _verdict(tests: Sequence[tuple[pages.Quantity, Optional[float]]], sign: int)
 
 def pairs(
   groups: Sequence[study.StudyGroup], left: str, right: str, value: Measure
-) -> list[tuple[dict[str, Any], Sides]]:
+) -> list[tuple[json_types.JsonObject, Sides]]:
   """The first cells of each setting that both methods have, and the runs of both sides, seed by seed.
 
   Both runs of a pair have the `value`, and are equally long unless they stop at an accuracy.
   """
-  sides: list[tuple[dict[str, Any], Sides]] = []
+  sides: list[tuple[json_types.JsonObject, Sides]] = []
   both_methods = study.families([g for g in groups if g.method in (left, right)], 'algorithm', at_least=2)
   for family in study.titled(both_methods, 'algorithm'):
     of_left = [g for g in family.groups if g.method == left]

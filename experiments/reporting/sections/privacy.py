@@ -4,7 +4,7 @@ A formal ε is reported for the released model only if the run's certificate or 
 Of a run that ended before its last planned round, this is the bound of its plan. What its rounds cost is a reading.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 import functools
 from typing import Any, Callable, Optional
 
@@ -15,6 +15,7 @@ from experiments.reporting import pages
 from experiments.reporting import runs as runs_lib
 from experiments.reporting import study
 from quap_tff.accounting import protection as protections
+from quap_tff.common import json_types
 from quap_tff.common.numbers import rounding
 
 NO_FINITE = 'no finite ε for the released model'
@@ -118,7 +119,7 @@ def by_participation(name: str, groups: Sequence[study.StudyGroup]) -> list[page
     'accuracy (%)': (lambda run: _percent(run.client_column('test_accuracy')), 1),
   }
 
-  def columns(measures: Mapping[str, Any], group: study.StudyGroup) -> dict[str, Any]:
+  def columns(measures: pages.Cells, group: study.StudyGroup) -> dict[str, pages.Cell]:
     return {
       f'{what}: {_GROUPS[third]}': group.measure(functools.partial(_mean_of_third, values, third), *form)
       for what, (values, *form) in measures.items()
@@ -163,12 +164,12 @@ def _mean_of_third(
   return float(np.mean(known)) if len(known) else None
 
 
-def _object(holder: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def _object(holder: json_types.JsonView, name: str) -> json_types.JsonView:
   value = holder.get(name)
   return value if isinstance(value, dict) else {}
 
 
-def _formal(run: runs_lib.RunFolder) -> Mapping[str, Any]:
+def _formal(run: runs_lib.RunFolder) -> json_types.JsonView:
   return _object(run.summary, 'formal')
 
 
@@ -176,7 +177,7 @@ def _is_stopped(run: runs_lib.RunFolder) -> bool:
   return run.rounds < run.identity['rounds']
 
 
-def _smallest(run: runs_lib.RunFolder) -> Mapping[str, Any]:
+def _smallest(run: runs_lib.RunFolder) -> json_types.JsonView:
   """The smallest formal figure; {} if there is none. Amplification counts only where the cohorts are secret."""
   figures = _formal(run).get('figures')
   if not isinstance(figures, list):

@@ -16,13 +16,14 @@ from experiments.reporting import study
 from experiments.reporting.sections import accuracy
 from experiments.reporting.sections import privacy
 from experiments.running import plots
+from quap_tff.common import array_types
 from quap_tff.common.numbers import rounding
 
 
 def with_accuracy(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
   """Every setting that was run, with its accuracy and the privacy that it spends."""
 
-  def columns(g: study.StudyGroup) -> dict[str, Any]:
+  def columns(g: study.StudyGroup) -> dict[str, pages.Cell]:
     def nominal(reduce: Callable[[np.ndarray], float]) -> Optional[pages.Quantity]:
       return g.measure(lambda run: None if run.nominal_epsilon is None else reduce(run.nominal_epsilon), 3, True)
 
@@ -52,7 +53,7 @@ def certified(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
     return []
   where = shown_with(members)
 
-  def columns(g: study.StudyGroup, reference: study.StudyGroup) -> dict[str, Any]:
+  def columns(g: study.StudyGroup, reference: study.StudyGroup) -> dict[str, pages.Cell]:
     difference = {'minus reference': 'the reference', 'minus reference, 95% ±': None}
     if g is not reference:
       difference = _with_interval('minus reference', study.minus(g, reference))
@@ -86,7 +87,7 @@ def certified(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
   return blocks + privacy.by_participation('certified_groups', members)
 
 
-def _with_interval(name: str, quantity: Optional[pages.Quantity]) -> dict[str, Any]:
+def _with_interval(name: str, quantity: Optional[pages.Quantity]) -> dict[str, pages.Cell]:
   """The cells of a mean and of half of its 95% interval."""
   if quantity is None:
     return {}
@@ -183,7 +184,7 @@ def budgets(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
     return []
   is_printed = any(g.is_of_documents for g in groups)
 
-  def formula(rate: Any) -> Any:
+  def formula(rate: array_types.Numbers) -> array_types.Numbers:
     return 1 + alpha * np.exp(-beta * rate)
 
   printed = {rate: value / published.BUDGET_BASE for rate, value in published.BUDGET_BY_RATE.items()}
@@ -240,7 +241,7 @@ def cumulative(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
 
   places = study.places(list(filter(is_shown, groups)))
 
-  def columns(g: study.StudyGroup) -> dict[str, Any]:
+  def columns(g: study.StudyGroup) -> dict[str, pages.Cell]:
     top, bottom = np.array([top_and_bottom(run) for run in g.runs])[:, :, -1].T
     ratios = np.divide(top, bottom, out=np.full(len(top), np.nan), where=bottom > 0)
     return {
@@ -306,7 +307,7 @@ def fairness(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
     accuracies = run.client_column('test_accuracy')
     return study.jain(accuracies[np.isfinite(accuracies)]) if accuracies is not None else None
 
-  def columns(g: study.StudyGroup) -> dict[str, Any]:
+  def columns(g: study.StudyGroup) -> dict[str, pages.Cell]:
     printed = published.find('fairness', scenario=g.scenario, method=g.method)
     return {
       'document: of an unnamed quantity': printed if g.is_of_documents else None,
@@ -330,7 +331,7 @@ def noise(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
 
   noisy = list(filter(is_noisy, groups))
 
-  def columns(g: study.StudyGroup) -> dict[str, Any]:
+  def columns(g: study.StudyGroup) -> dict[str, pages.Cell]:
     what = (('noise / signal', ratio, 2), ('noise norm', 'noise_norm', 4), ('signal norm', 'signal_norm', 4))
     return {name: _mean_of(g, column, digits) for name, column, digits in what}
 
@@ -364,7 +365,7 @@ def communication(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
     if g.method == 'fedavg':
       fedavg[g.dataset, g.setting.get('model')] = pages.known(_mean_of(g, sent)).mean
 
-  def columns(g: study.StudyGroup) -> dict[str, Any]:
+  def columns(g: study.StudyGroup) -> dict[str, pages.Cell]:
     up, down = pages.known(_mean_of(g, sent)).mean, _mean_of(g, received)
     extra = published.UPLOAD_EXTRA_BYTES.get(g.method) if g.is_of_documents else None
     plain = fedavg.get((g.dataset, g.setting.get('model')))
@@ -384,7 +385,7 @@ def communication(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
 def cost(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
   """Seconds for a round (theory document, 7.3)."""
 
-  def columns(g: study.StudyGroup) -> dict[str, Any]:
+  def columns(g: study.StudyGroup) -> dict[str, pages.Cell]:
     def seconds(reduce: Callable[[np.ndarray], Any]) -> Optional[pages.Quantity]:
       return g.measure(lambda run: float(reduce(run.curve('seconds').to_numpy())))
 

@@ -13,7 +13,9 @@ import sys
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from quap_tff.common import array_types
 from quap_tff.common.lazy import tf
 
 
@@ -33,7 +35,7 @@ _HALF = 2**10
 _NUMPY = (np.ndarray, np.generic, int, float)
 
 
-def namespace(*values: Any) -> Any:
+def namespace(*values: array_types.Numbers) -> Any:
   """`numpy`, or TensorFlow under NumPy's names if any of the values is a tensor."""
   others = [value for value in values if not isinstance(value, _NUMPY)]
   if others and 'tensorflow' in sys.modules and any(tf.is_tensor(value) for value in others):
@@ -41,12 +43,12 @@ def namespace(*values: Any) -> Any:
   return np
 
 
-def cast(value: Any, dtype: Any) -> Any:
+def cast(value: array_types.Numbers, dtype: npt.DTypeLike) -> array_types.Array:
   """The value as `dtype`, a NumPy type."""
   return np.asarray(value).astype(dtype) if namespace(value) is np else tf.cast(value, dtype)
 
 
-def take(values: Any, indices: Any) -> Any:
+def take(values: array_types.Array, indices: array_types.Array) -> array_types.Array:
   """values[indices], for indices int[M] along the first axis."""
   return np.asarray(values)[indices] if namespace(values, indices) is np else tf.gather(values, indices)
 
@@ -57,7 +59,7 @@ def _powers(base: float) -> tuple[np.ndarray, np.ndarray]:
   return np.power(base, exponents), np.power(base, exponents * _HALF)
 
 
-def whole_power(base: float, exponents: Any) -> Any:
+def whole_power(base: float, exponents: array_types.Numbers) -> array_types.Array:
   """base^n for a base in (0, 0.999] and whole numbers n ≥ 0 (floats, +inf among them), as float64; NaN stays NaN.
 
   TensorFlow and NumPy give the same bits, which their exponential functions do not.
@@ -71,7 +73,7 @@ def whole_power(base: float, exponents: Any) -> Any:
   return xp.where(is_number, power, np.float64(np.nan))
 
 
-def with_added(values: Any, indices: Any, amount: Any) -> Any:
+def with_added(values: array_types.Array, indices: array_types.Array, amount: array_types.Numbers) -> array_types.Array:
   """A copy of `values` with the scalar `amount` added at distinct `indices`, int[M]."""
   if namespace(values, indices, amount) is np:
     result = np.array(values)
@@ -81,6 +83,6 @@ def with_added(values: Any, indices: Any, amount: Any) -> Any:
   return tf.tensor_scatter_nd_add(values, positions, tf.fill([tf.shape(positions)[0]], tf.cast(amount, values.dtype)))
 
 
-def size(values: Any) -> Any:
+def size(values: array_types.Array) -> array_types.Numbers:
   """The number of entries: an integer, or an int32 scalar in TensorFlow."""
   return np.size(values) if namespace(values) is np else tf.size(values)

@@ -6,7 +6,7 @@ every machine and runtime. A stream is named by a key and a nonce; no two uses m
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Optional, Union
 
 import numpy as np
 
@@ -33,7 +33,7 @@ def initial_key(seed: Optional[int], stream: int) -> tf.Tensor:
   return seeds.entropy(4)
 
 
-def blocks(key: tf.Tensor, nonces: tf.Tensor, count: Any, first: int = 0) -> tf.Tensor:
+def blocks(key: tf.Tensor, nonces: tf.Tensor, count: Union[int, tf.Tensor], first: int = 0) -> tf.Tensor:
   """uint32[K, count, 16]: the blocks of K streams, each word as RFC 8439 writes it in little-endian order.
 
   Args:
@@ -63,7 +63,7 @@ def blocks(key: tf.Tensor, nonces: tf.Tensor, count: Any, first: int = 0) -> tf.
   return tf.reshape(whole, [streams, count, 16])
 
 
-def integers(key: tf.Tensor, nonces: tf.Tensor, count: Any) -> tf.Tensor:
+def integers(key: tf.Tensor, nonces: tf.Tensor, count: Union[int, tf.Tensor]) -> tf.Tensor:
   """int64[K, count]: the first words of K streams, each uniform over all 2^64 values.
 
   Args:
@@ -81,7 +81,7 @@ def derived_key(key: tf.Tensor, nonce: tf.Tensor) -> tf.Tensor:
   return integers(key, nonce[tf.newaxis], 4)[0]
 
 
-def nonce(*parts: Any) -> tf.Tensor:
+def nonce(*parts: Union[int, tf.Tensor]) -> tf.Tensor:
   """uint32[3] from up to three integers in [0, 2^32)."""
   padded = [*parts, *[0] * (3 - len(parts))]
   return tf.stack([tf.cast(part, tf.uint32) for part in padded])

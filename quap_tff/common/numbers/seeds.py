@@ -5,8 +5,9 @@ A seed that is not given comes from the operating system, see `entropy`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 import secrets
-from typing import Any, Optional, Union
+from typing import Optional, Union
 
 import numpy as np
 
@@ -51,12 +52,12 @@ def fold_in(seed: tf.Tensor, *values: tf.Tensor) -> tf.Tensor:
 # some forty ops, which were a third of all ops of an aggregation, and took as much of the time to trace it.
 
 
-def integers(seed: tf.Tensor, shape: Any) -> tf.Tensor:
+def integers(seed: tf.Tensor, shape: Union[Sequence[Union[int, tf.Tensor]], tf.Tensor]) -> tf.Tensor:
   """int64 of `shape`, uniform over all of them, as `tf.random.stateless_uniform(…, alg='philox')` draws them."""
   return tf.raw_ops.StatelessRandomUniformFullIntV2(shape=shape, dtype=tf.int64, **_philox(seed))
 
 
-def normal(seed: tf.Tensor, shape: Any) -> tf.Tensor:
+def normal(seed: tf.Tensor, shape: Union[Sequence[Union[int, tf.Tensor]], tf.Tensor]) -> tf.Tensor:
   """float64 N(0, 1) of `shape`, as `tf.random.stateless_normal(…, alg='philox')` draws them."""
   return tf.raw_ops.StatelessRandomNormalV2(shape=shape, dtype=tf.float64, **_philox(seed))
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 import numpy as np
 
@@ -123,7 +123,7 @@ class LineSearchConfig(mechanism.Mechanism):
       raise NotImplementedError("lee_kifer tests steps on the clients' losses: use build_process, not an aggregator.")
     return aggregation.LineSearchAggregationFactory(self, model_fn), aggregation.Subtraction()
 
-  def seen(self, state: mechanism.State) -> dict[str, Any]:
+  def seen(self, state: mechanism.State) -> mechanism.Evidence:
     return {'weights': state.weights}
 
   def spent(self, state: mechanism.State, metrics: mechanism.Measurements, cohort: np.ndarray) -> mechanism.RoundRecord:

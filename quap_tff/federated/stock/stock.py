@@ -17,11 +17,12 @@ import abc
 from collections.abc import Sequence
 import dataclasses
 import secrets
-from typing import Any, NamedTuple, Optional, TYPE_CHECKING
+from typing import NamedTuple, Optional, TYPE_CHECKING
 
 import numpy as np
 
 from quap_tff.common import checks
+from quap_tff.common import json_types
 from quap_tff.common import lazy
 from quap_tff.common.numbers import rounding
 from quap_tff.mechanisms import mechanism
@@ -212,10 +213,12 @@ class Stock(mechanism.Configured):
     factory = aggregation.StockAggregationFactory(self.aggregator_of(model), self.stock.noises_empty_rounds)
     return factory, server_optimizer
 
-  def measured(self, measurements: mechanism.Measurements, model: Optional[layers_lib.ModelShape]) -> dict[str, Any]:
+  def measured(
+    self, measurements: mechanism.Measurements, model: Optional[layers_lib.ModelShape]
+  ) -> json_types.JsonObject:
     stock, anybody = self.aggregator_of(model), measurements['cohort_size'] > 0
     norms = np.asarray(measurements['clipping_norms'], np.float64)
-    row: dict[str, Any] = dict(epsilon=0.0, clipping_norm=np.linalg.norm(norms), noise_multiplier=0.0)
+    row: json_types.JsonObject = dict(epsilon=0.0, clipping_norm=np.linalg.norm(norms), noise_multiplier=0.0)
     if anybody:
       row['epsilon'] = self.config.budget.epsilon_base
     if anybody or self.stock.noises_empty_rounds:
@@ -226,7 +229,7 @@ class Stock(mechanism.Configured):
       row.update((f'clipping_norm_{layer.name}', norm) for layer, norm in zip(model.layers, norms))
     return row
 
-  def seen(self, state: mechanism.State) -> dict[str, Any]:
+  def seen(self, state: mechanism.State) -> mechanism.Evidence:
     return {}
 
   def spent(self, state: mechanism.State, metrics: mechanism.Measurements, cohort: np.ndarray) -> mechanism.RoundRecord:

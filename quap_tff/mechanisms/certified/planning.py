@@ -302,7 +302,7 @@ def round_view(
       arrays.take(np.asarray(config.planned_rounds, np.int64), client_ids),
       arrays.take(np.asarray(costs, np.float64), client_ids),
     )
-  budget_shares = 1.0
+  budget_shares: array_types.Numbers = 1.0
   if config.own_epsilon is not None:
     limits = np.asarray(mechanism.limit)
     budget_shares = arrays.take(limits / limits.max(), client_ids)

@@ -17,13 +17,15 @@ computes with them exactly.
 
 from collections.abc import Sequence
 import math
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 import numpy as np
 
 from quap_tff.common import lazy
 
 optimize = lazy.module('scipy.optimize')
+# `scipy.optimize.OptimizeResult`.
+_Minimum = Any
 signal = lazy.module('scipy.signal')
 special = lazy.module('scipy.special')
 
@@ -82,7 +84,7 @@ def buffered(
   """
   lower, upper = special.logit(smallest_decay), special.logit(largest_decay)
 
-  def minimum(found: np.ndarray, decay: float) -> Any:
+  def minimum(found: np.ndarray, decay: float) -> _Minimum:
     odds, decays = np.split(found, 2)
     first = math.log(_FIRST_SHARE) + np.logaddexp.reduce(np.append(odds, 0.0))
     start = np.concatenate([odds, [first], decays, [np.clip(special.logit(decay), lower, upper)]])
@@ -162,5 +164,9 @@ def _correlated(values: np.ndarray, shifted: np.ndarray) -> np.ndarray:
   return signal.fftconvolve(values[::-1], shifted)[: len(values)][::-1]
 
 
-def _minimum(loss: Callable[[np.ndarray], tuple[float, np.ndarray]], start: np.ndarray, bounds: Sequence[Any]) -> Any:
+def _minimum(
+  loss: Callable[[np.ndarray], tuple[float, np.ndarray]],
+  start: np.ndarray,
+  bounds: Sequence[tuple[float, Optional[float]]],
+) -> _Minimum:
   return optimize.minimize(loss, start, jac=True, method='L-BFGS-B', bounds=bounds, options=_OPTIONS)

@@ -11,7 +11,7 @@ import abc
 import collections
 from collections.abc import Sequence
 import dataclasses
-from typing import Any, Optional
+from typing import Optional
 
 import numpy as np
 
@@ -64,7 +64,7 @@ class ClientBudgetRule(checks.Checked, abc.ABC):
 
   def initial_state(
     self, config: BudgetConfig, num_clients: int, critical_shapes: Sequence[tf.TensorShape]
-  ) -> collections.OrderedDict[str, Any]:
+  ) -> collections.OrderedDict[str, tf.Tensor]:
     """Server state before round 1, by name; empty for rules without state.
 
     Args:

@@ -10,7 +10,7 @@ import abc
 from collections.abc import Callable, Iterable, Sequence
 import dataclasses
 import math
-from typing import Any, Optional
+from typing import Optional
 
 from quap_tff.common import array_types
 from quap_tff.common import checks
@@ -37,7 +37,7 @@ Noise = Callable[[float], 'tf.Tensor']
 _COUNT_SENSITIVITY = 0.5
 
 
-def _norm_field(name: str, default: Optional[float]) -> Any:
+def _norm_field(name: str, default: Optional[float]) -> checks.FieldValue:
   return checks.number_field(name, default, at_least=SMALLEST_CLIP, at_most=LARGEST_NORM)
 
 

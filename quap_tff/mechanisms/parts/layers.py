@@ -18,7 +18,7 @@ is clipped, not what is spent. (If each layer had its own noise σ_l, the cost w
 from collections.abc import Sequence
 import fnmatch
 import math
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Callable, NamedTuple, Optional, Protocol
 
 from quap_tff.common import registry
 from quap_tff.common.lazy import tf
@@ -197,7 +197,14 @@ class ModelShape(NamedTuple):
     return tuple(map(math.prod, self.shapes))
 
 
-def model_shape(model_fn: Callable[[], Any]) -> ModelShape:
+class TrainableModel(Protocol):
+  """What a shape is read off: a `tff.learning.models.VariableModel` is one."""
+
+  @property
+  def trainable_variables(self) -> Sequence['tf.Variable']: ...
+
+
+def model_shape(model_fn: Callable[[], TrainableModel]) -> ModelShape:
   """The shape of the model that `model_fn` makes."""
   with tf.Graph().as_default():
     variables = model_fn().trainable_variables

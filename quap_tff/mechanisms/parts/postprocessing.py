@@ -8,10 +8,10 @@ clients' data is a release of its own.
 import abc
 from collections.abc import Mapping, Sequence
 import dataclasses
-from typing import Any
 
 import numpy as np
 
+from quap_tff.common import array_types
 from quap_tff.common import checks
 
 # How far one round moves the model towards where training would end, as a share. It does not depend on any data.
@@ -40,7 +40,7 @@ class Averaging(checks.Checked, abc.ABC):
       left -= shares[release - 1]
     return shares
 
-  def initial(self, weights: Sequence[Any]) -> State:
+  def initial(self, weights: Sequence[array_types.Array]) -> State:
     """The state before the first release.
 
     Args:
@@ -48,7 +48,7 @@ class Averaging(checks.Checked, abc.ABC):
     """
     return _state(0, [np.asarray(w, np.float64) for w in weights])
 
-  def update(self, state: State, weights: Sequence[Any]) -> State:
+  def update(self, state: State, weights: Sequence[array_types.Array]) -> State:
     """The state with one more iterate; `state` is left as it is.
 
     Args:
@@ -70,7 +70,7 @@ class Averaging(checks.Checked, abc.ABC):
       weights = [a + rate * (w - a) for a, w in zip(average, weights)]
     return _state(release, weights)
 
-  def value(self, state: State, weights: Sequence[Any]) -> list[np.ndarray]:
+  def value(self, state: State, weights: Sequence[array_types.Array]) -> list[np.ndarray]:
     """The averaged weights, float32 arrays, given the weights that `state` was last updated with (or started from)."""
     return [a.astype(np.float32) for a in _averages(state)]
 
@@ -83,13 +83,13 @@ class LastIterate(Averaging):
     return 1.0
 
   # Nothing is kept: checkpoints hold the weights themselves.
-  def initial(self, weights: Sequence[Any]) -> State:
+  def initial(self, weights: Sequence[array_types.Array]) -> State:
     return _state(0, [])
 
-  def update(self, state: State, weights: Sequence[Any]) -> State:
+  def update(self, state: State, weights: Sequence[array_types.Array]) -> State:
     return _state(int(state['releases']) + 1, [])
 
-  def value(self, state: State, weights: Sequence[Any]) -> list[np.ndarray]:
+  def value(self, state: State, weights: Sequence[array_types.Array]) -> list[np.ndarray]:
     return [np.asarray(w) for w in weights]
 
 
@@ -143,7 +143,7 @@ AVERAGINGS: Mapping[str, type[Averaging]] = {
 }
 
 
-def restored(expected: State, kept: Mapping[str, Any]) -> State:
+def restored(expected: State, kept: Mapping[str, array_types.Array]) -> State:
   """A state that was saved in a checkpoint.
 
   Args:
@@ -162,7 +162,7 @@ def restored(expected: State, kept: Mapping[str, Any]) -> State:
   return {name: np.asarray(kept[name], value.dtype) for name, value in expected.items()}
 
 
-def shrunk(weights: Sequence[Any], factor: float) -> list[np.ndarray]:
+def shrunk(weights: Sequence[array_types.Array], factor: float) -> list[np.ndarray]:
   """The weights times a public factor in (0, 1]; for a linear model that lowers confidence and changes no decision.
 
   Raises:

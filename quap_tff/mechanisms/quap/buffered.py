@@ -26,7 +26,7 @@ from collections.abc import Sequence
 import dataclasses
 import functools
 import math
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Callable, NamedTuple, Optional
 
 import numpy as np
 
@@ -135,7 +135,7 @@ class Buffered(mechanism.Configured):
   def scaled(self, factor: float) -> Buffered:
     return dataclasses.replace(self, config=self.config.scaled(factor))
 
-  def seen(self, state: mechanism.State) -> dict[str, Any]:
+  def seen(self, state: mechanism.State) -> mechanism.Evidence:
     return self.config.seen(state.mechanism)  # Statistics of those who arrived.
 
   def spent(self, state: mechanism.State, metrics: mechanism.Measurements, cohort: np.ndarray) -> mechanism.RoundRecord:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 import dataclasses
 import math
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 import numpy as np
 
@@ -243,7 +243,7 @@ class QuapConfig(mechanism.Mechanism):
     epsilon = budget_factor * budgets.round_budget(self.budget, rates, in_warmup, client_epsilons)
     return epsilon, self.multiplier(epsilon)
 
-  def seen(self, state: mechanism.State) -> dict[str, Any]:
+  def seen(self, state: mechanism.State) -> mechanism.Evidence:
     counts_all = self.participation.count_during_warmup or not self.participation.warmup_rounds
     return {'counts': np.asarray(state.participation['counts'])} if counts_all else {}
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Sequence
 import dataclasses
-from typing import Any, Optional
+from typing import Optional
 
 import numpy as np
 
@@ -92,7 +92,7 @@ class LocalPrivacy(mechanism.Configured):
   def scaled(self, factor: float) -> LocalPrivacy:
     return LocalPrivacy(self.config.scaled(factor))
 
-  def seen(self, state: mechanism.State) -> dict[str, Any]:
+  def seen(self, state: mechanism.State) -> mechanism.Evidence:
     return self.config.seen(state)
 
   def spent(self, state: mechanism.State, metrics: mechanism.Measurements, cohort: np.ndarray) -> mechanism.RoundRecord:

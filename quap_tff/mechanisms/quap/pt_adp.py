@@ -13,7 +13,6 @@ from __future__ import annotations
 import collections
 from collections.abc import Sequence
 import dataclasses
-from typing import Any
 
 from quap_tff.common import array_types
 from quap_tff.common import checks
@@ -56,7 +55,7 @@ class PtAdp(budget_rules.ClientBudgetRule):
 
   def initial_state(
     self, config: budget_rules.BudgetConfig, num_clients: int, critical_shapes: Sequence[tf.TensorShape]
-  ) -> collections.OrderedDict[str, Any]:
+  ) -> collections.OrderedDict[str, tf.Tensor]:
     exponents = tf.random.stateless_uniform([num_clients], seeds.initial_seed(self.seed, 'preferences'), -1.0, 1.0)
     return collections.OrderedDict(
       preferences=config.epsilon_base * tf.pow(_FACTOR, exponents),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
+from quap_tff.common import array_types
 from quap_tff.common import registry
 from quap_tff.mechanisms.certified import guarantee as guarantees
 from quap_tff.mechanisms.certified import weight_rules
@@ -12,7 +13,7 @@ from quap_tff.mechanisms.noise import correlation as correlations
 from quap_tff.mechanisms.parts import clip_rules
 
 # The parts of a mechanism that are named choices, and the choices.
-CHOICES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+CHOICES: Mapping[str, tuple[str, registry.Registry]] = {
   'correlation': ('noise correlation', correlations.FAMILIES),
   'weights': ('weight rule', weight_rules.RULES),
   'clip': ('clip rule', clip_rules.RULES),
@@ -29,7 +30,7 @@ class CertifiedAccount(Protocol):
   def exact_logs(self) -> tuple[str, ...]: ...
 
   @property
-  def schedule(self) -> Sequence[Any]: ...
+  def schedule(self) -> Sequence[array_types.Ids]: ...
 
 
 def refusals(plan: CertifiedAccount) -> list[str]:

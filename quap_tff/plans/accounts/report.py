@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Optional
+from typing import Optional
 
 import numpy as np
 
 from quap_tff import accounting
+from quap_tff.common import array_types
 from quap_tff.common import checks
+from quap_tff.common import json_types
 from quap_tff.common.numbers import rounding
 
 
 def checked_cohort(
-  cohort: Any, num_clients: int, measurements: Any, counts: Optional[Any] = None, weights: Optional[Any] = None
+  cohort: array_types.Ids,
+  num_clients: int,
+  measurements: array_types.Structure,
+  counts: Optional[array_types.Array] = None,
+  weights: Optional[array_types.Array] = None,
 ) -> np.ndarray:
   """The cohort of a finished round as int64[M], compared with the aggregator's own evidence.
 
@@ -34,8 +40,8 @@ def checked_cohort(
   """
   ids = checks.cohort(cohort, num_clients)
   size = int(measurements['cohort_size'])
-  strangers: Any = [] if counts is None else ids[np.asarray(counts)[ids] < 1]
-  missing: Any = [] if weights is None else np.setdiff1d(np.flatnonzero(np.asarray(weights)), ids)
+  strangers: array_types.Ids = [] if counts is None else ids[np.asarray(counts)[ids] < 1]
+  missing: array_types.Ids = [] if weights is None else np.setdiff1d(np.flatnonzero(np.asarray(weights)), ids)
   if len(ids) != size:
     problem = f'the aggregator counted {size} clients in the round, and the cohort has {len(ids)}'
   elif len(strangers):
@@ -68,7 +74,7 @@ class Report:
   nominal_delta: Optional[np.ndarray]
   trust: str = 'server'
 
-  def as_dict(self) -> dict[str, Any]:
+  def as_dict(self) -> json_types.JsonObject:
     """For JSON. Figures that a method does not have are null."""
     nominal = self.nominal_epsilon
     return {

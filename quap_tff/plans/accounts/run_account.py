@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import dataclasses
 import functools
-from typing import Any, Optional, TypeVar
+from typing import Optional, TypeVar
 
 import numpy as np
 
 from quap_tff import accounting
 from quap_tff.accounting import protection as protections
+from quap_tff.common import array_types
 from quap_tff.common import checks
+from quap_tff.common import json_types
 from quap_tff.common.numbers import rounding
 from quap_tff.common.numbers import samplers
 from quap_tff.common.numbers import slack as slacks
@@ -78,16 +80,16 @@ class RunAccount(options_lib.PlanOptions):
   def certified(
     cls: type[_Account],
     config: guarantees.GuaranteeConfig,
-    schedule: Optional[Sequence[Any]] = None,
+    schedule: Optional[Sequence[array_types.Ids]] = None,
     *,
-    expected: Optional[Any] = None,
+    expected: Optional[checks.Unchecked] = None,
     averaging: postprocessing.Averaging = postprocessing.LastIterate(),
-    attendance: Optional[Sequence[Any]] = None,
+    attendance: Optional[Sequence[np.ndarray]] = None,
     colluders: Sequence[int] = (),
     min_separation: Optional[int] = None,
     certificate: bool = True,
-    spent: Any = None,
-    **options: Any,
+    spent: Optional[checks.Unchecked] = None,
+    **options: checks.Unchecked,
   ) -> _Account:
     """The plan of a certified run: its noise and divisor are chosen here, before training, and from no client's data.
 
@@ -395,7 +397,7 @@ class RunAccount(options_lib.PlanOptions):
       *([protections.CLIENTS_TESTS] if self.test_is_of_clients else []),
     )
 
-  def ask(self, ledger: accounting.RunLedger, cohort: Any) -> np.ndarray:
+  def ask(self, ledger: accounting.RunLedger, cohort: array_types.Ids) -> np.ndarray:
     """The weights that these clients would have in the next round of a certified run. It charges nobody.
 
     The round itself computes the same weights again, so a client that is let in without being asked for gets no more.
@@ -434,11 +436,11 @@ class RunAccount(options_lib.PlanOptions):
         'Write the certificate of the rounds before. More rounds need a new plan.'
       )
 
-  def metrics(self, output: Any) -> dict[str, Any]:
+  def metrics(self, output: array_types.Structure) -> json_types.JsonObject:
     """The aggregator's measurements of a round as scalars by name, from the output of the learning process."""
     return self.mechanism.measured(output.metrics['aggregator'], self.model)
 
-  def record(self, output: Any, cohort: Any) -> accounting.RoundRecord:
+  def record(self, output: array_types.Structure, cohort: array_types.Ids) -> accounting.RoundRecord:
     """The cost of a round, for the ledger.
 
     Args:
@@ -450,7 +452,9 @@ class RunAccount(options_lib.PlanOptions):
     """
     return self.recorded(output.state.aggregator, output.metrics['aggregator'], cohort)
 
-  def recorded(self, state: Any, measurements: Any, cohort: Any) -> accounting.RoundRecord:
+  def recorded(
+    self, state: array_types.Structure, measurements: array_types.Structure, cohort: array_types.Ids
+  ) -> accounting.RoundRecord:
     """The cost of a round, from the state and the measurements of the aggregation process itself; see `record`."""
     self.check_round(int(measurements['round']) if 'round' in measurements else 1)
     if self.secret is not None:
@@ -499,7 +503,7 @@ class RunAccount(options_lib.PlanOptions):
     return found
 
   def planned_ledger(
-    self, cohorts: Sequence[Any], released: Optional[Sequence[Mapping[str, Any]]] = None
+    self, cohorts: Sequence[array_types.Ids], released: Optional[Sequence[json_types.JsonView]] = None
   ) -> accounting.RunLedger:
     """The ledger that a run over these cohorts will have, or has.
 
@@ -526,7 +530,7 @@ class RunAccount(options_lib.PlanOptions):
       ledger.append(spent)
     return ledger
 
-  def calibrated(self: _Account, cohorts: Sequence[Any], epsilon: float) -> _Account:
+  def calibrated(self: _Account, cohorts: Sequence[array_types.Ids], epsilon: float) -> _Account:
     """The plan with the least noise under which nobody's exact account exceeds ε at δ over these cohorts.
 
     Args:
@@ -553,7 +557,7 @@ class RunAccount(options_lib.PlanOptions):
     scale = accounting.exact_scale(self.planned_ledger(cohorts), epsilon, self.delta)
     return dataclasses.replace(self, mechanism=self.mechanism.scaled(scale))
 
-  def report(self, ledger: accounting.RunLedger, cohorts: Optional[Sequence[Any]] = None) -> reports.Report:
+  def report(self, ledger: accounting.RunLedger, cohorts: Optional[Sequence[array_types.Ids]] = None) -> reports.Report:
     """What may be said about a run, given its ledger.
 
     Args:
@@ -572,9 +576,10 @@ class RunAccount(options_lib.PlanOptions):
     nominal, protection = self.has_nominal, self.protection
     is_reading = self._came(ledger) or (cohorts is not None and ledger.num_rounds < len(cohorts))
     with_reading = is_reading and protection.model_protected
+    planned = () if cohorts is None else cohorts
     return reports.Report(
       protection=protection,
-      formal=self._with_reading(ledger, cohorts) if with_reading else self._formal(ledger),
+      formal=self._with_reading(ledger, planned) if with_reading else self._formal(ledger),
       nominal_epsilon=ledger.epsilon if nominal else None,
       nominal_delta=ledger.delta if nominal else None,
       trust=self.mechanism.facts.trust,
@@ -614,7 +619,7 @@ class RunAccount(options_lib.PlanOptions):
       return self._filter_report(ledger.rounds > 0, whom)
     return self._figures(ledger, facts.trust_note)
 
-  def _bound(self, ledger: accounting.RunLedger, cohorts: Any) -> accounting.FormalReport:
+  def _bound(self, ledger: accounting.RunLedger, cohorts: Sequence[array_types.Ids]) -> accounting.FormalReport:
     """The figures that hold for a run over these cohorts wherever it ends; raises `NoBoundError` if there are none."""
     limit = self.core.limit
     if limit is None:
@@ -636,7 +641,7 @@ class RunAccount(options_lib.PlanOptions):
     )
     return self._figures(accounting.ledger_of_limits(np.where(clients, np.sqrt(limit), 0.0), self.delta), note)
 
-  def _with_reading(self, ledger: accounting.RunLedger, cohorts: Any) -> accounting.FormalReport:
+  def _with_reading(self, ledger: accounting.RunLedger, cohorts: Sequence[array_types.Ids]) -> accounting.FormalReport:
     """The bound that holds wherever the run ends, and what the ledger gives."""
     try:
       bound = self._bound(ledger, cohorts)

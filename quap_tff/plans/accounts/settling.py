@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 import dataclasses
 import os
-from typing import Any, Optional
+from typing import Optional
 
 import numpy as np
 
 from quap_tff.accounting import logs
+from quap_tff.common import array_types
 from quap_tff.common import checks
 from quap_tff.mechanisms.certified import guarantee
 from quap_tff.mechanisms.held import config as held_config
@@ -32,7 +33,7 @@ def check_colluders_before(config: guarantee.GuaranteeConfig, colluders: Sequenc
 
 def check_needs_no_schedule(
   config: object,
-  attendance: Optional[Sequence[Any]] = None,
+  attendance: Optional[Sequence[array_types.Ids]] = None,
   colluders: Sequence[int] = (),
   min_separation: Optional[int] = None,
 ) -> None:
@@ -56,7 +57,7 @@ def check_needs_no_schedule(
 
 
 def for_any_cohorts(
-  config: guarantee.GuaranteeConfig, expected: Optional[Any], averaging: postprocessing.Averaging
+  config: guarantee.GuaranteeConfig, expected: Optional[checks.Unchecked], averaging: postprocessing.Averaging
 ) -> guarantee.Settled:
   """The mechanism for cohorts as they come; `RunAccount.certified` has arguments and errors."""
   if expected is not None:
@@ -87,7 +88,7 @@ def for_any_cohorts(
   return chosen
 
 
-def _expected_cohorts(config: guarantee.GuaranteeConfig, expected: Any) -> list[np.ndarray]:
+def _expected_cohorts(config: guarantee.GuaranteeConfig, expected: checks.Unchecked) -> list[np.ndarray]:
   """int64[M_t] for each round."""
   if isinstance(expected, (str, os.PathLike)):
     expected = [one.ids for one in logs.by_id(os.fspath(expected), config.num_clients)]

@@ -8,14 +8,16 @@ import dataclasses
 import itertools
 import os
 import threading
-from typing import Any, Callable, Optional
+from typing import Callable, Generic, Optional, TypeVar
 import warnings
 import weakref
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from quap_tff.common import array_types
 from quap_tff.runtime.in_process import interpreter
+from quap_tff.runtime.in_process import tensorflow_blocks
 from quap_tff.runtime.values import errors
 from quap_tff.runtime.values import secure_intrinsics
 from quap_tff.runtime.values import traffic
@@ -29,24 +31,32 @@ _AHEAD = 4
 _BLOCK, _SMALL_BYTES, _MANY_CLIENTS = 4, 2**20, 2000
 
 
+# What a cache is asked for, and what it makes of it.
+_Key = TypeVar('_Key')
+_Made = TypeVar('_Made')
+# What a client's thread gets, and what it makes of it.
+_Item = TypeVar('_Item')
+_Result = TypeVar('_Result')
+
+
 def _most_calls(num_threads: int, size: int) -> int:
   """How many blocks of `size` clients may be between their items and their results."""
   return max(2 * num_threads, (1 + _AHEAD) * num_threads // size)
 
 
-class IdentityCache:
+class IdentityCache(Generic[_Key, _Made]):
   """Maps objects, by identity and weakly, to the results of `make`, which is called once for each.
 
   Computations need this: their own hash serializes the whole proto at every look-up, and an ordinary cache would keep
   every process that a program ever built.
   """
 
-  def __init__(self, make: Callable[[Any], Any]):
+  def __init__(self, make: Callable[[_Key], _Made]):
     self._make = make
     self._lock = threading.RLock()
-    self._results: dict[int, Any] = {}
+    self._results: dict[int, _Made] = {}
 
-  def get(self, key: Any) -> Any:
+  def get(self, key: _Key) -> _Made:
     """The result for `key`, made now if `key` is new."""
     with self._lock:
       if id(key) not in self._results:
@@ -101,7 +111,7 @@ class InProcessContext(tff.program.FederatedContext):
     self._measurement: Optional[traffic.TrafficMeasurement] = None
     self.statistics = Statistics()
 
-  def invoke(self, comp: tff.Computation, arg: Optional[Any]) -> Any:
+  def invoke(self, comp: tff.Computation, arg: array_types.Structure) -> array_types.Structure:
     """Runs `comp`; TFF calls it for `comp(...)`.
 
     Args:
@@ -224,18 +234,18 @@ class _Runner:
     """The device of the calling thread: that of its client, or the server's."""
     return getattr(self._here, 'device', self._devices[0])
 
-  def call(self, section: Any, argument: Any) -> Any:
+  def call(self, section: tensorflow_blocks.TensorFlowBlock, argument: values.Value) -> values.Value:
     """The result of a section on the calling thread's device."""
     return section(argument, self.device())
 
   def map(
     self,
-    function: Callable[[Sequence[Any]], Sequence[Any]],
-    items: Iterable[Any],
-    functions: Sequence[Any] = (),
+    function: Callable[[Sequence[_Item]], Sequence[_Result]],
+    items: Iterable[_Item],
+    functions: Sequence[tensorflow_blocks.GraphFunction] = (),
     size: int = 1,
-    instead: Optional[Callable[[Any], Any]] = None,
-  ) -> Generator[Sequence[Any], None, None]:
+    instead: Optional[Callable[[_Item], _Item]] = None,
+  ) -> Generator[Sequence[_Result], None, None]:
     """Runs `function` on blocks of clients, and yields its results in the clients' order.
 
     Only `_most_calls` blocks are between their items and their results at any time, so a slow client does not make the
@@ -273,7 +283,7 @@ class _Runner:
         future.cancel()
       concurrent.futures.wait(waiting)
 
-  def _blocks(self, items: Iterable[Any], size: int) -> Iterator[tuple[int, list[Any]]]:
+  def _blocks(self, items: Iterable[_Item], size: int) -> Iterator[tuple[int, list[_Item]]]:
     """The place of a block's first client, and the items of its clients."""
     remaining, first = iter(items), 0
     while block := list(itertools.islice(remaining, size if first + size <= self.num_clients else 1)):
@@ -282,11 +292,11 @@ class _Runner:
 
   def _run(
     self,
-    function: Callable[[Sequence[Any]], Sequence[Any]],
-    block: list[Any],
+    function: Callable[[Sequence[_Item]], Sequence[_Result]],
+    block: list[_Item],
     first: int,
-    instead: Optional[Callable[[Any], Any]],
-  ) -> Sequence[Any]:
+    instead: Optional[Callable[[_Item], _Item]],
+  ) -> Sequence[_Result]:
     self._here.device = self._devices[first % len(self._devices)]
     try:
       return function(block)

@@ -13,26 +13,30 @@ The iterator does not tune itself. At its end, TensorFlow would wait for the thr
 That took a quarter of a round (`docs/benchmarks.md`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Callable
 
 import tensorflow as tf
 
-# Not public. The versions are pinned.
+# These are not public. The versions are pinned.
+from tensorflow.core.framework import attr_value_pb2
 from tensorflow.core.framework import dataset_options_pb2
+from tensorflow.core.framework import function_pb2
 
+# The nodes of a graph or of a function, in its proto: a sequence, to which `add` adds one.
+Nodes = Any
 _VARIANT = tf.variant.as_datatype_enum
 _RESOURCE = tf.resource.as_datatype_enum
 _UNTUNED = dataset_options_pb2.Options(autotune_options=dataset_options_pb2.AutotuneOptions(enabled=False))
 
 
-def replace_reductions(graph_def: Any) -> None:
+def replace_reductions(graph_def: tf.compat.v1.GraphDef) -> None:
   """Replaces every ReduceDataset node of `graph_def`, also inside functions."""
   library = graph_def.library
   functions = {function.signature.name: function for function in library.function}
   used = set(functions)
 
-  def replace_in(nodes: Any, output: Callable[[str, str, int], str]) -> list[str]:
+  def replace_in(nodes: Nodes, output: Callable[[str, str, int], str]) -> list[str]:
     """`output` writes a reference to an output, given a node's name, the output's name in its op, and an index."""
     names = []
     for node in [node for node in nodes if node.op == 'ReduceDataset']:
@@ -64,7 +68,7 @@ def replace_reductions(graph_def: Any) -> None:
         function.ret[key] = _renamed(function.ret[key], names)
 
 
-def _renamed(edge: str, names: Any) -> str:
+def _renamed(edge: str, names: Collection[str]) -> str:
   """Inside functions an output has the name that its op gives it: `components` becomes the identity's `output`."""
   parts = edge.split(':')
   if len(parts) == 3 and parts[0] in names and parts[1] == 'components':
@@ -72,15 +76,15 @@ def _renamed(edge: str, names: Any) -> str:
   return edge
 
 
-def _element_attributes(node: Any, element: Sequence[int]) -> None:
+def _element_attributes(node: tf.compat.v1.NodeDef, element: Sequence[int]) -> None:
   node.attr['output_types'].list.type.extend(element)
   for _ in element:
     node.attr['output_shapes'].list.shape.add(unknown_rank=True)
 
 
 def _replace(
-  nodes: Any,
-  node: Any,
+  nodes: Nodes,
+  node: tf.compat.v1.NodeDef,
   prefix: str,
   types: Sequence[int],
   state: Sequence[int],
@@ -121,7 +125,7 @@ def _replace(
   node.attr['T'].list.type.extend(state)
 
 
-def _add_signature(function: Any, name: str, types: Sequence[int]) -> list[str]:
+def _add_signature(function: function_pb2.FunctionDef, name: str, types: Sequence[int]) -> list[str]:
   function.signature.name = name
   function.signature.is_stateful = True
   names = [f'arg{i}' for i in range(len(types))]
@@ -130,7 +134,7 @@ def _add_signature(function: Any, name: str, types: Sequence[int]) -> list[str]:
   return names
 
 
-def _add_condition(function: Any, name: str, types: Sequence[int]) -> None:
+def _add_condition(function: function_pb2.FunctionDef, name: str, types: Sequence[int]) -> None:
   arguments = _add_signature(function, name, types)
   function.signature.output_arg.add(name='more', type=tf.bool.as_datatype_enum)
   function.node_def.add(name='has_value', op='OptionalHasValue', input=[arguments[0]])
@@ -138,10 +142,10 @@ def _add_condition(function: Any, name: str, types: Sequence[int]) -> None:
 
 
 def _add_body(
-  function: Any,
+  function: function_pb2.FunctionDef,
   name: str,
   types: Sequence[int],
-  f: Any,
+  f: attr_value_pb2.NameAttrList,
   state: Sequence[int],
   element: Sequence[int],
   others: Sequence[int],

@@ -7,7 +7,7 @@ never sees a cohort: a client's step on its values is written like a server's st
 
 from collections.abc import Iterator, Sequence
 import functools
-from typing import Any, Callable, Optional
+from typing import Callable, Optional
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -78,7 +78,7 @@ class InterpretedProgram:
   def join(
     self,
     blocks: Sequence[tff.framework.ComputationBuildingBlock],
-    make: Callable[[streaming.Bindings, Sequence[streaming.Bindings]], Any],
+    make: Callable[[streaming.Bindings, Sequence[streaming.Bindings]], streaming.Value],
     shared_types: dict[str, tff.Type],
     own_types: dict[str, tff.Type],
   ) -> Optional[tensorflow_blocks.Joined]:
@@ -96,7 +96,9 @@ class InterpretedProgram:
     shared = {name: values.tensor_specs(type_) for name, type_ in shared_types.items()}
     own = {name: values.tensor_specs(type_) for name, type_ in own_types.items()}
 
-    def traced(tracer: Any, bindings: streaming.Bindings, clients: Any) -> Any:
+    def traced(
+      tracer: tensorflow_blocks.Tracer, bindings: streaming.Bindings, clients: Sequence[streaming.Bindings]
+    ) -> streaming.Value:
       return make({_RUNNER: tracer, **bindings}, clients)
 
     return tensorflow_blocks.Joined(traced, shared, own, self._on_trace)
@@ -111,7 +113,7 @@ class InterpretedProgram:
   def _(self, block: tff.framework.CompiledComputation) -> streaming.Run:
     section = self._section(block)
 
-    def run(bindings: streaming.Bindings) -> Callable[[Any], Any]:
+    def run(bindings: streaming.Bindings) -> Callable[[streaming.Value], streaming.Value]:
       runner = bindings[_RUNNER]
       return lambda argument: runner.call(section, argument)
 

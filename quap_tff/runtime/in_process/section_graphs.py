@@ -17,12 +17,18 @@ from typing import Any
 
 import tensorflow as tf
 
-# Not public. TFF's compiler also uses it. The versions are pinned.
+# Not public. TFF's compiler also uses the optimizer. The versions are pinned.
+from tensorflow.core.framework import function_pb2
 from tensorflow.python.grappler import tf_optimizer
 
 from quap_tff.runtime.in_process import dataset_loops
 from quap_tff.runtime.in_process import schedule
 
+# A part of a computation's proto, which has no types: a section, or a binding of it.
+Proto = Any
+# The nodes of a graph or of a function, in a proto or by name.
+Nodes = dataset_loops.Nodes
+_ByName = dict[str, tf.compat.v1.NodeDef]
 # These ops name a table, which the process's resource manager finds again. The anonymous ops have the same outputs and
 # need no name.
 _ANONYMOUS_TABLES = {
@@ -73,7 +79,7 @@ class SectionGraph:
       wait for each other.
   """
 
-  graph_def: Any
+  graph_def: tf.compat.v1.GraphDef
   inputs: Mapping[str, tf.TensorSpec]
   used: Sequence[int]
   variables: Sequence[tuple[tf.DType, tf.TensorShape]]
@@ -104,7 +110,7 @@ class SectionGraph:
     )
 
 
-def section_graph(proto: Any, arguments: Sequence[str], results: Sequence[str]) -> SectionGraph:
+def section_graph(proto: Proto, arguments: Sequence[str], results: Sequence[str]) -> SectionGraph:
   """The graph of a section.
 
   Args:
@@ -174,7 +180,7 @@ def from_graph(
   return SectionGraph(prepared, inputs, used, variables, fetches)
 
 
-def _optimizer_config() -> Any:
+def _optimizer_config() -> tf.compat.v1.ConfigProto:
   """The settings of `tff.backends.native.desugar_and_transform_to_native`, without those that save memory.
 
   To save memory, a step's biases and activations would be computed a second time for its gradients, and oneDNN could
@@ -196,12 +202,12 @@ def _node_name(edge: str) -> str:
   return edge.lstrip('^').split(':', 1)[0]
 
 
-def _needed(nodes: dict[str, Any], names: Sequence[str]) -> set[str]:
+def _needed(nodes: _ByName, names: Sequence[str]) -> set[str]:
   """The nodes `names` and all nodes that lead to them."""
   return schedule.closure(names, lambda name: map(_node_name, nodes[name].input))
 
 
-def _wait_for_no_input(nodes: Any) -> None:
+def _wait_for_no_input(nodes: Nodes) -> None:
   """Removes edges from nodes that become inputs: these exist when a call begins, and are not nodes of its graph."""
   inputs = {node.name for node in nodes if node.op in _INPUT_OPS}
   for node in nodes:
@@ -212,7 +218,7 @@ def _wait_for_no_input(nodes: Any) -> None:
       del node.attr['_class']
 
 
-def _with_calls_inlined(proto: Any, arguments: Sequence[str], results: Sequence[str]) -> Any:
+def _with_calls_inlined(proto: Proto, arguments: Sequence[str], results: Sequence[str]) -> tf.compat.v1.GraphDef:
   """The section's GraphDef. If it calls functions, TensorFlow's optimizer inlines them.
 
   Otherwise functions' dataset arguments would be placed on GPUs, which have no kernels for datasets. A section that
@@ -244,7 +250,7 @@ def _with_calls_inlined(proto: Any, arguments: Sequence[str], results: Sequence[
     return graph_def
 
 
-def _initialize_first(nodes: dict[str, Any], initialize: str) -> None:
+def _initialize_first(nodes: _ByName, initialize: str) -> None:
   """Makes every node that `initialize` does not need wait for it."""
   before = _needed(nodes, [initialize])
   free = {name for name, node in nodes.items() if node.op in _FREE_OPS and not node.input}
@@ -256,7 +262,7 @@ def _initialize_first(nodes: dict[str, Any], initialize: str) -> None:
       node.input.append(f'^{initialize}')
 
 
-def _place_elements_on_cpu(nodes: Any) -> None:
+def _place_elements_on_cpu(nodes: Nodes) -> None:
   """Places iterators and optional elements, also those that a loop passes on, where the datasets are."""
   passed_to: dict[str, list[str]] = {}
   for node in nodes:
@@ -270,7 +276,7 @@ def _place_elements_on_cpu(nodes: Any) -> None:
       node.device = _CPU
 
 
-def _renamed_library(library: Any, nodes: Sequence[Any]) -> Any:
+def _renamed_library(library: function_pb2.FunctionDefLibrary, nodes: Nodes) -> function_pb2.FunctionDefLibrary:
   """The functions that `nodes` reach, under names that are new to this process; renames their uses in `nodes` too.
 
   A process has one name space for functions, and the compiler optimizes functions without renaming them: the graph's
@@ -289,7 +295,7 @@ def _renamed_library(library: Any, nodes: Sequence[Any]) -> Any:
       pending.append(name)
     return name + suffix
 
-  def rename(node: Any) -> None:
+  def rename(node: tf.compat.v1.NodeDef) -> None:
     node.op = visit(node.op)
     for attribute in node.attr.values():
       for reference in [attribute.func] if attribute.HasField('func') else attribute.list.func:
@@ -315,7 +321,7 @@ def _renamed_library(library: Any, nodes: Sequence[Any]) -> Any:
   return renamed
 
 
-def _depends_on_call_order(node: Any) -> bool:
+def _depends_on_call_order(node: tf.compat.v1.NodeDef) -> bool:
   # A stateful random op with a seed continues its sequence from call to call, so what a client draws depends on how
   # many drew before it. Without a seed it is random anyway; stateless ops have inputs instead of these attributes.
   return 'seed' in node.attr and 'seed2' in node.attr and (node.attr['seed'].i != 0 or node.attr['seed2'].i != 0)

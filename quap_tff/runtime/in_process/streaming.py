@@ -9,7 +9,7 @@ lives until the last aggregation has taken it.
 from collections.abc import Generator, Iterable, Iterator, Sequence
 import contextlib
 import functools
-from typing import Any, Callable, Optional, Protocol, TypeVar
+from typing import Callable, Optional, Protocol, TYPE_CHECKING, TypeVar
 
 import tensorflow_federated as tff
 
@@ -19,8 +19,12 @@ from quap_tff.runtime.values import errors
 from quap_tff.runtime.values import traffic
 from quap_tff.runtime.values import values
 
-# A value as `values` has it: nested tuples of tensors, of all clients a sequence of them, or a function of values.
-Value = Any
+if TYPE_CHECKING:  # It imports this module.
+  from quap_tff.runtime.in_process import interpreter
+
+Value = values.Value
+# The inputs of the aggregations from a client, and its values to keep.
+FromClient = tuple[tuple[Value, ...], tuple[Value, ...]]
 Bindings = dict[str, Value]
 Run = Callable[[Bindings], Value]
 T = TypeVar('T')
@@ -66,7 +70,7 @@ class Body:
     errors.UnsupportedComputationError: If clients' values come from anything but an intrinsic.
   """
 
-  def __init__(self, function: tff.framework.Lambda, program: Any):
+  def __init__(self, function: tff.framework.Lambda, program: 'interpreter.InterpretedProgram'):
     body = function.result
     if isinstance(body, tff.framework.Call):
       body = tff.framework.Block([(_RESULT, body)], tff.framework.Reference(_RESULT, body.type_signature))
@@ -98,7 +102,7 @@ class Body:
       self._steps.append((run, own_needs - later))
     self._result = program.compile(body.result)
 
-  def __call__(self, bindings: Bindings) -> Any:
+  def __call__(self, bindings: Bindings) -> Value:
     bindings = dict(bindings)
     for step, released in self._steps:
       step(bindings)
@@ -123,7 +127,9 @@ class Body:
 class _Aggregation:
   """A `federated_aggregate`: zero, accumulate and report at the server. There is one accumulator, so nothing merges."""
 
-  def __init__(self, name: str, call: tff.framework.Call, compile_block: Callable[[Any], Run]):
+  def __init__(
+    self, name: str, call: tff.framework.Call, compile_block: Callable[[tff.framework.ComputationBuildingBlock], Run]
+  ):
     if isinstance(call.argument, tff.framework.Struct):
       parts = [part for _, part in tff.structure.iter_elements(call.argument)]
     else:
@@ -137,7 +143,7 @@ class _Aggregation:
   def start(self, bindings: Bindings) -> None:
     bindings[self.name] = self._zero(bindings)
 
-  def sum(self, bindings: Bindings) -> Any:
+  def sum(self, bindings: Bindings) -> Value:
     """The next accumulator, of the one and the value that are bound."""
     return self._accumulate(bindings)((bindings[self.name], bindings[self.value_name]))
 
@@ -145,7 +151,7 @@ class _Aggregation:
     bindings[self.name] = self._report(bindings)(bindings[self.name])
 
 
-def _sums(aggregations: Sequence[_Aggregation], shared: Bindings, clients: Sequence[Bindings]) -> tuple[Any, ...]:
+def _sums(aggregations: Sequence[_Aggregation], shared: Bindings, clients: Sequence[Bindings]) -> tuple[Value, ...]:
   """The next accumulators, after the values of a block's clients, one client after the other."""
   totals = dict(shared)
   for own in clients:
@@ -154,7 +160,7 @@ def _sums(aggregations: Sequence[_Aggregation], shared: Bindings, clients: Seque
   return tuple([totals[one.name] for one in aggregations])
 
 
-def _joined_sums(aggregations: Sequence[_Aggregation], body: Body) -> Optional[Any]:
+def _joined_sums(aggregations: Sequence[_Aggregation], body: Body) -> Optional[tensorflow_blocks.Joined]:
   """All `_sums` in one call of TensorFlow; None if that cannot be."""
   if any(references(one.accumulate_block) & body.types.keys() for one in aggregations):
     return None  # A sum that needs more than its accumulator and its value.
@@ -211,7 +217,7 @@ class _Pass:
       functions = [joined.function(count) for count in counts]
       wanted = True if self._argument_name is None else joined.wanted(self._argument_name)
 
-    def several(clients: Sequence[Bindings]) -> Sequence[tuple[tuple[Any, ...], tuple[Any, ...]]]:
+    def several(clients: Sequence[Bindings]) -> Sequence[FromClient]:
       return self._each(shared, clients) if joined is None else joined(shared, clients, runner.device())
 
     instead = None if self._without_examples is None else self._emptied
@@ -232,16 +238,16 @@ class _Pass:
     assert self._without_examples is not None and self._argument_name is not None
     return {**own, self._argument_name: self._without_examples(own[self._argument_name])}
 
-  def _each(self, shared: Bindings, clients: Sequence[Bindings]) -> tuple[tuple[tuple[Any, ...], tuple[Any, ...]], ...]:
+  def _each(self, shared: Bindings, clients: Sequence[Bindings]) -> tuple[FromClient, ...]:
     """The inputs of the aggregations and the values to keep, for each client of a block."""
     return tuple([self._run_client({**shared, **own}) for own in clients])
 
-  def _run_client(self, own: Bindings) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+  def _run_client(self, own: Bindings) -> FromClient:
     for name, run in self._steps:
       own[name] = run(own)
     return tuple([one.value(own) for one in self._aggregations]), tuple([own[name] for name in self._kept])
 
-  def _sum(self, bindings: Bindings, block: Sequence[Sequence[Any]]) -> None:
+  def _sum(self, bindings: Bindings, block: Sequence[Sequence[Value]]) -> None:
     aggregations, runner = self._aggregations, bindings[RUNNER]
     if runner.meter is not None:
       runner.meter.add(up=sum(one.num_bytes(value) for inputs in block for one, value in zip(aggregations, inputs)))
@@ -255,7 +261,7 @@ class _Pass:
       sums = _sums(aggregations, bindings, clients)
     bindings.update(zip([one.name for one in aggregations], sums))
 
-  def _clients(self, bindings: Bindings, wanted: Any) -> Iterator[Bindings]:
+  def _clients(self, bindings: Bindings, wanted: values.Wanted) -> Iterator[Bindings]:
     """Each client's own bindings. Values that nothing else needs leave the round's bindings with them."""
     for index in range(bindings[RUNNER].num_clients):
       own: Bindings = {}
@@ -268,7 +274,7 @@ class _Pass:
       yield own
 
 
-def _selector(type_spec: Optional[tff.Type]) -> Callable[[Any, int, Any], Any]:
+def _selector(type_spec: Optional[tff.Type]) -> Callable[[Value, int, values.Wanted], Value]:
   """A function (argument, client's place, wanted parts) -> the argument as this client has it."""
   if values.differs_by_client(type_spec):
     return lambda value, index, wanted: (
@@ -278,7 +284,7 @@ def _selector(type_spec: Optional[tff.Type]) -> Callable[[Any, int, Any], Any]:
     return lambda value, index, wanted: value
   parts = [_selector(part) for _, part in tff.structure.iter_elements(type_spec)]
 
-  def select_client(value: Any, index: int, wanted: Any) -> Any:
+  def select_client(value: Value, index: int, wanted: values.Wanted) -> Value:
     each = len(parts) * [True] if wanted is True else wanted
     return tuple([of(part, index, own) for of, part, own in zip(parts, value, each)])
 

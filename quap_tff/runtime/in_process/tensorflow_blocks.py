@@ -23,6 +23,7 @@ from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import context
 from tensorflow.python.eager import core
 
+from quap_tff.common import array_types
 from quap_tff.runtime.in_process import section_graphs
 from quap_tff.runtime.values import errors
 from quap_tff.runtime.values import values
@@ -31,6 +32,14 @@ _CPU = '/device:CPU:0'
 # Dtypes with GPU kernels for everything that is done to a variable. Others (counters, flags) live in host memory.
 _GPU_VARIABLE_DTYPES = frozenset([tf.float16, tf.bfloat16, tf.float32, tf.float64])
 
+# A value's tensors by the names of a graph, or by their places, nested as the value is.
+Nested = Any
+# A value's specifications by name.
+Specs = dict[str, array_types.StructureSpec]
+# Values by name.
+Values = dict[str, values.Value]
+# Picks a value out of flat tensors.
+_Pack = Callable[[Sequence[tf.Tensor]], values.Value]
 # A variable's dtype and shape.
 VariableSpec = tuple[tf.DType, tf.TensorShape]
 
@@ -39,7 +48,7 @@ def _full_name(tensor_name: str) -> str:
   return tensor_name if ':' in tensor_name else f'{tensor_name}:0'
 
 
-def _names(binding: Any) -> Any:
+def _names(binding: section_graphs.Proto) -> Nested:
   """Names of the graph's tensors that `binding` binds, nested as the value is."""
   kind = binding.WhichOneof('binding')
   if kind == 'tensor':
@@ -49,14 +58,14 @@ def _names(binding: Any) -> Any:
   return tuple([_names(element) for element in binding.struct.element])
 
 
-def _leaves(value: Any) -> list[Any]:
+def _leaves(value: values.Value) -> list[tf.Tensor]:
   """The leaves of nested tuples, depth first; `tf.nest.flatten` takes twice as long, which small clients notice."""
-  leaves: list[Any] = []
+  leaves: list[tf.Tensor] = []
   _add_leaves((value,), leaves)
   return leaves
 
 
-def _add_leaves(value: tuple[Any, ...], leaves: list[Any]) -> None:
+def _add_leaves(value: tuple[values.Value, ...], leaves: list[tf.Tensor]) -> None:
   for part in value:
     if isinstance(part, tuple):
       _add_leaves(part, leaves)
@@ -108,7 +117,7 @@ class GraphFunction:
     self._on_one_thread = on_one_thread
     self._lock = threading.RLock()
     self._graph: Optional[section_graphs.SectionGraph] = None
-    self._functions: list[Any] = []
+    self._functions: list[tf.types.experimental.ConcreteFunction] = []
     # By device, numbered sets of private variables and their handles, which nobody holds at the moment.
     self._free: dict[str, list[tuple[int, list[tf.Variable], list[tf.Tensor]]]] = {}
     self._numbers = itertools.count()
@@ -161,7 +170,9 @@ class GraphFunction:
     finally:
       free.append(slot)
 
-  def _run(self, function: Any, arguments: list[tf.Tensor], device: str) -> Sequence[tf.Tensor]:
+  def _run(
+    self, function: tf.types.experimental.ConcreteFunction, arguments: list[tf.Tensor], device: str
+  ) -> Sequence[tf.Tensor]:
     """The core of a call of `function`, without the checks around it, which cost small clients much."""
     # The public op StatefulPartitionedCall is faster still, but TensorFlow then keeps its own form of the function
     # for as long as the process lives: 2 MB for each computation.
@@ -194,7 +205,7 @@ class TensorFlowBlock:
     function: Runs the section.
   """
 
-  def __init__(self, proto: Any, on_trace: Callable[[], None]):
+  def __init__(self, proto: section_graphs.Proto, on_trace: Callable[[], None]):
     if proto.WhichOneof('computation') != 'tensorflow':
       raise errors.UnsupportedComputationError(
         'The in-process runtime runs TensorFlow only, and this computation has a section of the kind '
@@ -209,7 +220,7 @@ class TensorFlowBlock:
       lambda: section_graphs.section_graph(proto, arguments, tf.nest.flatten(results)), on_trace
     )
 
-  def __call__(self, argument: Any, device: str) -> Any:
+  def __call__(self, argument: values.Value, device: str) -> values.Value:
     """Runs the section.
 
     Args:
@@ -223,7 +234,9 @@ class TensorFlowBlock:
     leaves = [] if argument is None else _leaves(argument)
     return self._pack([*self.function(leaves, device), *leaves])
 
-  def add_to_current_graph(self, argument: Any, new_handle: Callable[[VariableSpec], tf.Tensor]) -> Any:
+  def add_to_current_graph(
+    self, argument: values.Value, new_handle: Callable[[VariableSpec], tf.Tensor]
+  ) -> values.Value:
     """The section's result in the current TensorFlow graph.
 
     Args:
@@ -236,17 +249,17 @@ class TensorFlowBlock:
     return self._pack([*graph.add_to_current_graph(inputs, name='section'), *leaves])
 
 
-def _positions(names: Any, arguments: Sequence[str]) -> Any:
+def _positions(names: Nested, arguments: Sequence[str]) -> Nested:
   """The places of the tensors `names` (nested) among the fetches and the arguments, which follow these."""
   positions = {name: i for i, name in enumerate([*_fetches(names, arguments), *arguments])}
   return tf.nest.map_structure(positions.__getitem__, names)
 
 
-def _fetches(names: Any, arguments: Sequence[str]) -> list[str]:
+def _fetches(names: Nested, arguments: Sequence[str]) -> list[str]:
   return [name for name in dict.fromkeys(tf.nest.flatten(names)) if name not in arguments]
 
 
-def _packer(positions: Any) -> Callable[[Sequence[Any]], Any]:
+def _packer(positions: Nested) -> _Pack:
   """Picks a value out of flat tensors, of which `positions` (nested tuples) are the value's leaves."""
   if not isinstance(positions, tuple):
     return operator.itemgetter(positions)
@@ -265,13 +278,11 @@ class Joined:
     on_trace: See `GraphFunction`.
   """
 
-  def __init__(
-    self, make: Callable[..., Any], shared: dict[str, Any], own: dict[str, Any], on_trace: Callable[[], None]
-  ):
+  def __init__(self, make: Callable[..., values.Value], shared: Specs, own: Specs, on_trace: Callable[[], None]):
     self._make = make
     self._shared, self._own = shared, own
     self._on_trace = on_trace
-    self._packs: dict[int, Callable[[Sequence[Any]], Any]] = {}
+    self._packs: dict[int, _Pack] = {}
     self._functions: dict[int, GraphFunction] = {}
     self._returned: set[int] = set()  # The places of arguments of one client that are results as they are.
     self._lock = threading.Lock()
@@ -284,14 +295,14 @@ class Joined:
         self._functions[num_clients] = GraphFunction(make_graph, self._on_trace, on_one_thread=True)
       return self._functions[num_clients]
 
-  def wanted(self, name: str) -> Any:
+  def wanted(self, name: str) -> values.Wanted:
     """The leaves of a client's own value `name` that are used at all: booleans, nested as the value is."""
     used = set(self.function(1).graph.used) | self._returned
     specs = [*self._shared.values(), *self._own.values()]
     is_used = [position in used for position in range(len(tf.nest.flatten(specs)))]
     return tf.nest.pack_sequence_as(specs, is_used)[len(self._shared) + list(self._own).index(name)]
 
-  def __call__(self, bindings: dict[str, Any], clients: Sequence[dict[str, Any]], device: str) -> Any:
+  def __call__(self, bindings: Values, clients: Sequence[Values], device: str) -> values.Value:
     """The values that `make` would make of the bindings."""
     leaves = _leaves(tuple([bindings[name] for name in self._shared]))
     for own in clients:
@@ -303,7 +314,7 @@ class Joined:
     with tf.Graph().as_default() as graph:
       bindings, *clients = (_placeholders(specs) for specs in [self._shared] + num_clients * [self._own])
       arguments = tf.nest.flatten([list(part.values()) for part in (bindings, *clients)])
-      tracer = _Tracer()
+      tracer = Tracer()
       results = tf.nest.map_structure(lambda result: result.name, _in_graph(self._make(tracer, bindings, clients)))
     names = [argument.name for argument in arguments]
     self._packs[num_clients] = _packer(_positions(results, names))
@@ -312,14 +323,14 @@ class Joined:
     return section_graphs.from_graph(graph, arguments, tracer.handles, tracer.variables, _fetches(results, names))
 
 
-def _placeholders(specs: dict[str, Any]) -> dict[str, Any]:
+def _placeholders(specs: Specs) -> Values:
   return {
     name: tf.nest.map_structure(lambda spec: tf.compat.v1.placeholder(spec.dtype, spec.shape), part)
     for name, part in specs.items()
   }
 
 
-class _Tracer:
+class Tracer:
   """Represents the runner (`interpreter.InterpretedProgram`) where sections are added to a graph, and not run.
 
   Attributes:
@@ -331,7 +342,7 @@ class _Tracer:
     self.handles: list[tf.Tensor] = []
     self.variables: list[VariableSpec] = []
 
-  def call(self, section: TensorFlowBlock, argument: Any) -> Any:
+  def call(self, section: TensorFlowBlock, argument: values.Value) -> values.Value:
     return section.add_to_current_graph(None if argument is None else _in_graph(argument), self._new_handle)
 
   def _new_handle(self, variable: VariableSpec) -> tf.Tensor:
@@ -340,7 +351,7 @@ class _Tracer:
     return self.handles[-1]
 
 
-def _in_graph(value: Any) -> Any:
+def _in_graph(value: values.Value) -> values.Value:
   """`value` with its eager tensors, which are constants of the computation, as constants of the current graph."""
   return tf.nest.map_structure(
     lambda leaf: leaf if tf.is_symbolic_tensor(leaf) else tf.constant(leaf.numpy(), leaf.dtype), value

@@ -15,14 +15,17 @@ result is right nevertheless, and it is returned: such a modulus divides the num
 """
 
 from collections.abc import Sequence
-from typing import Any, Callable
+from typing import Callable
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from quap_tff.common import array_types
+
 # A tensor, or a structure of them as TFF has it.
-_Structure = Any
+_Structure = array_types.Structure
 # The sum of each tensor of a value, and an int32 scalar: how often it left its range.
 _Sum = tuple[Sequence[tf.Tensor], Sequence[tf.Tensor]]
 # TFF's limit: of the 63 bits of an int64, one at least is for the sum of two values.
@@ -173,14 +176,14 @@ def _no_wraps(wraps: Sequence[tf.Tensor], member: tff.Type, advice: str) -> list
   ]
 
 
-def _tensors(structure: Any) -> list[Any]:
+def _tensors(structure: _Structure) -> list[tf.Tensor]:
   """The leaves of a value, a modulus or a type, in the order of the type."""
   return tff.structure.flatten(structure)
 
 
-def _packed(member: tff.Type, tensors: Sequence[tf.Tensor]) -> Any:
+def _packed(member: tff.Type, tensors: Sequence[tf.Tensor]) -> _Structure:
   return tff.structure.pack_sequence_as(member, tensors) if isinstance(member, tff.StructType) else tensors[0]
 
 
-def _name(dtype: Any) -> str:
+def _name(dtype: npt.DTypeLike) -> str:
   return np.dtype(dtype).name

@@ -8,7 +8,7 @@ computation (`federated_value` at the clients), and encoding, compression or enc
 """
 
 import threading
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Callable, NamedTuple, Optional
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -57,7 +57,7 @@ class Meter:
     return Traffic(self._down / num_clients, self._up / num_clients, num_clients)
 
 
-def sizer(type_spec: tff.Type) -> Callable[[Any], int]:
+def sizer(type_spec: tff.Type) -> Callable[[values.Value], int]:
   """A function from values of a type (see `values`) to their bytes.
 
   It looks only at what has a size of its own: strings, tensors of unknown shape, and sequences, which it reads once to

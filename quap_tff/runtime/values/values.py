@@ -15,13 +15,15 @@ from typing import Any, Callable, Optional, Union
 
 import attrs
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from quap_tff.common import array_types
 from quap_tff.runtime.values import errors
 
 # By kind of dtypes, the Python types whose values fit one. No value of Python fits a dtype of another kind.
-_PYTHON_TYPES: dict[str, Any] = {
+_PYTHON_TYPES: dict[str, Union[type, tuple[type, ...]]] = {
   'integer': int,
   'float': float,
   'complex': complex,
@@ -48,37 +50,42 @@ class PerClient(list):
 class MadeOnDemand(collections.abc.Sequence):
   """`make(client)` for each of `clients`, called anew each time that the item is asked for."""
 
-  def __init__(self, make: Callable[..., Any], clients: Union[Sequence[Any], np.ndarray]):
+  def __init__(self, make: Callable[..., array_types.Structure], clients: Union[Sequence[int], np.ndarray]):
     self._make = make
     self._clients = clients
 
   def __len__(self) -> int:
     return len(self._clients)
 
-  def __getitem__(self, index: int) -> Any:  # type: ignore[override]  # Nothing takes slices of it.
+  def __getitem__(self, index: int) -> array_types.Structure:  # type: ignore[override]  # Nothing takes slices of it.
     return self._make(self._clients[index])
 
 
 class ValuesOnDemand(MadeOnDemand):
   """One value per client, in the cohort's order, made from the caller's sequence each time that it is asked for."""
 
-  def part(self, index: int, wanted: Any) -> Any:
+  def part(self, index: int, wanted: 'Wanted') -> 'Value':
     """A client's value, of which only the `wanted` parts are made (see `to_value`)."""
     return self._make(self._clients[index], wanted)
 
 
+# A value as this runtime has it: a tensor, a dataset's variant, or a nested tuple of them; of all clients a sequence of
+# such; or a function of values.
+Value = Any
+# Whether a value is needed, or for a nested tuple whether each part is.
+Wanted = Any
 # Where a part of the argument is, for messages: (where its parent is, its name or index), () for the argument itself.
 # Making such a pair costs 30 ns, so values that fit hardly pay for it.
 Path = tuple[Any, ...]
 
 
 @functools.cache
-def tf_dtype(dtype: Any) -> tf.DType:
+def tf_dtype(dtype: npt.DTypeLike) -> tf.DType:
   """The TensorFlow dtype of a TFF tensor type's dtype (which has NumPy's strings)."""
   return tf.string if np.dtype(dtype).kind in 'US' else tf.as_dtype(dtype)
 
 
-def tensor_specs(type_spec: tff.Type) -> Any:
+def tensor_specs(type_spec: tff.Type) -> array_types.StructureSpec:
   """`tf.TensorSpec`s of the tensors of one client's or the server's value, nested as the value is."""
   if isinstance(type_spec, tff.FederatedType):
     return tensor_specs(type_spec.member)
@@ -102,7 +109,7 @@ def differs_by_client(type_spec: Optional[tff.Type]) -> bool:
   return isinstance(type_spec, tff.FederatedType) and type_spec.placement is tff.CLIENTS and not type_spec.all_equal
 
 
-def without_examples(type_spec: Optional[tff.Type]) -> Optional[Callable[[Any], Any]]:
+def without_examples(type_spec: Optional[tff.Type]) -> Optional[Callable[[Value], Value]]:
   """A function from an argument, as one client has it, to the same argument without this client's examples.
 
   It is None where no part of the argument has `client_id` and `examples`, the data of this package's processes
@@ -128,14 +135,14 @@ def without_examples(type_spec: Optional[tff.Type]) -> Optional[Callable[[Any], 
   return lambda value: tuple(part if of is None else of(part) for of, part in zip(parts, value))
 
 
-def num_clients(argument: Any, type_spec: Optional[tff.Type]) -> Optional[int]:
+def num_clients(argument: Value, type_spec: Optional[tff.Type]) -> Optional[int]:
   """The cohort's size, `None` if an argument (or its value) has no client values.
 
   Raises:
     ValueError: If two client-placed parts differ in their number of clients.
   """
 
-  def sizes(part: Any, part_type: Optional[tff.Type]) -> set[int]:
+  def sizes(part: Value, part_type: Optional[tff.Type]) -> set[int]:
     if differs_by_client(part_type):
       return {len(part)}
     if isinstance(part_type, tff.StructType):
@@ -148,7 +155,7 @@ def num_clients(argument: Any, type_spec: Optional[tff.Type]) -> Optional[int]:
   return client_counts.pop() if client_counts else None
 
 
-def to_value(argument: Any, type_spec: tff.Type, path: Path = (), wanted: Any = True) -> Any:
+def to_value(argument: array_types.Structure, type_spec: tff.Type, path: Path = (), wanted: Wanted = True) -> Value:
   """Turns a caller's argument into a value.
 
   Tensors and arrays must be of the type's dtype or of a smaller one of its kind, and Python's numbers of its kind and
@@ -185,7 +192,7 @@ def to_value(argument: Any, type_spec: tff.Type, path: Path = (), wanted: Any = 
       return PerClient(to_value(part, type_spec.member, (path, i)) for i, part in enumerate(argument))
     if isinstance(argument, collections.abc.Sequence) and not isinstance(argument, (str, bytes)):
 
-      def make(client: int, wanted: Any = True) -> Any:
+      def make(client: int, wanted: Wanted = True) -> Value:
         return to_value(argument[client], type_spec.member, (path, client), wanted)
 
       return ValuesOnDemand(make, range(len(argument)))
@@ -199,7 +206,7 @@ def to_value(argument: Any, type_spec: tff.Type, path: Path = (), wanted: Any = 
   )
 
 
-def _tensor(argument: Any, type_spec: tff.TensorType, path: Path) -> tf.Tensor:
+def _tensor(argument: array_types.Structure, type_spec: tff.TensorType, path: Path) -> tf.Tensor:
   if isinstance(argument, (np.ndarray, np.generic)) and argument.dtype == type_spec.dtype:
     # The usual case. TensorFlow's own comparison of shapes costs as much as the conversion.
     shape, own_shape = type_spec.shape, argument.shape
@@ -241,7 +248,7 @@ def _widens(dtype: tf.DType, expected: tf.DType) -> bool:
   return _kind(dtype) == _kind(expected) and np.can_cast(dtype.as_numpy_dtype, expected.as_numpy_dtype)
 
 
-def _misfit(value: Any, dtype: tf.DType) -> str:
+def _misfit(value: Value, dtype: tf.DType) -> str:
   """Says why a number, a string or an array cannot become a tensor of `dtype` without a change; '' if it can.
 
   The rule is that of TFF's own contexts. The kind must be the same: a float does not become an integer, an integer does
@@ -263,12 +270,12 @@ def _misfit(value: Any, dtype: tf.DType) -> str:
   return f'{_shortened(value)}, which is out of range ({shown.format(low, high)})'
 
 
-def _shortened(value: Any) -> str:
+def _shortened(value: object) -> str:
   shown = repr(value)
   return shown if len(shown) <= 80 else f'{shown[:77]}...'
 
 
-def _fitting(argument: Any, dtype: tf.DType, path: Path) -> Any:
+def _fitting(argument: array_types.Structure, dtype: tf.DType, path: Path) -> array_types.Structure:
   """`argument`, if TensorFlow can make a tensor of `dtype` of it without a change."""
   if isinstance(argument, (list, tuple)):
     return [_fitting(part, dtype, (path, i)) for i, part in enumerate(argument)]
@@ -286,7 +293,9 @@ def _place(path: Path) -> str:
   return _place(parent) + (f'.{key}' if isinstance(key, str) else f'[{key}]')
 
 
-def children(argument: Any, type_spec: tff.StructType, path: Path = ()) -> Sequence[tuple[Optional[str], Any, Any]]:
+def children(
+  argument: array_types.Structure, type_spec: tff.StructType, path: Path = ()
+) -> Sequence[tuple[Optional[str], array_types.Structure, tff.Type]]:
   """The parts of a structure in the type's order: (name in the type, part, its type); raises `TypeError`."""
   elements = tff.structure.to_elements(type_spec)
   if isinstance(argument, Mapping) and argument.keys() == {name for name, _ in elements}:
@@ -311,7 +320,7 @@ def children(argument: Any, type_spec: tff.StructType, path: Path = ()) -> Seque
   return [(name, part, t) for (_, part), (name, t) in zip(members, elements)]
 
 
-def _are_single(found: Sequence[Any], expected: Sequence[tf.TensorSpec]) -> bool:
+def _are_single(found: Sequence[array_types.StructureSpec], expected: Sequence[tf.TensorSpec]) -> bool:
   """True if tensors lack an axis of examples that all of the expected ones have."""
   if len(found) != len(expected) or not all(isinstance(spec, tf.TensorSpec) for spec in found):
     return False
@@ -319,7 +328,7 @@ def _are_single(found: Sequence[Any], expected: Sequence[tf.TensorSpec]) -> bool
   return all(None not in (own, whole) and own + 1 == whole for own, whole in ranks)
 
 
-def _sequence(argument: Any, type_spec: tff.SequenceType, path: Path) -> tf.Tensor:
+def _sequence(argument: array_types.Structure, type_spec: tff.SequenceType, path: Path) -> tf.Tensor:
   if isinstance(argument, tf.data.Dataset):
     structure = element_structure(type_spec.element)
     specs, expected = tf.nest.flatten(argument.element_spec), tf.nest.flatten(structure)
@@ -348,14 +357,14 @@ def _sequence(argument: Any, type_spec: tff.SequenceType, path: Path) -> tf.Tens
   )
 
 
-def _has_its_names(element: Any, structure: Any) -> bool:
+def _has_its_names(element: array_types.StructureSpec, structure: array_types.StructureSpec) -> bool:
   """True if a dataset's dictionaries have the keys of the structure, which flattening forgets."""
   if isinstance(element, Mapping) and isinstance(structure, Mapping):
     return element.keys() == structure.keys() and all(_has_its_names(element[key], structure[key]) for key in structure)
   return not (type(element) is type(structure) is tuple) or all(map(_has_its_names, element, structure))
 
 
-def element_structure(type_spec: tff.Type) -> Any:
+def element_structure(type_spec: tff.Type) -> array_types.StructureSpec:
   """`tf.TensorSpec`s of a sequence's elements, nested as tf.data flattens them (dictionaries by sorted key)."""
   if isinstance(type_spec, tff.TensorType):
     return tf.TensorSpec(type_spec.shape, tf_dtype(type_spec.dtype))
@@ -364,21 +373,21 @@ def element_structure(type_spec: tff.Type) -> Any:
   return _element(type_spec, [element_structure(element) for _, element in tff.structure.iter_elements(type_spec)])
 
 
-def element_to_value(element: Any, type_spec: tff.Type) -> Any:
+def element_to_value(element: array_types.Structure, type_spec: tff.Type) -> Value:
   """A tf.data element with the structure of `element_structure`, as a value."""
   if isinstance(type_spec, tff.TensorType):
     return element
   return tuple(element_to_value(part, t) for _, part, t in children(element, type_spec))
 
 
-def value_to_element(value: Any, type_spec: tff.Type) -> Any:
+def value_to_element(value: Value, type_spec: tff.Type) -> array_types.Structure:
   """The inverse of `element_to_value`."""
   if isinstance(type_spec, tff.TensorType):
     return value
   return _element(type_spec, [value_to_element(p, t) for p, (_, t) in zip(value, tff.structure.to_elements(type_spec))])
 
 
-def _element(type_spec: tff.StructType, parts: Sequence[Any]) -> Any:
+def _element(type_spec: tff.StructType, parts: Sequence[array_types.Structure]) -> array_types.Structure:
   """`parts` in the container that tf.data has for a structure."""
   names = [name for name, _ in tff.structure.to_elements(type_spec)]
   return collections.OrderedDict(zip(names, parts)) if names and names[0] is not None else tuple(parts)
@@ -389,7 +398,7 @@ def dataset(variant: tf.Tensor, element_type: tff.Type) -> tf.data.Dataset:
   return tf.data.experimental.from_variant(variant, element_structure(element_type))
 
 
-def sequence_from_values(elements: Sequence[Any], element_type: tff.Type) -> tf.Tensor:
+def sequence_from_values(elements: Sequence[Value], element_type: tff.Type) -> tf.Tensor:
   """A sequence that yields `elements` (values)."""
   nested = [value_to_element(element, element_type) for element in elements]
   if len(nested) == 1:  # `from_list` makes half of a small client's cost.
@@ -405,7 +414,7 @@ def sequence_from_values(elements: Sequence[Any], element_type: tff.Type) -> tf.
   return tf.data.experimental.to_variant(tf.data.Dataset.from_tensors(blank).repeat(len(nested)))
 
 
-def to_python(value: Any, type_spec: tff.Type, num_clients: int) -> Any:
+def to_python(value: Value, type_spec: tff.Type, num_clients: int) -> array_types.Structure:
   """Turns a result into what TFF's own contexts return: NumPy values in the type's Python containers.
 
   Arrays share the memory of the tensors and are read-only, as those of TFF's contexts are. Sequences are datasets.
@@ -430,7 +439,7 @@ def to_python(value: Any, type_spec: tff.Type, num_clients: int) -> Any:
   )
 
 
-def _container(elements: Sequence[Any], container: Optional[type]) -> Any:
+def _container(elements: Sequence[array_types.Structure], container: Optional[type]) -> array_types.Structure:
   named = [name is not None for name, _ in elements]
   if any(named) and not all(named):
     raise ValueError(

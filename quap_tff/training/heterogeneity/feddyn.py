@@ -17,10 +17,10 @@ from __future__ import annotations
 import collections
 from collections.abc import Sequence
 import dataclasses
-from typing import Any
 
 from quap_tff.common import checks
 from quap_tff.common.lazy import tf
+from quap_tff.training import client_update
 from quap_tff.training import extension
 
 
@@ -41,20 +41,24 @@ class FedDyn(extension.Extension):
       'released: in this simulation, the server keeps it for the client.'
     )
 
-  def client_work(self, config: Any) -> Any:
+  def client_work(self, config: client_update.ClientWorkConfig) -> client_update.ClientWorkConfig:
     return dataclasses.replace(config, proximal_strength=config.proximal_strength + self.alpha)
 
-  def initial_memory(self, num_clients: int, shapes: Sequence[Any]) -> collections.OrderedDict[str, Any]:
+  def initial_memory(self, num_clients: int, shapes: Sequence[tf.TensorShape]) -> extension.NamedTensors:
     return collections.OrderedDict(drift=extension.zeros(shapes))
 
-  def correction(self, message: Any, own: extension.Tensors, steps: Any) -> extension.Tensors:
+  def correction(
+    self, message: extension.NamedTensors, own: extension.OwnVector, steps: tf.Tensor
+  ) -> extension.Tensors:
     return [-mine for mine in own]
 
-  def kept(self, message: Any, own: extension.Tensors, local: extension.LocalKnowledge) -> Any:
+  def kept(
+    self, message: extension.NamedTensors, own: extension.OwnVector, local: extension.LocalKnowledge
+  ) -> tf.Tensor:
     moved = [mine + self.alpha * g for mine, g in zip(own, local.update)]
     return extension.flat(extension.choose(extension.are_finite(local.update), moved, own))
 
-  def server_step(self, memory: Any, mean: extension.Tensors, cohort: extension.Cohort) -> extension.Step:
+  def server_step(self, memory: extension.Memory, mean: extension.Tensors, cohort: extension.Cohort) -> extension.Step:
     came = tf.size(cohort.client_ids)
     moved = self.alpha * extension.share(came, cohort.num_clients)
     drift = [h + moved * tf.cast(g, h.dtype) for h, g in zip(memory['drift'], mean)]

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from typing import Any, Optional
+from typing import Optional
 
 from quap_tff.common import checks
 from quap_tff.common.lazy import tf
@@ -69,12 +69,14 @@ class FedNova(extension.Extension):
     factor = (self.effective_steps or self.mean_epochs or 1.0) / tf.cast(tf.maximum(taken, 1), tf.float32)
     return [g * tf.cast(factor, g.dtype) for g in local.update]
 
-  def report(self, message: Any, own: Any, local: extension.LocalKnowledge) -> collections.OrderedDict[str, Any]:
+  def report(
+    self, message: extension.NamedTensors, own: extension.OwnVector, local: extension.LocalKnowledge
+  ) -> extension.NamedTensors:
     if not self._counts_steps:
       return collections.OrderedDict()
     return collections.OrderedDict(steps=tf.cast(local.steps, tf.float32))
 
-  def server_step(self, memory: Any, mean: extension.Tensors, cohort: extension.Cohort) -> extension.Step:
+  def server_step(self, memory: extension.Memory, mean: extension.Tensors, cohort: extension.Cohort) -> extension.Step:
     if not self._counts_steps:
       return mean, memory
     steps = cohort.reports['steps']

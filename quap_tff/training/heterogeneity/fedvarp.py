@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from typing import Any
 
 from quap_tff.common import registry
 from quap_tff.common.lazy import tf
@@ -50,12 +49,14 @@ class FedVarp(extension.WithVectors):
       return "FedVARP stores each client's update at the server and uses it again in rounds without that client."
     return 'FedVARP releases nothing more: the server remembers released means, and who was in which round.'
 
-  def report(self, message: Any, own: Any, local: extension.LocalKnowledge) -> collections.OrderedDict[str, Any]:
+  def report(
+    self, message: extension.NamedTensors, own: extension.OwnVector, local: extension.LocalKnowledge
+  ) -> extension.NamedTensors:
     if self.memory == 'released':
       return collections.OrderedDict()
     return collections.OrderedDict(kept=extension.finite_update(local))
 
-  def server_step(self, memory: Any, mean: extension.Tensors, cohort: extension.Cohort) -> extension.Step:
+  def server_step(self, memory: extension.Memory, mean: extension.Tensors, cohort: extension.Cohort) -> extension.Step:
     table, ids = memory['table'], cohort.client_ids
     came = tf.size(ids)
     before = tf.math.divide_no_nan(tf.reduce_sum(tf.gather(table, ids), axis=0), tf.cast(came, tf.float32))

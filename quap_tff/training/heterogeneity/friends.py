@@ -19,7 +19,6 @@ from __future__ import annotations
 import collections
 from collections.abc import Sequence
 import dataclasses
-from typing import Any
 
 from quap_tff.common.lazy import tf
 from quap_tff.training import extension
@@ -43,15 +42,17 @@ class FriendSubstitution(extension.Extension):
   def memory_bytes(self, num_clients: int, num_weights: int) -> int:
     return 2 * 4 * num_clients**2
 
-  def initial_memory(self, num_clients: int, shapes: Sequence[Any]) -> collections.OrderedDict[str, Any]:
+  def initial_memory(self, num_clients: int, shapes: Sequence[tf.TensorShape]) -> extension.NamedTensors:
     return collections.OrderedDict(
       similarity=tf.zeros([num_clients, num_clients]), together=tf.zeros([num_clients, num_clients])
     )
 
-  def report(self, message: Any, own: Any, local: extension.LocalKnowledge) -> collections.OrderedDict[str, Any]:
+  def report(
+    self, message: extension.NamedTensors, own: extension.OwnVector, local: extension.LocalKnowledge
+  ) -> extension.NamedTensors:
     return collections.OrderedDict(kept=extension.finite_update(local))
 
-  def scales(self, memory: Any, cohort: extension.Cohort) -> tf.Tensor:
+  def scales(self, memory: extension.Memory, cohort: extension.Cohort) -> tf.Tensor:
     ids, came = cohort.client_ids, tf.size(cohort.client_ids)
     # float32[N, M]: how similar each client is to each that came; -1 if they were never together.
     known = tf.gather(memory['together'], ids, axis=1)
@@ -65,7 +66,7 @@ class FriendSubstitution(extension.Extension):
     counts = 1.0 + substitutes
     return counts * tf.math.divide_no_nan(tf.cast(came, tf.float32), tf.reduce_sum(counts))
 
-  def server_step(self, memory: Any, mean: extension.Tensors, cohort: extension.Cohort) -> extension.Step:
+  def server_step(self, memory: extension.Memory, mean: extension.Tensors, cohort: extension.Cohort) -> extension.Step:
     ids, vectors = cohort.client_ids, cohort.reports['kept']
     unit = tf.math.divide_no_nan(vectors, tf.norm(vectors, axis=1, keepdims=True))
     likeness = (1.0 + tf.matmul(unit, unit, transpose_b=True)) / 2

@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from typing import Any, Optional
+from typing import Optional
 
+from quap_tff.common import array_types
 from quap_tff.common import checks
 from quap_tff.training import client_update
 from quap_tff.training import extension
@@ -38,7 +39,7 @@ class Safari(extension.Extension):
   server_steps: int = checks.integer_field('safari server_steps', 10, at_least=1)
   server_learning_rate: float = checks.number_field('safari server_learning_rate', 0.05, above=0)
   server_batch_size: int = checks.integer_field('safari server_batch_size', 32, at_least=1)
-  examples: Optional[Any] = dataclasses.field(default=None, compare=False, repr=False)
+  examples: Optional[array_types.Structure] = dataclasses.field(default=None, compare=False, repr=False)
 
   @property
   def statement(self) -> str:
@@ -47,7 +48,7 @@ class Safari(extension.Extension):
       'covers them.'
     )
 
-  def with_examples(self, examples: Any) -> Safari:
+  def with_examples(self, examples: array_types.Structure) -> Safari:
     """A copy of it with D_s, which has arrays `x` and `y`."""
     return dataclasses.replace(self, examples=collections.OrderedDict(x=examples.x, y=examples.y))
 

@@ -25,7 +25,6 @@ from __future__ import annotations
 import collections
 from collections.abc import Sequence
 import dataclasses
-from typing import Any
 
 from quap_tff.common import array_types
 from quap_tff.common import registry
@@ -67,13 +66,15 @@ class Scaffold(extension.Extension):
       'released: in this simulation, the server keeps it for the client.'
     )
 
-  def initial_memory(self, num_clients: int, shapes: Sequence[Any]) -> collections.OrderedDict[str, Any]:
+  def initial_memory(self, num_clients: int, shapes: Sequence[tf.TensorShape]) -> extension.NamedTensors:
     return collections.OrderedDict(control=extension.zeros(shapes))
 
-  def message(self, memory: Any) -> collections.OrderedDict[str, Any]:
+  def message(self, memory: extension.Memory) -> extension.NamedTensors:
     return collections.OrderedDict(control=memory['control'])
 
-  def correction(self, message: Any, own: extension.Tensors, steps: Any) -> extension.Tensors:
+  def correction(
+    self, message: extension.NamedTensors, own: extension.OwnVector, steps: tf.Tensor
+  ) -> extension.Tensors:
     return [
       (tf.cast(c, mine.dtype) - mine) / tf.cast(self._unit(steps), mine.dtype)
       for c, mine in zip(message['control'], own)
@@ -83,18 +84,20 @@ class Scaffold(extension.Extension):
     """A control over this number is a gradient: K_i where controls are sums over a round."""
     return tf.cast(tf.maximum(steps, 1), tf.float32) if self.server_control == 'released' else tf.constant(1.0)
 
-  def kept(self, message: Any, own: extension.Tensors, local: extension.LocalKnowledge) -> Any:
+  def kept(
+    self, message: extension.NamedTensors, own: extension.OwnVector, local: extension.LocalKnowledge
+  ) -> tf.Tensor:
     return extension.flat(self._next_control(message, own, local))
 
   def report(
-    self, message: Any, own: extension.Tensors, local: extension.LocalKnowledge
-  ) -> collections.OrderedDict[str, Any]:
+    self, message: extension.NamedTensors, own: extension.OwnVector, local: extension.LocalKnowledge
+  ) -> extension.NamedTensors:
     if self.server_control == 'released':
       return collections.OrderedDict()
     return collections.OrderedDict(change=self.kept(message, own, local) - extension.flat(own))
 
   def _next_control(
-    self, message: array_types.Structure, own: extension.Tensors, local: extension.LocalKnowledge
+    self, message: array_types.Structure, own: extension.OwnVector, local: extension.LocalKnowledge
   ) -> extension.Tensors:
     """c_i+."""
     unit = self._unit(local.steps)
@@ -109,7 +112,7 @@ class Scaffold(extension.Extension):
     # A client that took no step has learned nothing, and an update that is not finite never arrives.
     return extension.choose(tf.logical_and(local.steps > 0, extension.are_finite(new)), new, own)
 
-  def server_step(self, memory: Any, mean: extension.Tensors, cohort: extension.Cohort) -> extension.Step:
+  def server_step(self, memory: extension.Memory, mean: extension.Tensors, cohort: extension.Cohort) -> extension.Step:
     control = memory['control']
     if self.server_control == 'sum':
       change = tf.reduce_sum(cohort.reports['change'], axis=0) / tf.cast(cohort.num_clients, tf.float32)
