@@ -133,6 +133,7 @@ def activate(
     errors.DeviceError: If a GPU is asked for and there is none.
     errors.WorkerError: If a worker cannot be started; it names the worker.
   """
+  # Closed after TFF's stack has let go of it, also if the block raises.
   with contextlib.closing(_context(_config(config))) as context:
     with tff.framework.get_context_stack().install(context):
       yield context

@@ -57,6 +57,7 @@ class WorkerProcess:
 
   def __init__(self) -> None:
     with socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET) as s:
+      # The kernel names a free port. It is closed again for the worker, to which no socket can be handed.
       s.bind(('', 0))
       port = s.getsockname()[1]
     command = [_worker_binary(), f'--port={port}', '--max_concurrent_computation_calls=-1']

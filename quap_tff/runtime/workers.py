@@ -73,6 +73,7 @@ class Worker(tff.program.FederatedContext):
     self._lost: Optional[str] = None
     self._channel = grpc.insecure_channel(self._process.address, _CHANNEL_OPTIONS)
     self._context = _execution_context(_Stub(self))
+    # Before it answers: the interpreter may exit while this waits.
     _open.add(self)
     try:
       self._wait_until_it_answers()
@@ -139,6 +140,7 @@ class Worker(tff.program.FederatedContext):
 
 def _execution_context(stub: '_Stub') -> tff.framework.SyncContext:
   def stack(cardinalities: dict[object, int]) -> tff.framework.RemoteExecutor:
+    # A computation without clients names no number of them, and the worker needs one.
     cardinalities.setdefault(tff.CLIENTS, 0)
     executor = tff.framework.RemoteExecutor(stub)
     executor.set_cardinalities(cardinalities)
@@ -243,6 +245,7 @@ class WorkersContext(tff.program.FederatedContext):
     form = self._forms.get(comp)
     parts = split(arg, comp.type_signature.parameter, len(self.workers))
     futures = [self._threads.submit(own.invoke, form.up_to_merge, part) for own, part in zip(self.workers, parts)]
+    # Before an error of one part is raised: no worker may be at work for a call that has ended.
     concurrent.futures.wait(futures)
     partial_results = [future.result() for future in futures]
     merged = functools.reduce(
@@ -268,6 +271,7 @@ def split(argument: array_types.Structure, type_spec: tff.Type, count: int) -> l
     ValueError: If two client-placed arguments differ in their number of clients.
   """
   clients = values.num_clients(argument, type_spec) or 0
+  # A worker without clients would only send zeros, but one part there must be.
   count = max(1, min(count, clients))
   size, larger = divmod(clients, count)
   ends = [(i + 1) * size + min(i + 1, larger) for i in range(count)]
@@ -289,6 +293,7 @@ def _mergeable_form(comp: tff.Computation) -> tff.framework.MergeableCompForm:
     return tff.backends.native.compile_to_mergeable_comp_form(plain)
   except (ValueError, TypeError) as e:
     first_line = (str(e).splitlines() or [type(e).__name__])[0]
+    # TFF has one kind of error for all that it cannot compile.
     if 'dependent on another' in str(e):
       raise errors.NotMergeableError(
         'This computation cannot be spread over several workers: one of its aggregations depends on the result of'

@@ -6,8 +6,7 @@ Aggregation", Algorithm 1, with QuAP-FL's clipping norm, budgets and noise:
     buffer ← buffer + s(τ_i)·clip(g_i, C_t)     for each client i whose update arrives in round t
     if it holds K updates or more:  release (buffer + N(0, (z·C)²·I))/(number of updates), and empty it
 
-Algorithm 1 takes one update at a time. Here a round's updates arrive together, so a buffer can hold more than K when it
-is released, and the sum is divided by their number. C is the largest C_t of the rounds that the buffer spans.
+C is the largest C_t of the rounds that the buffer spans.
 
 What it costs: everything that happened before a release follows from earlier releases and from the data of others. So
 client i moves this release by a vector of norm at most C·Σs(τ_i), over its updates in this buffer, and by nothing else.
@@ -15,8 +14,7 @@ Its loss in it is that of a Gaussian mechanism of μ = Σs(τ_i)/z. A client tha
 versions is charged for each. τ, K and who arrives do not depend on anyone's data, so these weights are public.
 
 The ledger has a round for each round of arrivals. A round that fills the buffer is recorded with everyone who is in the
-buffer, at weights Σs(τ_i). A round that leaves it waiting is recorded with nobody. Updates that still wait when a run
-ends have never left the server's state, and cost nothing.
+buffer, at weights Σs(τ_i). A round that leaves it waiting is recorded with nobody.
 """
 
 from __future__ import annotations
@@ -62,7 +60,7 @@ class BufferedState(NamedTuple):
   """The server's state between rounds. It holds clipped updates without noise.
 
   Attributes:
-    mechanism: A `quap_tff.mechanisms.quap.rounds.CertifiedState`.
+    mechanism: A `quap_tff.mechanisms.quap.rounds.QuapState`.
     buffer: The updates that wait for the next release.
     released: float32[N], Σ s(τ_i) of each client in the release of the latest round; all 0 if it released nothing.
   """
@@ -141,6 +139,7 @@ class Buffered(mechanism.Configured):
   def spent(self, state: mechanism.State, metrics: mechanism.Measurements, cohort: np.ndarray) -> mechanism.RoundRecord:
     """The state has those who were released, whom the ledger charges."""
     del cohort
+    # Updates that still wait when a run ends have never left the server's state, and cost nothing.
     release = _release_of(np.asarray(state.released, np.float64))
     epsilons = self.config.client_budgets(state.mechanism, release.clients)
     return self._cost(release, epsilons, float(metrics['noise_multiplier']), float(metrics['clipping_norm']))
@@ -149,6 +148,7 @@ class Buffered(mechanism.Configured):
     config, records = self.config, []
     for state, release in zip(config.planned_states(cohorts), self.planned_releases(cohorts)):
       clients = release.clients
+      # A mean over nobody is NaN.
       multiplier = config.planned_multiplier(state, clients) if len(clients) else 0.0
       records.append(self._cost(release, config.client_budgets(state, clients), multiplier, 1.0))
     return records
@@ -172,6 +172,7 @@ class Buffered(mechanism.Configured):
   ) -> mechanism.RoundRecord:
     """The ledger's weights end at 1, so a client that is in a release twice scales the noise down."""
     spent = self.config.cost(release.clients, epsilons, noise_multiplier, clipping_norm)
+    # Noise over weight is what counts, so both are divided.
     largest = max(1.0, release.shares.max(initial=0.0))
     return spent._replace(
       weights=np.minimum(release.shares / largest, 1.0), noise_multiplier=noise_multiplier / largest
@@ -204,6 +205,7 @@ class BufferedRounds(mechanism.Rounds):
     return collections.OrderedDict(clip=state.mechanism.clip)
 
   def report(self, update: list[tf.Tensor], own: mechanism.Struct, announced: mechanism.Struct) -> mechanism.Struct:
+    # Norms are in the unit of updates: `Buffered` refuses another.
     report = self._inner.report(update, own, {**announced, 'scale': 1.0})
     return collections.OrderedDict(report, staleness=tf.cast(own['staleness'], tf.int32))
 
@@ -218,14 +220,19 @@ class BufferedRounds(mechanism.Rounds):
     """
     config, arrived = self._config, self._inner.admit(state.mechanism, announced, reports)
     size, shares = arrived.metrics['cohort_size'], stalenesses.share(reports['staleness'])
+    # A client may be in a buffer twice. Its parts may point in one direction, so their norms add up.
     inside = tf.tensor_scatter_nd_add(state.buffer.shares, arrived.client_ids[:, tf.newaxis], shares)
     waiting = state.buffer.count + size
+    # Each update was clipped by the norm of its own round, and noise must cover the largest. A round with nobody has
+    # clipped nothing.
     largest = tf.where(size > 0, tf.maximum(state.buffer.clip, arrived.clip), state.buffer.clip)
+    # Algorithm 1 takes one update at a time. Here a round's updates arrive together, so there may be more than K.
     releases = waiting >= self._size
     count = tf.where(releases, waiting, 0)
     has_noise = config.noise.placement != 'none'
     epsilon, multiplier = self._noise(arrived.after, inside)
     noised = tf.logical_and(releases, tf.math.is_finite(largest)) if has_noise else tf.constant(False)
+    # A round that only waits has drawn no noise.
     multiplier = tf.where(noised, multiplier, 0.0)
     clip = tf.where(releases, largest, arrived.clip)
     # Written so that 0·inf never appears: a clip rule without a norm has C = +inf.
@@ -244,6 +251,7 @@ class BufferedRounds(mechanism.Rounds):
     )
     noise = state.mechanism.noise
     after = BufferedState(
+      # Not the counter of `arrived`, which counts rounds: noise is drawn by releases.
       mechanism=arrived.after._replace(noise=noise._replace(counter=noise.counter + tf.cast(count > 0, tf.int64))),
       buffer=Buffer(
         total=state.buffer.total,
@@ -259,6 +267,7 @@ class BufferedRounds(mechanism.Rounds):
     """ε_t and z_t of a release, from the participation rates of everyone in the buffer."""
     kind = self._config.participation
     rates = participations.rates(kind, after.participation, after.round)
+    # Of those who are in the release, not of those who arrived last.
     return self._config.round_noise(tf.boolean_mask(rates, inside > 0), participations.in_warmup(kind, after.round))
 
   def contribution(
@@ -282,7 +291,9 @@ class BufferedRounds(mechanism.Rounds):
       state.mechanism, admitted._replace(after=after.mechanism), released, count
     )
     for name in ('released_updates', 'buffered_updates', 'staleness_mean'):
+      # So that the columns of metrics.csv are in the order of QuAP-FL's, with the buffer's after them.
       metrics.move_to_end(name)
+    # Without noise: it is added once, to what is released.
     kept = [tf.where(count > 0, tf.zeros_like(t), t) for t in filled]
     return after._replace(mechanism=inner, buffer=after.buffer._replace(total=kept)), mean, metrics
 

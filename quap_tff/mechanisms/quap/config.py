@@ -127,11 +127,13 @@ class QuapConfig(mechanism.Mechanism):
       )
     if self.noise.placement == 'none':
       return
+    # A rule that uses current norms has one as soon as there is an update.
     if not self.clip.uses_current_norms and math.isinf(self.clip.initial_norm):
       raise ValueError(
         'Noise is scaled by the clipping norm, but clip rule "none" has no norm: choose another clip rule, or no '
         'noise.'
       )
+    # Beyond this the classic formula is not proved, and it could give too little noise without a word.
     if self.noise.calibration == 'classic' and self.budget.largest_budget > gaussian.CLASSIC_MAX_EPSILON:
       raise RoundBudgetError(
         f"A round's epsilon can reach {rounding.up(self.budget.largest_budget)}, but the classic Gaussian "
@@ -207,11 +209,13 @@ class QuapConfig(mechanism.Mechanism):
 
   def multiplier(self, epsilon: array_types.Numbers) -> tf.Tensor:
     """z(ε, δ), with the noise's scale: the noise multiplier of a budget, elementwise."""
+    # The scale is outside: an accountant calibrates the noise of all budgets together.
     return self.noise.scale * gaussian.noise_multiplier(self.noise.calibration, epsilon, self.noise.delta)
 
   def shares(self, epsilons: array_types.Array) -> array_types.Array:
     """s_i of the cohort from its budgets ε_i(t), which are float[M], a tensor or an array."""
     calibration, delta = self.noise.calibration, self.noise.delta
+    # Without the scale, which all clients have: shares are ratios.
     return self.weighting.shares(epsilons, lambda own: gaussian.noise_multiplier(calibration, own, delta))
 
   def round_noise(
@@ -239,11 +243,13 @@ class QuapConfig(mechanism.Mechanism):
     if self.noise.placement == 'client' or self.budget.round_rule == 'each_own':
       scaled_epsilons = budget_factor * client_epsilons
       epsilon = tf.math.divide_no_nan(tf.reduce_sum(scaled_epsilons), tf.cast(tf.size(rates), tf.float32))
+      # Independent noises of clients add up in squares.
       return epsilon, tf.norm(self.shares(scaled_epsilons) * self.multiplier(scaled_epsilons))
     epsilon = budget_factor * budgets.round_budget(self.budget, rates, in_warmup, client_epsilons)
     return epsilon, self.multiplier(epsilon)
 
   def seen(self, state: mechanism.State) -> mechanism.Evidence:
+    # Counts that leave rounds out do not say who was in one.
     counts_all = self.participation.count_during_warmup or not self.participation.warmup_rounds
     return {'counts': np.asarray(state.participation['counts'])} if counts_all else {}
 
@@ -296,10 +302,12 @@ class QuapConfig(mechanism.Mechanism):
 
   def client_budgets(self, state: mechanism.State, cohort: np.ndarray) -> np.ndarray:
     """ε_i(t) of the cohort, float64[M], from the state after the round."""
+    # A rule that follows updates cannot be computed again: its budgets are in the state.
     given = self.budget.rule.given(state.budget)
     if given is not None:
       return np.asarray(given, np.float64)[cohort]
     rates, in_warmup = self._rates(state, cohort)
+    # The state is the one after the round, so its number is t.
     epsilons = budgets.client_budgets(self.budget, rates, in_warmup) * self.budget.factor(int(state.round))
     return np.asarray(epsilons, np.float64)
 

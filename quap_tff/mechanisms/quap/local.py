@@ -11,13 +11,10 @@ So m_i is an (ε_i(t), δ)-differentially private function of the client's whole
 everything that the server does with it is post-processing.
 
 Each message of client i is one Gaussian mechanism of μ_i(t) = 2·C/σ_i(t) = 1/z_i(t). Messages are adaptively composed,
-so μ_i² = Σ_t 1/z_i(t)² over the rounds that the client takes part in. The ledger has one noise multiplier for each
-round. It gets the smallest z_i(t) of the cohort, and client i the weight min_j z_j(t)/z_i(t), so that weight over
-multiplier is 1/z_i(t). Its clipping norm is 2·C, the most that a client's data can move.
+so μ_i² = Σ_t 1/z_i(t)² over the rounds that the client takes part in.
 
-A client sends its message and its id and nothing else: no norm, no loss. An update that is not finite counts as zero,
-and only the client knows. This is a simulation. The noise of all clients follows from one seed in the state, so that a
-resumed run draws it again; in a deployment each client draws its own.
+A client sends its message and its id and nothing else: no norm, no loss. This is a simulation. The noise of all clients
+follows from one seed in the state, so that a resumed run draws it again; in a deployment each client draws its own.
 """
 
 from __future__ import annotations
@@ -102,13 +99,17 @@ class LocalPrivacy(mechanism.Configured):
     return [self._by_message(spent) for spent in self.config.planned(cohorts)]
 
   def _by_message(self, spent: mechanism.RoundRecord) -> mechanism.RoundRecord:
+    # The ledger has one noise multiplier for each round, and clients have one each. With the smallest one, and with the
+    # weight min_j z_j(t)/z_i(t), weight over multiplier is 1/z_i(t).
     multipliers = np.asarray(self.config.multiplier(np.asarray(spent.budgets, np.float64)))
     smallest = float(multipliers.min(initial=np.inf)) if len(spent.cohort) else 0.0
     assert spent.clipping_norm is not None
     return spent._replace(
       weights=smallest / multipliers,
       noise_multiplier=smallest,
+      # No norms are sent, so there is no noised count of them.
       count_noise_multiplier=np.inf,
+      # The most that a client's data can move its message.
       clipping_norm=SENSITIVITY * spent.clipping_norm,
     )
 
@@ -120,6 +121,7 @@ class LocalRounds(mechanism.Rounds):
     self.config, self.specs = config, specs
 
   def initial_state(self) -> mechanism.State:
+    # One layer with all tensors: which layer is critical has no meaning here.
     every = (layers_lib.Layer('all', tuple(range(len(self.specs))), False),)
     return quap.QuapRounds(self.config, self.specs, every).initial_state()
 
@@ -128,6 +130,7 @@ class LocalRounds(mechanism.Rounds):
     return collections.OrderedDict(clip=state.clip, **quap.announced_budgets(self.config, state))
 
   def report(self, update: list[tf.Tensor], own: mechanism.Struct, announced: mechanism.Struct) -> mechanism.Struct:
+    # Not even a norm: it would leave the client without noise.
     return collections.OrderedDict(client_id=own['client_id'])
 
   def admit(
@@ -183,10 +186,13 @@ class LocalRounds(mechanism.Rounds):
     """
     multiplier = quap.own_multiplier(self.config, report['client_id'], announced, tf.float64)
     bound = tf.cast(announced['clip'], tf.float64)
+    # In float64, so that rounding stays within `CLIP_MARGIN`.
     exact = [tf.cast(u, tf.float64) for u in update.values()]
     norm = clip_rules.global_norm(exact)
     factor = tf.minimum(tf.ones_like(norm), bound * (1 - CLIP_MARGIN) / tf.maximum(norm, np.finfo(np.float64).tiny))
+    # What is not finite counts as zero, and only the client knows: its message has noise as any other.
     clipped = [tf.where(tf.math.is_finite(norm), u * factor, tf.zeros_like(u)) for u in exact]
+    # By client: two clients that drew the same noise would show the difference of their updates.
     seed = seeds.fold_in(announced['seed'], report['client_id'])
     noise = gaussian.noises(seed, exact, SENSITIVITY * bound * multiplier)
     # One rounding, after the noise: post-processing.
@@ -195,5 +201,6 @@ class LocalRounds(mechanism.Rounds):
   def release(
     self, state: mechanism.State, admitted: mechanism.AdmittedRound, total: list[tf.Tensor]
   ) -> tuple[mechanism.State, list[tf.Tensor], mechanism.Struct]:
+    # With nobody, the sum is zero and stays zero.
     divisor = tf.maximum(tf.cast(admitted.metrics['cohort_size'], tf.float64), 1.0)
     return admitted.after, [t / tf.cast(divisor, t.dtype) for t in total], admitted.metrics

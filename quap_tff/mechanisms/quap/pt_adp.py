@@ -56,6 +56,7 @@ class PtAdp(budget_rules.ClientBudgetRule):
   def initial_state(
     self, config: budget_rules.BudgetConfig, num_clients: int, critical_shapes: Sequence[tf.TensorShape]
   ) -> collections.OrderedDict[str, tf.Tensor]:
+    # Log-uniform: as many clients declare less than ε_base as declare more.
     exponents = tf.random.stateless_uniform([num_clients], seeds.initial_seed(self.seed, 'preferences'), -1.0, 1.0)
     return collections.OrderedDict(
       preferences=config.epsilon_base * tf.pow(_FACTOR, exponents),
@@ -69,6 +70,7 @@ class PtAdp(budget_rules.ClientBudgetRule):
   ) -> tf.Tensor:
     preferences, credits = (tf.gather(state[name], client_ids) for name in ('preferences', 'credits'))
     shares = preferences * (1.0 + tf.minimum(credits, 1.0))
+    # What the cohort would have without transactions, so these only redistribute.
     total = config.epsilon_base * tf.cast(tf.size(client_ids), tf.float32)
     return tf.cast(_filled(shares, _FACTOR * preferences, total), rates.dtype)
 
@@ -94,6 +96,7 @@ class PtAdp(budget_rules.ClientBudgetRule):
   ) -> array_types.Structure:
     indices = client_ids[:, tf.newaxis]
     preferences, credits = (tf.gather(state[name], client_ids) for name in ('preferences', 'credits'))
+    # Water-filling may have given less than the credits would have bought. Only what was given is paid.
     bought = tf.clip_by_value(budgets / preferences - 1.0, 0.0, credits)
     earned = self.participation_credit + self.agreement_credit * tf.maximum(observations, 0.0)
     return collections.OrderedDict(
@@ -119,6 +122,7 @@ class PtAdp(budget_rules.ClientBudgetRule):
 
 def _filled(shares: tf.Tensor, caps: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
   """min(caps, λ·shares) with the λ that makes the sum `total`, at most Σcaps: water-filling, float32[M] each."""
+  # As λ rises, caps are reached in this order.
   order = tf.argsort(caps / shares)
   full = tf.cumsum(tf.gather(caps, order), exclusive=True)
   rest = tf.cumsum(tf.gather(shares, order), reverse=True)

@@ -105,6 +105,7 @@ class QuapRounds(mechanism.Rounds):
     """The unit of norms: updates are divided by it before clipping and multiplied by it after noise."""
     if self._scale_fn is None:
       return tf.constant(1.0)
+    # The round that is about to be played: `state.round` counts the finished ones.
     return tf.cast(self._scale_fn(state.round + 1), tf.float32)
 
   def announce(self, state: mechanism.State) -> mechanism.Struct:
@@ -121,6 +122,7 @@ class QuapRounds(mechanism.Rounds):
 
     It is NaN if any entry of the whole update is not finite, or if its norm is too large for float32.
     """
+    # Both parts, because a layer that is not clipped may have overflowed, too: then nothing of the update counts.
     critical = clip_rules.global_norm([update[i] for i in self.critical])
     other = clip_rules.global_norm([u for i, u in enumerate(update) if i not in self.critical])
     whole = tf.sqrt(tf.square(critical) + tf.square(other))
@@ -135,6 +137,7 @@ class QuapRounds(mechanism.Rounds):
     if self._observes:
       part = [tf.cast(update[i], tf.float32) for i in self.critical]
       observed = self.config.budget.rule.observe(part, announced['budget'])
+      # A client that cannot be used must not decide about budgets: its observation says nothing.
       report['observation'] = tf.where(tf.math.is_finite(observed) & tf.math.is_finite(norm), observed, 0.0)
     return report
 
@@ -145,9 +148,11 @@ class QuapRounds(mechanism.Rounds):
     client_ids = mechanism.checked_ids(config.num_clients, reports['client_id'])
     round_num = state.round + 1
     in_warmup = participations.in_warmup(config.participation, round_num)
+    # Before the budgets: the documents' p_i(t) counts the round itself.
     participation = participations.next_state(config.participation, state.participation, client_ids, round_num)
     rates = tf.gather(participations.rates(config.participation, participation, round_num), client_ids)
 
+    # The norms of clients that were drawn with an update of NaN are among them; a rule leaves out what is not finite.
     next_clip = config.clip.next_norm(
       state.clip, norms, functools.partial(gaussian.noise, _round_seed(state, _CLIP_RULE), [])
     )
@@ -164,6 +169,7 @@ class QuapRounds(mechanism.Rounds):
     multiplier = tf.where(noised, multiplier, 0.0)
 
     is_finite = tf.math.is_finite(norms)
+    # Shares of clipped updates are of those that counted.
     finite = tf.reduce_sum(tf.cast(is_finite, tf.float32))
     clipped = tf.reduce_sum(tf.cast(tf.logical_and(is_finite, norms > clip), tf.float32))
     return mechanism.AdmittedRound(
@@ -176,6 +182,7 @@ class QuapRounds(mechanism.Rounds):
         round=round_num,
         participation=participation,
         clip=next_clip,
+        # A round with nobody draws nothing, so the next one takes its number.
         noise=state.noise._replace(counter=state.noise.counter + tf.cast(size > 0, tf.int64)),
         budget=budget.rule.next_state(budget, state.budget, client_ids, epsilons, observations),
       ),
@@ -208,13 +215,19 @@ class QuapRounds(mechanism.Rounds):
     """
     clip = announced['clip'] if clip is None else clip
     positions = [i for i in self.clipped if i in update]
+    # By the norm that was reported, which is rounded up: the norm after clipping is at most C.
     clipped = clip_rules.scaled_down([update[i] for i in positions], clip_rules.clip_factor(report['norm'], clip))
     scaled = {**update, **dict(zip(positions, clipped))}
+    # Zeros, not an error: what one client sends must not end the round for the others.
     sent = _finite([scaled[i] for i in update], report['norm'])
     if self._noise_at_clients:
       own = own_multiplier(self.config, report['client_id'], announced['noise'])
+      # Without a bound yet, C is infinite, and noise of that size would be, too.
       stddev = tf.where(tf.math.is_finite(clip), own * clip, 0.0)
+      # By client: two clients of a round that drew the same noise would show the difference of their updates.
       seed = seeds.fold_in(announced['noise']['seed'], report['client_id'])
+      # Apart from the updates, in float64: a float32 sum would round the noise of all clients, and the round logs its
+      # norm.
       sent = sent + gaussian.noises(seed, [update[i] for i in self.critical], stddev)
     return sent
 
@@ -228,6 +241,7 @@ class QuapRounds(mechanism.Rounds):
       tf.cond(size > 0, lambda one=one: one, lambda one=one: tf.zeros([1, *one.shape[1:]], one.dtype))
       for one in contributions
     ]
+    # `release` divides by M, as it does with a sum.
     return [one * tf.cast(size, one.dtype) for one in self.config.aggregator.centre(present)]
 
   def release(
@@ -244,8 +258,10 @@ class QuapRounds(mechanism.Rounds):
     log them, and no privacy figure covers them.
     """
     config, scale, critical = self.config, self._scale(state), self.critical
+    # M may be 0: then all sums are zero, and 0/1 leaves the model as it is.
     divisor = tf.maximum(tf.cast(size, tf.float32), 1.0)
     count = len(self.specs)
+    # What follows the updates in `total` is the clients' noise.
     mean = [u / tf.cast(divisor * scale, u.dtype) for u in total[:count]]
     signal = [mean[i] for i in critical]
     if config.noise.placement == 'server':
@@ -255,17 +271,21 @@ class QuapRounds(mechanism.Rounds):
     else:
       noise = [tf.zeros_like(s, tf.float64) for s in signal]
     for index, drawn in zip(critical, noise):
+      # Rounded once, after the noise: that is post-processing.
       mean[index] = tf.cast(tf.cast(mean[index], tf.float64) + drawn, mean[index].dtype)
+    # After the noise, so it is post-processing.
     if config.max_agg_norm is not None:
       bound = tf.constant(config.max_agg_norm, tf.float32)
       mean = clip_rules.scaled_down(mean, clip_rules.clip_factor(clip_rules.global_norm(mean), bound))
 
+    # The rule sees the noised mean only.
     budget = config.budget.rule.after_round(admitted.after.budget, [mean[i] for i in critical], size)
     signal_norm, noise_norm = (tf.cast(clip_rules.global_norm(part), tf.float32) for part in (signal, noise))
     metrics = collections.OrderedDict(
       admitted.metrics,
       signal_norm=signal_norm,
       noise_norm=noise_norm,
+      # 0 without noise, also where both norms are 0.
       noise_to_signal=tf.where(noise_norm > 0, noise_norm / signal_norm, 0.0),
       **mechanism.participation_metrics(config, admitted.after.participation, admitted.after.round),
     )

@@ -138,6 +138,7 @@ class InProcessContext(tff.program.FederatedContext):
     measurement = self._measurement
     meter = None if measurement is None else traffic.Meter()
     try:
+      # A runner for each call, so that calls on several threads do not share devices or bytes.
       result = program(value, _Runner(self, num_clients, meter))
     except tf.errors.OpError as e:
       raise errors.in_own_words(e) from None
@@ -220,6 +221,7 @@ class _Runner:
       return _BLOCK if is_worth_it else 1
     # In a smaller cohort, the largest power of two in it: few functions are traced, whatever the sizes of cohorts.
     size = given if given <= self.num_clients else 1 << max(0, self.num_clients.bit_length() - 1)
+    # Before anything is allocated: a process that runs out of memory is killed, without a word.
     needed = size * _most_calls(num_threads, size) * num_bytes
     available = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
     if needed > available:
@@ -259,9 +261,11 @@ class _Runner:
       instead: From the item of a client that fails to the item that takes its place. If that fails, too, or there is
         none, the error is raised.
     """
+    # A thread for one client alone would only cost the way there and back.
     num_threads = self._context._num_threads if self.num_clients > 1 else 1
     for graph_function in functions:
       graph_function.prepare(num_threads)  # Before the clients compete for it.
+    # Some sections draw random numbers by how many calls came before: then clients follow each other.
     if num_threads < 2 or any(graph_function.must_run_in_order for graph_function in functions):
       for first, block in self._blocks(items, size):
         yield self._run(function, block, first, instead)
@@ -281,6 +285,7 @@ class _Runner:
     finally:
       for future in waiting:
         future.cancel()
+      # A client that has begun cannot be cancelled. It must not work on after the call has ended.
       concurrent.futures.wait(waiting)
 
   def _blocks(self, items: Iterable[_Item], size: int) -> Iterator[tuple[int, list[_Item]]]:
@@ -297,6 +302,7 @@ class _Runner:
     first: int,
     instead: Optional[Callable[[_Item], _Item]],
   ) -> Sequence[_Result]:
+    # By the place in the cohort, not by the thread: so it does not depend on which thread is free.
     self._here.device = self._devices[first % len(self._devices)]
     try:
       return function(block)
@@ -315,6 +321,7 @@ class _Runner:
           return results
         raise failed from e
     finally:
+      # The server's work on this thread is for the first device again.
       del self._here.device
     # One by one, the client that failed is found.
     return [result for i, item in enumerate(block) for result in self._run(function, [item], first + i, instead)]

@@ -41,6 +41,7 @@ def replace_reductions(graph_def: tf.compat.v1.GraphDef) -> None:
     names = []
     for node in [node for node in nodes if node.op == 'ReduceDataset']:
       f = node.attr['f'].func
+      # Such a node is left as it is, and runs as TensorFlow runs it.
       if f.name not in functions or not node.attr['Tstate'].list.type:
         continue
       state = list(node.attr['Tstate'].list.type)
@@ -48,6 +49,7 @@ def replace_reductions(graph_def: tf.compat.v1.GraphDef) -> None:
       arguments = [argument.type for argument in functions[f.name].signature.input_arg]
       element = arguments[len(state) : len(arguments) - len(others)]
       prefix = f'{f.name}_{node.name.replace("/", "_")}_loop'
+      # Two reductions may have names that differ in a slash only.
       while f'{prefix}_cond' in used or f'{prefix}_body' in used:
         prefix += '_'
       used.update([f'{prefix}_cond', f'{prefix}_body'])

@@ -91,6 +91,7 @@ class InterpretedProgram:
       own_types: The type of each name of the latter.
     """
     intrinsics = [part.uri for block in blocks for part in streaming.parts_of(block, tff.framework.Intrinsic)]
+    # They look into their values in Python, and in a graph there is nothing to look at yet.
     if not _READING_INTRINSICS.isdisjoint(intrinsics):
       return None
     shared = {name: values.tensor_specs(type_) for name, type_ in shared_types.items()}
@@ -104,6 +105,7 @@ class InterpretedProgram:
     return tensorflow_blocks.Joined(traced, shared, own, self._on_trace)
 
   def _section(self, block: tff.framework.CompiledComputation) -> tensorflow_blocks.TensorFlowBlock:
+    # TFF puts copies of one section into a computation. By their bytes, all copies are traced once.
     key = block.proto.SerializeToString(deterministic=True)
     if key not in self._sections:
       self._sections[key] = tensorflow_blocks.TensorFlowBlock(block.proto, self._on_trace)
@@ -133,6 +135,7 @@ class InterpretedProgram:
     result = self.compile(block.result)
 
     def run(bindings: streaming.Bindings) -> streaming.Value:
+      # A block's names are its own: another client runs it with the same outer bindings.
       bindings = dict(bindings)
       for name, step in steps:
         bindings[name] = step(bindings)
@@ -150,10 +153,12 @@ class InterpretedProgram:
 
   @compile.register
   def _(self, block: tff.framework.Intrinsic) -> streaming.Run:
+    # An intrinsic that is passed on as a function. No name in a computation has brackets.
     call = self._compile_intrinsic_call(block, lambda bindings: bindings['<argument>'])
     return lambda bindings: lambda argument: call({**bindings, '<argument>': argument})
 
   def _compile_intrinsic_call(self, block: tff.framework.Intrinsic, argument: streaming.Run) -> streaming.Run:
+    # Here and not in `run`: a round that cannot be run must not begin.
     if block.uri not in _INTRINSICS:
       hint = ''
       if block.uri == 'federated_secure_select':
@@ -179,6 +184,7 @@ class InterpretedProgram:
   @compile.register
   def _(self, block: tff.framework.Struct) -> streaming.Run:
     parts = [self.compile(part) for _, part in tff.structure.iter_elements(block)]
+    # A tuple of a list is made faster than one of a generator, and this runs for each client.
     return lambda bindings: tuple([part(bindings) for part in parts])
 
   @compile.register

@@ -4,14 +4,6 @@ A *pass* takes the cohort's clients one after the other, makes some values of ea
 aggregations. What no later pass needs is then released, so a round holds as many clients' values as there are threads
 and not as there are clients. One pass is enough unless clients need a result of an aggregation of their own round
 (`timing=current`: the norms come first, and then the clipped updates).
-
-The rules, for each pass:
-
-* It ends with the aggregations that clients wait for, and makes only what those need. Once no client waits for an
-  aggregation, the pass makes everything that is left.
-* What can be made from a client's values alone is made in the same pass. So the update is taken apart, summed where it
-  need not wait, and released; only the parts that wait are held.
-* Work on the caller's arguments (training) is not done before it is needed: the arguments are there in any case.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -89,18 +81,25 @@ def plan(local_values: Sequence[NamedValue], result: Iterable[str]) -> list[Unio
         order.append(local.name)
         made.add(local.name)
     possible = _possible(left, made)
+    # A pass ends with the aggregations that clients wait for, and makes only what those need. Once no client waits for
+    # one, it makes everything that is left.
     targets = [local for local in possible if local.kind == AGGREGATE and local.name in waited_for] or possible
     now = closure((local.name for local in targets), uses) - made
+    # What can be made of a client's values alone is made in the same pass. So an update is taken apart and summed where
+    # it need not wait, and only the parts that wait are held. Work on the caller's arguments (training) waits until it
+    # is needed: the arguments are there in any case.
     for local in possible:
       if local.kind == CLIENT and not local.reads_argument:
         clients = {name for name in local.uses if by_name[name].kind == CLIENT}
         if clients and clients <= made | now:
           now.add(local.name)
+    # Aggregations that nobody waits for cost nothing more, once their values are there.
     taken = made | now
     now.update(local.name for local in possible if local.kind == AGGREGATE and local.uses <= taken)
     if now:
       order.append(
         Pass(
+          # In the order of `possible`, in which each follows what it uses.
           steps=tuple(local.name for local in possible if local.kind == CLIENT and local.name in now),
           aggregates=tuple(local.name for local in possible if local.kind == AGGREGATE and local.name in now),
         )

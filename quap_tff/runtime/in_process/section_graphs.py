@@ -123,6 +123,7 @@ def section_graph(proto: Proto, arguments: Sequence[str], results: Sequence[str]
   initialize = _node_name(proto.initialize_op) if proto.initialize_op else None
   fetches = [name for name in dict.fromkeys(results) if name not in arguments]
   nodes = {node.name: node for node in graph_def.node}
+  # What a session would not run must not run here: a function would run every op that has an effect.
   kept = _needed(nodes, [_node_name(name) for name in fetches] + ([initialize] if initialize else []))
   for name in [node.name for node in graph_def.node if node.name not in kept]:
     del nodes[name]
@@ -139,12 +140,14 @@ def section_graph(proto: Proto, arguments: Sequence[str], results: Sequence[str]
       variables.append((tf.as_dtype(node.attr['dtype'].type), tf.TensorShape(node.attr['shape'].shape)))
     elif node.op in _ANONYMOUS_TABLES:
       node.op, attributes = _ANONYMOUS_TABLES[node.op]
+      # An op that does not have an attribute is refused with it.
       for key in [key for key in node.attr if key not in attributes and not key.startswith('_')]:
         del node.attr[key]
   for name in inputs:
     del nodes[_node_name(name)]
   prepared = tf.compat.v1.GraphDef(versions=graph_def.versions)
   prepared.node.extend(nodes.values())
+  # After the nodes are in place: what they call is renamed with the library.
   prepared.library.CopyFrom(_renamed_library(graph_def.library, prepared.node))
   for part in [prepared.node, *[function.node_def for function in prepared.library.function]]:
     _place_elements_on_cpu(part)

@@ -73,6 +73,7 @@ class Body:
   def __init__(self, function: tff.framework.Lambda, program: 'interpreter.InterpretedProgram'):
     body = function.result
     if isinstance(body, tff.framework.Call):
+      # A computation that is one call has no block around it.
       body = tff.framework.Block([(_RESULT, body)], tff.framework.Reference(_RESULT, body.type_signature))
     elif not isinstance(body, tff.framework.Block):
       body = tff.framework.Block([], body)
@@ -97,12 +98,14 @@ class Body:
       needs.append(self.needs(names))
     self._steps: list[tuple[Callable[[Bindings], None], set[str]]] = []
     for position, (entry, own_needs) in enumerate(zip(order, needs), 1):
+      # Positions count from 1, so these are the needs of all that comes after.
       later = in_result.union(*needs[position:])
       run = self._server_step(entry) if isinstance(entry, str) else _Pass(self, entry, own_needs, later).run
       self._steps.append((run, own_needs - later))
     self._result = program.compile(body.result)
 
   def __call__(self, bindings: Bindings) -> Value:
+    # What is bound here is of this call alone.
     bindings = dict(bindings)
     for step, released in self._steps:
       step(bindings)
@@ -133,6 +136,7 @@ class _Aggregation:
     if isinstance(call.argument, tff.framework.Struct):
       parts = [part for _, part in tff.structure.iter_elements(call.argument)]
     else:
+      # The value, its zero, and the functions accumulate, merge and report.
       parts = [tff.framework.Selection(call.argument, index=i) for i in range(5)]
     self.name, self.value_name = name, f'<value of {name}>'
     self.value_block, self.accumulate_block = parts[0], parts[2]
@@ -156,6 +160,7 @@ def _sums(aggregations: Sequence[_Aggregation], shared: Bindings, clients: Seque
   totals = dict(shared)
   for own in clients:
     bindings = {**totals, **own}
+    # In the cohort's order, client by client: another order would round floating-point sums in another way.
     totals.update({one.name: one.sum(bindings) for one in aggregations})
   return tuple([totals[one.name] for one in aggregations])
 
@@ -221,6 +226,7 @@ class _Pass:
       return self._each(shared, clients) if joined is None else joined(shared, clients, runner.device())
 
     instead = None if self._without_examples is None else self._emptied
+    # If a sum fails, the clients that are still at work are waited for.
     with contextlib.closing(runner.map(several, self._clients(bindings, wanted), functions, size, instead)) as results:
       for block in results:
         self._sum(bindings, [inputs for inputs, _ in block])
@@ -228,6 +234,7 @@ class _Pass:
           for name, value in zip(self._kept, own_kept):
             kept[name].append(value)
         del block  # Its values would live until the next block is there.
+    # Of all rounds: a function for several clients pays off only after many of them.
     self._clients_before += runner.num_clients
     for aggregation in self._aggregations:
       aggregation.finish(bindings)

@@ -126,6 +126,7 @@ class GraphFunction:
   def graph(self) -> section_graphs.SectionGraph:
     if self._graph is None:
       with self._lock:
+        # Another thread may have made it while this one waited.
         self._graph = self._graph or self._make_graph()
     return self._graph
 
@@ -165,9 +166,11 @@ class GraphFunction:
       slot = next(self._numbers), variables, [variable.handle for variable in variables]
     try:
       number, _, handles = slot
+      # By the number of the variables, of which no two calls have the same at a time.
       function = self._functions[number % len(self._functions)]
       return self._run(function, [arguments[i] for i in self.graph.used] + handles, device)
     finally:
+      # Also after an error: the initialize op writes the variables anew in each call.
       free.append(slot)
 
   def _run(
@@ -297,6 +300,7 @@ class Joined:
 
   def wanted(self, name: str) -> values.Wanted:
     """The leaves of a client's own value `name` that are used at all: booleans, nested as the value is."""
+    # A value that is passed on as it is is not an input of the graph, and is needed all the same.
     used = set(self.function(1).graph.used) | self._returned
     specs = [*self._shared.values(), *self._own.values()]
     is_used = [position in used for position in range(len(tf.nest.flatten(specs)))]
@@ -313,12 +317,14 @@ class Joined:
   def _make_graph(self, num_clients: int) -> section_graphs.SectionGraph:
     with tf.Graph().as_default() as graph:
       bindings, *clients = (_placeholders(specs) for specs in [self._shared] + num_clients * [self._own])
+      # By values in the order of the names, and not as dictionaries, which `tf.nest` would sort.
       arguments = tf.nest.flatten([list(part.values()) for part in (bindings, *clients)])
       tracer = Tracer()
       results = tf.nest.map_structure(lambda result: result.name, _in_graph(self._make(tracer, bindings, clients)))
     names = [argument.name for argument in arguments]
     self._packs[num_clients] = _packer(_positions(results, names))
     if num_clients == 1:
+      # What one client wants does not depend on how many come in a call.
       self._returned = {names.index(name) for name in tf.nest.flatten(results) if name in names}
     return section_graphs.from_graph(graph, arguments, tracer.handles, tracer.variables, _fetches(results, names))
 

@@ -62,6 +62,7 @@ def in_own_words(error: tf.errors.OpError) -> tf.errors.OpError:
 def _own_words(cause: BaseException) -> str:
   """The message without TensorFlow's traceback of the node, which here always shows the code that imports graphs."""
   lines = str(getattr(cause, 'message', None) or cause).splitlines()
+  # The message itself follows the last line of the traceback.
   places = [i for i, line in enumerate(lines) if line.startswith('  File "')]
   text = '\n'.join(lines[places[-1] + 1 :] if places else lines).strip()
   assertion = _ASSERTION.search(text)

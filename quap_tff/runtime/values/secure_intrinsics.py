@@ -106,6 +106,7 @@ def _sum_up_to(parameter: tff.StructType, largest_of: Callable[[tf.Tensor], tf.T
 
   @tff.federated_computation(parameter)
   def body(argument: tff.Value) -> tff.Value:
+    # At the clients: the server of a secure sum never sees the value that is too large.
     limit = tff.federated_value(argument[1], tff.CLIENTS)
     return _sum(tff.federated_map(checked, (argument[0], limit)), value_type.member, total)
 
@@ -148,6 +149,7 @@ def _sum(
   def merge(a: _Sum, b: _Sum) -> _Sum:
     return _added(a, b[0], [x + y for x, y in zip(a[1], b[1])])
 
+  # `merge` is for TFF's workers, which sum parts of a cohort.
   return tff.federated_aggregate(values, zero(), add, merge, tff.tensorflow.computation(report, sum_type))
 
 

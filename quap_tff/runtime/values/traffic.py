@@ -73,6 +73,7 @@ def sizer(type_spec: tff.Type) -> Callable[[values.Value], int]:
   shape, dtype = tf.TensorShape(type_spec.shape), values.tf_dtype(type_spec.dtype)
   if dtype == tf.string or not shape.is_fully_defined():
     return _tensor_bytes
+  # Known from the type: counting must not cost a small client much.
   size = shape.num_elements() * dtype.size
   return lambda value: size
 

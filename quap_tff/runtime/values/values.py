@@ -258,6 +258,7 @@ def _misfit(value: Value, dtype: tf.DType) -> str:
   if hasattr(value, '__array__'):  # A NumPy value, or one of a library like it.
     return '' if _widens(tf.as_dtype(value.dtype), dtype) else f'{_shortened(value)} of dtype {value.dtype}'
   kind = _kind(dtype)
+  # To Python, True is an int.
   if not isinstance(value, _PYTHON_TYPES.get(kind, ())) or isinstance(value, bool) and kind != 'bool':
     return f'{_shortened(value)} ({type(value).__name__})'
   if kind not in _NUMBERS or kind != 'integer' and not cmath.isfinite(value):
@@ -298,6 +299,7 @@ def children(
 ) -> Sequence[tuple[Optional[str], array_types.Structure, tff.Type]]:
   """The parts of a structure in the type's order: (name in the type, part, its type); raises `TypeError`."""
   elements = tff.structure.to_elements(type_spec)
+  # By name: a dictionary may have another order than the type.
   if isinstance(argument, Mapping) and argument.keys() == {name for name, _ in elements}:
     return [(name, argument[name], t) for name, t in elements]
   try:
@@ -407,6 +409,8 @@ def sequence_from_values(elements: Sequence[Value], element_type: tff.Type) -> t
     return without_attributes(sequence)
   if nested and tf.nest.flatten(nested[0]):
     return tf.data.experimental.to_variant(tf.data.experimental.from_list(nested))
+  # `from_list` takes neither an empty list nor elements without tensors, and the dataset must have their structure all
+  # the same.
   blank = tf.nest.map_structure(
     lambda s: tf.fill([size or 0 for size in s.shape], tf.cast(0, s.dtype) if s.dtype != tf.string else ''),
     element_structure(element_type),
@@ -431,6 +435,7 @@ def to_python(value: Value, type_spec: tff.Type, num_clients: int) -> array_type
   if isinstance(type_spec, tff.FederatedType):
     if type_spec.placement is tff.SERVER or type_spec.all_equal:
       return to_python(value, type_spec.member, num_clients)
+    # A value that is the same for all clients is there once.
     parts = value if isinstance(value, (PerClient, ValuesOnDemand)) else [value] * num_clients
     return [to_python(part, type_spec.member, num_clients) for part in parts]
   raise errors.UnsupportedComputationError(
@@ -451,6 +456,7 @@ def _container(elements: Sequence[array_types.Structure], container: Optional[ty
       f'The in-process runtime returns no {container.__name__}. Return its parts, or a dense tensor: `to_tensor()` '
       'of a ragged one, tf.sparse.to_dense of a sparse one.'
     )
+  # A type that TFF made itself names none.
   if container is None:
     container = collections.OrderedDict if any(named) else tuple
   if hasattr(container, '_asdict') or attrs.has(container):
