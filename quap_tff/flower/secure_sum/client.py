@@ -75,6 +75,7 @@ class SecureSum:
     except Exception as error:  # Whatever it is, its text may tell of data.
       self._node.note_failure(error)
       reason = messages.UNSAID
+    # The round is over at this node: another stage of it finds no state.
     context.state.config_records.pop(_STATE, None)
     return Message(messages.refusal_content(reason), reply_to=message)
 
@@ -88,30 +89,37 @@ class SecureSum:
     stage = told.get(Key.STAGE)
     node_id = int(message.metadata.dst_node_id)
     if stage == Stage.SETUP:
+      # A new setup takes the place of a round that was not finished: nothing of that one opens any more.
       session = records.Session.from_setup(message.content)
       self._check_setup(session, told, node_id)
     else:
       if _STATE not in context.state.config_records:
         raise messages.RefusedRoundError('No round was set up here, or it was refused. Begin it with its setup.')
       session = records.Session.from_record(context.state.config_records[_STATE])
+    # In each stage: Flower's mod checks the order of stages, and not whose round they are of.
     _check_order(session, heading, stage)
     agreed = _terms(self._node, session)
     if stage == Stage.SHARE_KEYS:
       parties = self._sharing(heading.run, session, agreed, message.content, node_id)
       session = session._replace(parties=parties)
     elif stage == Stage.COLLECT_MASKED_VECTORS:
+      # Before guards answer: they answer once a round, and the account charges their clients for it.
       session = session._replace(parties=_present(session, agreed, told, node_id))
       self._check_history(session, agreed, message.content)
     elif stage == Stage.UNMASK:
       active = _opening(session, agreed, told, node_id)
+      # Written down before the share leaves: a node that is restarted in between must not open another sum.
       self._openings.note(session.round_num, agreed.clients(active))
     with masks.in_place_of_flowers(agreed.session(session.digest, session.parties)):
       answered: list[messages.Answer] = []
+      # Only after all checks: Flower's mod does what the server says.
       reply = secaggplus_mod(message, context, functools.partial(self._work, answered))
+    # After the mod, so that a stage that failed is not one that was answered.
     context.state.config_records[_STATE] = session._replace(stage=stage).as_record()
     if stage == Stage.SETUP:
       sent = reply.content[RECORD_KEY_CONFIGS]
       keys = [sent[name] for name in (Key.PUBLIC_KEY_1, Key.PUBLIC_KEY_2)]
+      # The server relays the keys of other nodes. Without signatures it could put its own in their place.
       signature = enrolment.signed(self._node.folder, records.to_sign(heading.run, session.digest, node_id, keys))
       reply.content[records.AGREED] = ConfigRecord(
         {'masks': masks.NAME, 'digest': session.digest, 'signature': signature}
@@ -131,13 +139,17 @@ class SecureSum:
         f'this node by {masks.NAME}. Give both the same quap_tff, and let the server use quap_tff.flower.secure_sum.'
       )
     agreed = _terms(self._node, session)
+    # All clients of a node are in a sum or none. A client that the server leaves out of its node's list would be lost
+    # without a word.
     expected = np.intersect1d(agreed.cohort, list(self._node.examples))
     if node_id not in session.nodes or not np.array_equal(np.sort(session.nodes[node_id]), expected):
       raise messages.RefusedRoundError(
         f'The server announces the clients {session.nodes.get(node_id, expected[:0]).tolist()} at this node, which has '
         f'{expected.tolist()} of the cohort. Enrol each client at the node that has it.'
       )
+    # Now, and not when keys come: a node without a key would have the round fail later.
     self._public_keys(session)
+    # A lower threshold or another range would be the server's choice of what opens.
     for name, value in agreed.flower_settings.items():
       if told.get(name) != value:
         raise messages.RefusedRoundError(f'The server sets {name} to {told.get(name)}, and by the plan it is {value}.')
@@ -171,6 +183,7 @@ class SecureSum:
     """Checks that what guards are asked is what all nodes have compared, and ends as this node has opened it."""
     _, history = messages.read_round(content, self._node.bundle)
     digest = records.digest_of(self._plan, history)
+    # The history itself comes only now. What the nodes have signed before is its digest.
     if digest != session.digest or history[-1].round_num != session.round_num:
       raise messages.RefusedRoundError(
         f'The server tells a history with the digest {digest}, and the nodes of this round have compared '
@@ -178,6 +191,7 @@ class SecureSum:
       )
     if not np.array_equal(np.sort(history[-1].cohort), agreed.cohort):
       raise messages.RefusedRoundError('The clients of the announced nodes are not the cohort of the history.')
+    # What this node has seen for itself, as against what it is told.
     known = self._openings.by_round()
     for before, link in zip(history, history[1:]):
       own = known.get(before.round_num)
@@ -203,6 +217,7 @@ def _check_order(session: records.Session, heading: messages.Heading, stage: Any
       f'The server goes on with round {heading.round_num}, and round {session.round_num} was set up here. Begin it '
       'with its setup.'
     )
+  # After the last stage there is none.
   expected = _ORDER[_ORDER.index(session.stage) + 1 :][:1] if session.stage else _ORDER[:1]
   if stage not in expected:
     raise messages.RefusedRoundError(
@@ -220,6 +235,7 @@ def _terms(node: nodes.Node, session: records.Session) -> terms.Terms:
 
 def _present(session: records.Session, agreed: terms.Terms, told: Mapping[str, Any], node_id: int) -> list[int]:
   """The nodes whose shares this one has: between them are masks."""
+  # Flower's list names the others only.
   parties = [node_id, *told.get(Key.SOURCE_LIST, ())]
   strangers = set(parties) - set(session.parties)
   if strangers:
@@ -255,11 +271,13 @@ def _opening(session: records.Session, agreed: terms.Terms, told: Mapping[str, A
   strangers = (set(active) | set(dead)) - set(agreed.nodes)
   if strangers:
     raise messages.RefusedRoundError(f'Node {min(strangers)} was not announced for this round.')
+  # As lists, not as sets: a node that is named twice would count twice towards the threshold.
   if sorted(active + dead) != sorted(session.parties):
     raise messages.RefusedRoundError(
       f'The lists name the nodes {sorted(active + dead)}, and those who have answered are {sorted(session.parties)}.'
     )
   if node_id not in active:
     raise messages.RefusedRoundError('This node has answered, and is said to have dropped out.')
+  # Of those in the sum alone: the dead have no noise in it.
   _check_enough(agreed, active)
   return active

@@ -4,8 +4,7 @@
     summed     Σ q mod 2³²                                     Flower's masks cancel
     found      Σ x = (Σ q - M·T/2) mod 2³², in [-2³¹, 2³¹)     exact if |x| ≤ T/2 and |Σ x| < 2³¹
 
-The count of clients, which the bundle sums modulo 2⁶², goes the same way: it is never as large as 2³¹. Every other
-modulus above 2³² is refused, that of a single number, too: a sum of its digits would say more than the number.
+The count of clients goes the same way. Every other modulus above 2³² is refused.
 """
 
 from __future__ import annotations
@@ -32,8 +31,10 @@ def check_fits(bundle: player.Bundle, nodes: Mapping[int, np.ndarray], most_clie
     nodes: int64[M_k] by node id: the clients of each node.
     most_clients: The size of the plan's largest cohort.
   """
+  # The count of clients is summed modulo 2⁶², and is never as large as 2³¹.
   wide = [int(np.max(leaf.modulus)) for leaf in _leaves(bundle) if not leaf.is_count]
   largest = max(wide, default=1)
+  # Also of a single number: a sum of its digits would say more than the number.
   if largest > masks.RANGE:
     raise ValueError(
       f'A secure sum of Flower takes sums below 2^32, and with up to {most_clients} clients, the weights and the '
@@ -59,8 +60,10 @@ def encoded(bundle: player.Bundle, secure: Any) -> list[np.ndarray]:
   arrays = []
   for number, leaf in zip(structures.flatten(bundle.sums_types.secure, secure, 'sums'), _leaves(bundle)):
     remainder = np.asarray(number, np.int64) % leaf.modulus
+    # Around 0: the bound holds for numbers with a sign, and Flower's range has room for as much on both sides.
     centred = np.where(remainder > leaf.modulus // 2, remainder - leaf.modulus, remainder)
     arrays.append(centred.reshape(leaf.sent_shape))
+  # Flower's quantiser would clip it, and nobody would notice.
   if any(np.abs(one).max(initial=0) > HALF for one in arrays):
     raise ValueError(f'An entry of the sum of this node is larger than {HALF}.')
   return arrays
@@ -70,6 +73,7 @@ def decoded(bundle: player.Bundle, total: Sequence[np.ndarray], num_nodes: int) 
   """`Sums.secure` from the sum of what nodes sent: `Σ q mod 2³²`, int64 arrays."""
   leaves = []
   for array, leaf in zip(total, _leaves(bundle)):
+    # Each node has added T/2 once for each entry.
     centred = (array - num_nodes * HALF) % masks.RANGE
     centred = np.where(centred >= masks.RANGE // 2, centred - masks.RANGE, centred)
     leaves.append((centred.reshape(leaf.shape) % leaf.modulus).astype(leaf.dtype))

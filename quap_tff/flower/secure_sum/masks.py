@@ -2,8 +2,7 @@
 
     mask = ChaCha20(key = the whole shared secret, nonce = SHA-256(session)[:12]), as 32-bit words
 
-The nonce names what both ends of a mask must agree on: the history that the server tells, and the nodes that share
-keys. So the masks of two nodes that were told different things do not cancel.
+The session is what both ends of a mask agree on. Otherwise the two masks do not cancel.
 """
 
 from __future__ import annotations
@@ -53,9 +52,12 @@ def generated(session: bytes, secret: bytes, num_range: int, shapes: Sequence[tu
       f'A mask needs a secret of {_KEY_BYTES} bytes and the range 2^32, found {len(key)} bytes and the range '
       f'{num_range}. Give both ends this version of quap_tff.'
     )
+  # The nonce names what both ends of a mask must agree on: the history that the server tells, and the nodes that share
+  # keys. So masks of two nodes that were told different things do not cancel.
   nonce = _FROM_BLOCK_0 + hashlib.sha256(session).digest()[:_NONCE_BYTES]
   stream = Cipher(algorithms.ChaCha20(key, nonce), mode=None).encryptor()
   sizes = [math.prod(shape) for shape in shapes]
+  # Zeros, encrypted: the bare stream.
   words = np.frombuffer(stream.update(bytes(4 * sum(sizes))), '<u4').astype(np.int64)
   parts = np.split(words, np.cumsum(sizes)[:-1])
   return [part.reshape(shape) for part, shape in zip(parts, shapes)]
@@ -64,6 +66,7 @@ def generated(session: bytes, secret: bytes, num_range: int, shapes: Sequence[tu
 @contextlib.contextmanager
 def in_place_of_flowers(session: bytes) -> Iterator[None]:
   """In the block, Flower's mod makes its masks by `generated`."""
+  # Flower's function is one for the process, and two nodes in a process have two sessions.
   with _LOCK:
     replaced = getattr(_MOD, _GENERATOR)
     setattr(_MOD, _GENERATOR, functools.partial(generated, session))

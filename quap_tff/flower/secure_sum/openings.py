@@ -27,6 +27,7 @@ class Openings:
         raise messages.RefusedRoundError(
           f'The sum of round {round_num} was opened already. A second opening could show the difference of two sums.'
         )
+      # On disk when this returns, and the share leaves only then.
       state.write(json.dumps({**rounds, str(round_num): clients.tolist()}).encode())
 
   def by_round(self) -> Mapping[int, np.ndarray]:

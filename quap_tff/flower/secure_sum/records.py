@@ -78,8 +78,10 @@ class Session(NamedTuple):
   def from_setup(cls, content: RecordDict) -> Session:
     """The session in the server's first message, before any stage. Without terms, `masks` is ''."""
     if TERMS not in content.config_records:
+      # A server of Flower's own. The node refuses it in words of its own.
       return cls('', 0, '', {})
     try:
+      # A server that says which stages were answered is not believed.
       return cls.from_record(content.config_records[TERMS])._replace(parties=(), stage='')
     except (LookupError, TypeError, ValueError) as error:
       raise messages.RefusedRoundError(f'The server sent invalid terms of a secure sum: {error}.') from None
@@ -87,6 +89,7 @@ class Session(NamedTuple):
 
 def to_sign(run: str, digest: str, node: int, keys: Sequence[bytes]) -> bytes:
   """The text that a node signs: that these are its public keys in the round of this run with this history."""
+  # The first line says what is signed, so that no signature for something else fits here.
   lines = ['quap_tff secure sum', masks.NAME, run, digest, str(node), *(key.hex() for key in keys)]
   return '\n'.join(lines).encode()
 

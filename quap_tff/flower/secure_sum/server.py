@@ -1,8 +1,4 @@
-"""The server's side of the secure sum: the four stages of SecAgg+, in integers.
-
-Flower's own workflow ends a round if a node is lost in one of the first two stages, and gives a mean of floats. This
-one goes on with those who are left, as long as the sum may open for them, and gives the sum.
-"""
+"""The server's side of the secure sum: the four stages of SecAgg+, in integers."""
 
 from __future__ import annotations
 
@@ -85,6 +81,7 @@ def obtained(
     if len(collected.summed.came) < announced.least:
       raise _TooFewError(f'{len(collected.summed.came)} clients came, and the plan asks for {announced.least}')
     summed = collected.summed
+    # The account takes them as having come before anything opens: it could not be taken back.
     opening(summed)
     return round_.opened(collected)
   except _TooFewError as error:
@@ -109,6 +106,7 @@ class _Round:
     keys = self._keys()
     sent = self._shares(keys)
     masked = self._masked(sent)
+    # Sorted, so that sums of floats do not depend on who was fast.
     plain = functools.reduce(
       self._bundle.merge, (masked[node].answer.sums for node in sorted(masked)), self._bundle.zero()
     )
@@ -124,6 +122,7 @@ class _Round:
     mask = functools.partial(masks.generated, self._terms.session(self._digest, parties), num_range=masks.RANGE)
     for node in parties:
       if node in masked:
+        # Each node adds a mask of its own, too. Where its message comes late, its masks with others are open by then.
         vectors = _plus(vectors, mask(secret=secrets[node], shapes=shapes), -1)
         continue
       for other in active:
@@ -131,6 +130,7 @@ class _Round:
         # The other node has added this one if its own id is the larger one, and otherwise subtracted it.
         vectors = _plus(vectors, mask(secret=shared, shapes=shapes), -1 if other > node else 1)
     factor, *vectors = (array % masks.RANGE for array in vectors)
+    # Flower sends each node's weight along, and all are 1: masks that have not cancelled show here.
     if int(factor[0]) != len(active) * integers.TARGET % masks.RANGE:
       raise _TooFewError('What nodes have sent does not add up: masks are left in their sum')
     secure_part = integers.decoded(self._bundle, vectors, len(active))
@@ -167,6 +167,7 @@ class _Round:
     def read(node: int, reply: Message) -> dict[int, bytes]:
       told = reply.content.config_records[RECORD_KEY_CONFIGS]
       shares = dict(zip(told[Key.DESTINATION_LIST], told[Key.CIPHERTEXT_LIST]))
+      # With a share missing, a secret might not open, and the round would be lost after all had answered.
       if set(shares) != set(keys) - {node}:
         raise messages.RefusedRoundError('has not sent one share to each other node.')
       return shares
@@ -196,6 +197,7 @@ class _Round:
       ]
       if [array.shape for array in vectors] != shapes or any(array.dtype != np.int64 for array in vectors):
         raise messages.RefusedRoundError('sent masked arrays of another type.')
+      # The sums in an answer are masked, and what reads answers expects them plain.
       reply.content['secure'] = self._nothing
       clients = self._terms.nodes[node]
       answer = messages.answer(reply, self._bundle, self._announced.round_num, clients)
@@ -239,6 +241,8 @@ class _Round:
     self, nodes: list[int], make: Callable[[int], RecordDict], read: Callable[[int, Message], Any], least: int = 0
   ) -> dict[int, Any]:
     """Each node's reply as `read` decodes it; raises `_TooFewError` if the sum does not open for those who reply."""
+    # Flower's own workflow ends a round if a node is lost in one of the first two stages. This one goes on with those
+    # who are left, as long as the sum may open for them.
     replies, taken = sums.asked(self._grid, {node: make(node) for node in nodes}, self._announced)
     answers = {}
     for node in sorted(nodes):

@@ -76,6 +76,7 @@ class Terms:
     integers.check_fits(bundle, nodes, plan.most_clients)
     least, count = 1.0 if plan.threshold is None else plan.threshold, len(nodes)
     root = (math.sqrt((1 - least) ** 2 + 4) - (1 - least)) / 2
+    # With one share a single node could open all secrets.
     threshold = max(2, math.ceil(root * count - _ROUND_OFF))
     share = (least + count / threshold) / (1 + count / threshold)
     return cls(nodes, {node: len(plan.sends(own)) for node, own in nodes.items()}, threshold, share)
