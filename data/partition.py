@@ -57,7 +57,7 @@ class Dirichlet(Partition):
 PARTITIONS: dict[str, type[Partition]] = {'dirichlet': Dirichlet, 'iid': Iid}
 
 
-def parse(spec: str) -> Partition:
+def parse_partition(spec: str) -> Partition:
   """The partition that `spec` names, e.g. `dirichlet:alpha=0.5`."""
   return registry.parse_spec('partition', spec, PARTITIONS)
 
@@ -81,7 +81,7 @@ def split(spec: str, labels: np.ndarray, num_clients: int, seed: int) -> tuple[n
   Raises:
     ValueError: For an unknown or bad spec, or fewer examples than clients.
   """
-  partition = parse(spec)
+  partition = parse_partition(spec)
   labels = np.asarray(labels)
   checks.integer('num_clients', num_clients, at_least=1)
   if num_clients > len(labels):

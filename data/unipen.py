@@ -36,7 +36,7 @@ class UnipenFile(NamedTuple):
   writer: np.ndarray
 
 
-def read(data_dir: Optional[str]) -> UnipenFile:
+def read_unipen(data_dir: Optional[str]) -> UnipenFile:
   """Reads the file.
 
   Args:

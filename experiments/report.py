@@ -72,7 +72,7 @@ def read_groups(roots: Sequence[str]) -> tuple[list[study.StudyGroup], list[runs
   absent = [root for root in roots if not os.path.isdir(root)]
   if absent:
     raise ValueError(f'No such folder: {", ".join(absent)}.')
-  loaded = [runs_lib.load(path) for path in runs_lib.find(roots)]
+  loaded = [runs_lib.load_run(path) for path in runs_lib.find(roots)]
   groups, unused = study.collect(run for run, _ in loaded if run is not None)
   left_out = [runs_lib.LeftOut(root, 'no run.json at or below it') for root in roots if not runs_lib.find([root])]
   left_out += [*(item for _, items in loaded for item in items), *unused]

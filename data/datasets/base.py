@@ -182,7 +182,7 @@ class Pool:
     number = DEFAULT_NUM_CLIENTS if request.num_clients is None else request.num_clients
     dealt, held_out = _held_out(request, len(self.train_y))
     rows = partition.split(request.partition, self.train_y[dealt], number, request.seed)
-    spec = registry.format_spec(request.partition.partition(':')[0], partition.parse(request.partition))
+    spec = registry.format_spec(request.partition.partition(':')[0], partition.parse_partition(request.partition))
     facts = {'test_set': f'{len(self.test_y):,} examples that no client holds.', **facts}
     ids = tuple(federation.NumberedIds(number))
     return self._federation(request, [dealt[own] for own in rows], ids, held_out, partition=spec, **facts)
@@ -243,5 +243,5 @@ class PooledDataset(Dataset):
     """Reads the pool."""
 
   def load(self, request: Request) -> federation.Federation:
-    partition.parse(request.partition)  # A bad spec is reported before anything is downloaded.
+    partition.parse_partition(request.partition)  # A bad spec is reported before anything is downloaded.
     return self.read(request.data_dir).dealt(request)

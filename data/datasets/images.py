@@ -151,7 +151,7 @@ class Unipen(base.Dataset):
   test_writers: float = checks.number_field('unipen test_writers', 0.2, above=0, below=1)
 
   def load(self, request: base.Request) -> federation.Federation:
-    x, y, writer = unipen.read(request.data_dir)
+    x, y, writer = unipen.read_unipen(request.data_dir)
     x = x[..., None]
     # No test examples of its own: those of the writers who only test take their place.
     pool = base.Pool(x, y, x[:0], y[:0], white=255.0, num_classes=self.num_classes)

@@ -95,7 +95,7 @@ class Npz(base.Dataset):
     return dataclasses.replace(self, path=os.path.basename(self.path))
 
   def load(self, request: base.Request) -> federation.Federation:
-    partition.parse(request.partition)
+    partition.parse_partition(request.partition)
     path = os.path.join(request.data_dir or '', self.path)
     arrays = reading.read_npz(path, _REQUIRED, _HOLDS, _OPTIONAL)
     self._check_names(path, arrays)

@@ -94,7 +94,7 @@ class UnipenCharacters(Source):
 
   def read(self, data_dir: Optional[str], seed: int) -> PublicImages:
     del seed
-    x, y, writer = unipen.read(data_dir)
+    x, y, writer = unipen.read_unipen(data_dir)
     classes, labels = np.unique(_merged_cases(y), return_inverse=True)
     writers = len(np.unique(writer))
     return PublicImages(

@@ -53,7 +53,7 @@ TABLES = ((('MNIST', 'FEMNIST stand-in'), 3), (('MNIST, real writers',), 3), (('
 def _method(group: study.StudyGroup) -> str:
   if group.setting.get('cohort_seed') == 'secret':
     return SECRET
-  name, values, _ = runs_lib.parse('algorithm', group.algorithm)
+  name, values, _ = runs_lib.parse_choice('algorithm', group.algorithm)
   return METHODS[values['noise'].partition(':')[0] if name == 'certified' else name]
 
 

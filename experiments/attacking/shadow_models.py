@@ -209,7 +209,7 @@ def planned_epsilon(experiment: setup.Experiment, schedule: Sequence[np.ndarray]
   return float(epsilon.max())
 
 
-def train(
+def train_shadow_model(
   process: tff.learning.templates.LearningProcess, pool: MemberPool, worlds: Worlds, model: int
 ) -> tff.learning.models.ModelWeights:
   """The released weights of one model: those after the last round."""
@@ -242,7 +242,7 @@ def outputs_of(
   all_logits, hits, diverged = [], [], []
   test, logits_of = experiment.federation.test, evaluation.build_logits(experiment.model_fn)
   for model in range(len(worlds.attends)):
-    weights = train(process, pool, worlds, model)
+    weights = train_shadow_model(process, pool, worlds, model)
     logits = logits_of(weights, pool.x[worlds.rows])
     diverged.append(not np.isfinite(logits).all())
     all_logits.append(np.nan_to_num(np.clip(logits, -1e4, 1e4)))

@@ -19,7 +19,7 @@ def main(argv: list[str]) -> int:
   methods: dict[tuple[str, ...], list[tuple[float, float, study.StudyGroup]]] = {}
   groups, _ = report.read_groups(argv[1:])
   for group in groups:
-    name, values, _ = runs_lib.parse('algorithm', group.algorithm)
+    name, values, _ = runs_lib.parse_choice('algorithm', group.algorithm)
     norm = next((float(values.pop(key)) for key in _NORMS if key in values), 0.0)
     measured = group.accuracy()
     if measured is not None:

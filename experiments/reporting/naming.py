@@ -105,7 +105,7 @@ def name_of(algorithm: str) -> str:
 
 def full(algorithm: str) -> str:
   """The name of the method, with the parameters of its spec that have other values than the defaults."""
-  _, _, changed = runs.parse('algorithm', algorithm)
+  _, _, changed = runs.parse_choice('algorithm', algorithm)
   words = ', '.join(value(key, text) for key, text in changed.items())
   return name_of(algorithm) + (f' ({words})' if words else '')
 
@@ -120,13 +120,13 @@ def dataset(spec: str) -> str:
   """The name in print of a --dataset spec: of a file of one's own, its name. One that is not listed keeps its spec."""
   name = spec.partition(':')[0]
   if name == 'npz':
-    return os.path.basename(runs.parse('dataset', spec)[1]['path'])
+    return os.path.basename(runs.parse_choice('dataset', spec)[1]['path'])
   return _DATASETS.get(name, spec)
 
 
 def participation(spec: str) -> str:
   """The words for a --participation spec. A model that is not listed keeps its spec, and so do rare parameters."""
-  name, parameters, changed = runs.parse('participation', spec)
+  name, parameters, changed = runs.parse_choice('participation', spec)
   words = _PARTICIPATION.get(name, '')
   named = {key for key in parameters if f'{{{key}}}' in words}
   return words.format(**parameters) if words and not changed.keys() - named else spec
@@ -153,7 +153,7 @@ def labels(algorithms: Sequence[str]) -> list[str]:
 
 def distinguished(algorithms: Sequence[str]) -> list[tuple[str, str]]:
   """The label of each --algorithm spec, and the words for other parameters in which specs of its method differ."""
-  parsed = [runs.parse('algorithm', algorithm)[:2] for algorithm in algorithms]
+  parsed = [runs.parse_choice('algorithm', algorithm)[:2] for algorithm in algorithms]
   pairs = []
   for name, own in parsed:
     others = [parameters for other, parameters in parsed if other == name]

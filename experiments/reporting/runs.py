@@ -50,7 +50,7 @@ class LeftOut(NamedTuple):
   reason: str
 
 
-def parse(flag: str, spec: str) -> tuple[str, dict[str, str], dict[str, str]]:
+def parse_choice(flag: str, spec: str) -> tuple[str, dict[str, str], dict[str, str]]:
   """A choice `name:key=value,…` as its name, its parameters, and those parameters that differ from the defaults.
 
   If this version does not know the choice, or the choice now has other parameters, the parameters stay as written.
@@ -76,7 +76,7 @@ def canonical(flag: str, value: json_types.Json) -> json_types.Json:
     return int(value)
   if flag not in _CHOICES or not isinstance(value, str):
     return value
-  name, parameters, changed = parse(flag, value)
+  name, parameters, changed = parse_choice(flag, value)
   shown = parameters if name in _WRITTEN_OUT else changed
   return ':'.join(filter(None, [name, ','.join(f'{key}={shown[key]}' for key in sorted(shown))]))
 
@@ -204,7 +204,7 @@ def find(roots: Sequence[str]) -> list[str]:
   return list(folders.values())
 
 
-def load(path: str) -> tuple[Optional[RunFolder], list[LeftOut]]:
+def load_run(path: str) -> tuple[Optional[RunFolder], list[LeftOut]]:
   """Reads a run folder. Returns the run, or None if it is unusable, and a list of damaged and missing files."""
   left_out = []
 

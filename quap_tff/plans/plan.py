@@ -81,7 +81,7 @@ class Plan(run_account.RunAccount):
     leaving: run_account.Leaving = ()
     if plan.mechanism.facts.is_certified:
       leaving = leaving_clients.named_tensors(process.next)
-      leavings.check(leaving, plan)
+      leavings.check_leaving(leaving, plan)
     return built_process.BuiltProcess(plan, process, made, leaving)
 
   def build_audited_process(

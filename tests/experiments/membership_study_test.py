@@ -225,7 +225,7 @@ class TestSubject:
           asked.append(sorted(int(i) for client in clients for i in client['client_id']))
           return process.next(state, clients)
 
-      weights = [shadow_models.train(Watched, pool, drawn, 3).trainable[0] for _ in range(2)]
+      weights = [shadow_models.train_shadow_model(Watched, pool, drawn, 3).trainable[0] for _ in range(2)]
     assert asked == [np.flatnonzero(drawn.members[3]).tolist()] * 4
     assert abs(weights[0] - weights[1]).max() > 0.1
 

@@ -76,7 +76,7 @@ def test_is_valid_and_lists_those_who_took_part(folder):
 
 @pytest.mark.slow
 def test_the_report_knows_the_others_too(folder):
-  run, _ = runs.load(str(folder))
+  run, _ = runs.load_run(str(folder))
   assert len(run.clients['rounds']) == 20_000 and run.clients['rounds'].sum() == 24
   np.testing.assert_array_equal(run.clients['rounds'], run.ledger.rounds)
   assert (run.clients['formal_epsilon'][run.ledger.rounds == 0] == 0).all()

@@ -322,7 +322,7 @@ def heterogeneity(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
   """How uneven the clients' labels are (November 2025 document, 5.3.3 and figure 4)."""
 
   def concentration(partition: str) -> float:
-    _, parameters, _ = runs_lib.parse('partition', partition)
+    _, parameters, _ = runs_lib.parse_choice('partition', partition)
     return float(parameters['alpha'])
 
   members = [g for g in groups if g.setting['partition'].startswith('dirichlet:')]

@@ -207,7 +207,7 @@ def read(path: str) -> Content:
     )
     plan.slack  # noqa: B018  # Refuses what integers cannot hold, and what ε and δ do not pay for.
     leaving = [tuple(one) for one in value['leaves_clients']]
-    leavings.check(leaving, plan)
+    leavings.check_leaving(leaving, plan)
     abouts.check_text(MECHANISM, value)
     # Whatever is not defined, or is written in another way, is not in this text.
     if mechanism_text(plan, leaving, about, code) != folder_files.read_text(path, MECHANISM):

@@ -53,7 +53,7 @@ def refusals(plan: CertifiedAccount) -> list[str]:
   return reasons
 
 
-def check(plan: CertifiedAccount) -> None:
+def check_certifiable(plan: CertifiedAccount) -> None:
   """Raises `ValueError` if no run of a certified plan could get a certificate."""
   if reasons := refusals(plan):
     raise ValueError(

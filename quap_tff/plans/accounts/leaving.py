@@ -28,7 +28,7 @@ _LEAVING = (r'federated_[a-z_]+', r'[A-Za-z0-9_.]*', r'(bool|str|[a-z]*(int|floa
 _SECURE_SUMS = frozenset({'federated_secure_sum', 'federated_secure_sum_bitwidth', 'federated_secure_modular_sum'})
 
 
-def check(leaving: Sequence[Sequence[str]], plan: run_account.RunAccount) -> None:
+def check_leaving(leaving: Sequence[Sequence[str]], plan: run_account.RunAccount) -> None:
   """Raises `ValueError` unless clients send updates, and nothing that the plan's trust does not allow.
 
   A trusted server may get anything. Any other one gets the mechanism's report and the secure sums of its contribution,

@@ -181,7 +181,7 @@ class RunAccount(options_lib.PlanOptions):
       **options,
     )
     if certificate:
-      ahead.check(plan)
+      ahead.check_certifiable(plan)
     return plan
 
   def __post_init__(self) -> None:

@@ -236,7 +236,7 @@ def collected(folder: pathlib.Path, *runs: Mapping[str, Any]) -> tuple[list[stud
   """The groups of the runs in a folder and what they leave out; first, each of `runs` is written, see `write_run`."""
   for number, arguments in enumerate(runs):
     write_run(folder / f'run_{number:03d}', **arguments)
-  loaded = [runs_lib.load(path) for path in runs_lib.find([str(folder)])]
+  loaded = [runs_lib.load_run(path) for path in runs_lib.find([str(folder)])]
   return study.collect(run for run, _ in loaded if run is not None)
 
 

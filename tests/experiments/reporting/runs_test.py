@@ -16,7 +16,7 @@ def _reasons(found):
 
 def test_a_whole_run(tmp_path):
   factory.write_run(tmp_path / 'run', accuracy=0.8, seed=7, algorithm='layerwise')
-  run, left_out = runs_lib.load(str(tmp_path / 'run'))
+  run, left_out = runs_lib.load_run(str(tmp_path / 'run'))
   assert not left_out
   assert (run.seed, run.algorithm, run.rounds, run.ended) == (7, 'layerwise', 10, True)
   assert run.test_accuracy == 0.8
@@ -36,7 +36,7 @@ def test_flags_that_the_method_does_not_read_need_not_be_there(tmp_path, algorit
   folder = factory.write_run(tmp_path / 'run', algorithm=algorithm, certified_epsilon=3.0)
   identity = json.loads((folder / 'run.json').read_text())['identity']
   assert 'critical_layers' not in identity
-  run, left_out = runs_lib.load(str(folder))
+  run, left_out = runs_lib.load_run(str(folder))
   assert run is not None and not left_out
 
 
@@ -54,7 +54,7 @@ def test_flags_that_the_method_does_not_read_need_not_be_there(tmp_path, algorit
 def test_a_run_without_its_flags_is_left_out(tmp_path, text):
   folder = factory.write_run(tmp_path / 'run')
   (folder / 'run.json').write_text(text)
-  run, left_out = runs_lib.load(str(folder))
+  run, left_out = runs_lib.load_run(str(folder))
   assert run is None
   assert 'cannot be read' in _reasons(left_out)['run.json']
 
@@ -63,7 +63,7 @@ def test_an_unfinished_run_has_its_last_test(tmp_path):
   folder = factory.write_run(tmp_path / 'run', curve=[0.1, 0.6], rounds_run=2)
   for name in ('summary.json', 'clients.csv', 'ledger.npz'):
     (folder / name).unlink()
-  run, left_out = runs_lib.load(str(folder))
+  run, left_out = runs_lib.load_run(str(folder))
   assert (run.test_accuracy, run.rounds, run.ended) == (0.6, 2, False)
   assert [item.reason.split(';')[0] for item in left_out] == ['unfinished: 2 of 10 planned rounds']
 
@@ -71,7 +71,7 @@ def test_an_unfinished_run_has_its_last_test(tmp_path):
 def test_an_interrupted_run_is_unfinished(tmp_path):
   folder = factory.write_run(tmp_path / 'run', rounds_run=4)
   factory.change_json(folder / 'summary.json', interrupted=True)
-  assert not runs_lib.load(str(folder))[0].ended
+  assert not runs_lib.load_run(str(folder))[0].ended
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_damaged_file_is_named_and_the_rest_is_kept(tmp_path, name, content):
   certified_epsilon = 2.0 if name == 'certificate.json' else None
   folder = factory.write_run(tmp_path / 'run', accuracy=0.8, certified_epsilon=certified_epsilon)
   (folder / ('certificate' if certified_epsilon else '') / name).write_bytes(content)
-  run, left_out = runs_lib.load(str(folder))
+  run, left_out = runs_lib.load_run(str(folder))
   assert run.test_accuracy == 0.8
   assert _reasons(left_out)[name].startswith('cannot be read (')
 
@@ -101,7 +101,7 @@ def test_a_damaged_file_is_named_and_the_rest_is_kept(tmp_path, name, content):
 def test_a_missing_file_is_named(tmp_path, name):
   folder = factory.write_run(tmp_path / 'run')
   (folder / name).unlink()
-  run, left_out = runs_lib.load(str(folder))
+  run, left_out = runs_lib.load_run(str(folder))
   assert run is not None
   assert _reasons(left_out)[name].startswith('is missing')
 
@@ -112,7 +112,7 @@ def test_secret_cohorts_are_no_missing_file_and_the_number_of_clients_is_known(t
     (folder / name).unlink()
   identity = json.loads((folder / 'run.json').read_text())['identity']
   factory.change_json(folder / 'run.json', identity={**identity, 'num_clients': None})  # The dataset decides.
-  run, left_out = runs_lib.load(str(folder))
+  run, left_out = runs_lib.load_run(str(folder))
   assert not left_out and run.counts is None and run.num_clients == 10
 
 
@@ -121,14 +121,14 @@ def test_secret_cohorts_are_no_missing_file_and_the_number_of_clients_is_known(t
 )
 def test_a_certified_run_without_its_certificate_is_named_unless_it_is_a_rehearsal(tmp_path, parameters, missing):
   folder = factory.write_run(tmp_path / 'run', algorithm=f'certified:{parameters}')
-  assert _reasons(runs_lib.load(str(folder))[1]).keys() == missing
+  assert _reasons(runs_lib.load_run(str(folder))[1]).keys() == missing
 
 
 def test_a_run_without_an_accuracy_is_left_out(tmp_path):
   folder = factory.write_run(tmp_path / 'run')
   (folder / 'summary.json').unlink()
   (folder / 'metrics.csv').write_text('round,seconds\n1,2\n')
-  run, left_out = runs_lib.load(str(folder))
+  run, left_out = runs_lib.load_run(str(folder))
   assert run is None
   assert 'no test accuracy' in left_out[-1].reason
 
@@ -136,7 +136,7 @@ def test_a_run_without_an_accuracy_is_left_out(tmp_path):
 def test_without_a_ledger_the_clients_file_serves(tmp_path):
   folder = factory.write_run(tmp_path / 'run', algorithm='fixed_dp')
   (folder / 'ledger.npz').unlink()
-  run, _ = runs_lib.load(str(folder))
+  run, _ = runs_lib.load_run(str(folder))
   assert run.counts.sum() == 40
   assert run.nominal_epsilon.sum() == pytest.approx(40 * 0.6)
 
@@ -147,7 +147,7 @@ def test_without_a_ledger_the_clients_file_serves(tmp_path):
 )
 def test_with_other_noise_or_none_there_is_no_nominal_epsilon(tmp_path, run):
   factory.write_run(tmp_path / 'run', **run)
-  assert runs_lib.load(str(tmp_path / 'run'))[0].nominal_epsilon is None
+  assert runs_lib.load_run(str(tmp_path / 'run'))[0].nominal_epsilon is None
 
 
 def test_cumulative_epsilon_of_some_clients(tmp_path):
@@ -162,7 +162,7 @@ def test_cumulative_epsilon_of_some_clients(tmp_path):
     weights=np.ones(3),
   )
   np.savez(folder / 'ledger.npz', **arrays)
-  run, left_out = runs_lib.load(str(folder))
+  run, left_out = runs_lib.load_run(str(folder))
   assert not left_out
   assert run.counts.tolist() == [1, 0, 2, 0]
   np.testing.assert_allclose(run.nominal_epsilon, [0.1, 0, 0.6, 0])

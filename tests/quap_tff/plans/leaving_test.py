@@ -251,10 +251,10 @@ class TestRefusals:
   def test_a_folder_that_lists_a_value_more(self):
     plan = _held(heterogeneity.FedNova(mean_epochs=2.0))
     built = plan.build_process(linear_model.Linear)
-    leavings.check(built.leaving, built.plan)
+    leavings.check_leaving(built.leaving, built.plan)
     for more in (('weight', 'float32[5]'), ('round', 'int64[5]'), ('client_id', 'int32[5]')):
       with pytest.raises(ValueError, match=f'{more[0]} '):
-        leavings.check([*built.leaving, ('federated_sum', *more)], built.plan)
+        leavings.check_leaving([*built.leaving, ('federated_sum', *more)], built.plan)
 
   def test_training_metrics(self):
     words = (
