@@ -28,7 +28,7 @@ from quap_tff.common import json_types
 from quap_tff.common.numbers import rounding
 
 
-class Figure(TypedDict):
+class StatedFigure(TypedDict):
   """A formal figure, as summary.json has it. An ε that is not finite is None."""
 
   accountant: str
@@ -37,7 +37,7 @@ class Figure(TypedDict):
   epsilon_max: Optional[float]
 
 
-class Reading(TypedDict):
+class StatedReading(TypedDict):
   """The cost of the rounds of a run that ended early, as summary.json has it."""
 
   rounds: int
@@ -46,17 +46,17 @@ class Reading(TypedDict):
   why: str
 
 
-class Formal(TypedDict):
+class StatedFormal(TypedDict):
   """The formal statement about a run, as summary.json has it."""
 
   covers: str
   statement: str
   delta: float
   unit: str
-  figures: list[Figure]
+  figures: list[StatedFigure]
   notes: list[str]
   noise_note: str
-  reading: Optional[Reading]
+  reading: Optional[StatedReading]
 
 
 _FORMAL_KEYS = ('covers', 'delta', 'reading')
@@ -154,7 +154,7 @@ def line(summary: json_types.JsonView) -> str:
   return json.dumps(short, allow_nan=False, separators=(',', ':'))
 
 
-def _short_figure(figure: Figure) -> json_types.JsonObject:
+def _short_figure(figure: StatedFigure) -> json_types.JsonObject:
   whole: json_types.JsonView = figure
   return {**{key: whole[key] for key in _FIGURE_KEYS}, 'neighbours': _relation(figure)}
 
@@ -297,7 +297,7 @@ def _reading(summary: json_types.JsonView) -> list[str]:
   ]
 
 
-def _headline(formal: Formal) -> list[Figure]:
+def _headline(formal: StatedFormal) -> list[StatedFigure]:
   """The exact figure, if there is one; of a run whose cohorts are secret, the smallest one."""
   amplified = [figure for figure in formal['figures'] if _is_amplified(figure)]
   if formal['figures'] and len(amplified) == len(formal['figures']):
@@ -305,15 +305,15 @@ def _headline(formal: Formal) -> list[Figure]:
   return [figure for figure in formal['figures'] if figure['accountant'] == 'gaussian_exact']
 
 
-def _is_amplified(figure: Figure) -> bool:
+def _is_amplified(figure: StatedFigure) -> bool:
   return figure['amplification'] != 'none'
 
 
-def _relation(figure: Figure) -> str:
+def _relation(figure: StatedFigure) -> str:
   return _SHORT_NEIGHBOURS.get(figure['neighbours'], figure['neighbours'])
 
 
-def _bound(figure: Figure) -> str:
+def _bound(figure: StatedFigure) -> str:
   secret = '; cohorts secret' if _is_amplified(figure) else ''
   epsilon = figure['epsilon_max']
   assert epsilon is not None  # Figures without a bound have words of their own.

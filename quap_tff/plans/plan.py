@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Callable, final, Optional, TYPE_CHECKING
 
+from quap_tff.common import array_types
 from quap_tff.common import lazy
 from quap_tff.common.lazy import tff
-from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms.parts import layers as layers_lib
 from quap_tff.plans import built_process
 from quap_tff.plans.accounts import leaving as leavings
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
   from quap_tff.training.model_functions import ModelFn
 
   Optimizer = Optional[tff.learning.optimizers.Optimizer]
+  # From a round's number to the clients' learning rate.
+  LearningRateFn = Optional[Callable[[array_types.Array], array_types.Array]]
   # What an audit puts around an aggregator.
   Wrapper = Callable[[tff.aggregators.WeightedAggregationFactory], tff.aggregators.WeightedAggregationFactory]
 
@@ -148,6 +150,6 @@ class Plan(run_account.RunAccount):
       with_answers=self.holds_noise,
     )
 
-  def _lifted(self, rate: mechanism.LearningRateFn = None) -> tff.aggregators.WeightedAggregationFactory:
+  def _lifted(self, rate: LearningRateFn = None) -> tff.aggregators.WeightedAggregationFactory:
     layers = self.model.layers if self.model is not None else None
     return aggregation.AggregationFactory(self.mechanism, layers, rate)

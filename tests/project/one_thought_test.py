@@ -17,7 +17,7 @@ TOPS = ('quap_tff', 'data', 'experiments')
 
 MAXIMA = {
   # A comprehension or generator inside another one.
-  'nested comprehension': 8,
+  'nested comprehension': 7,
   # `a if b else c` inside an f-string, a comprehension or an argument.
   'condition inside an expression': 123,
   # `name = lambda …`, which `def` names better.
