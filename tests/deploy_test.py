@@ -4,12 +4,12 @@ import pathlib
 import re
 import shlex
 import shutil
-import subprocess
 import types
 
 import pytest
 
 from quap_tff.flower import __main__ as flower
+from tests import processes
 
 _ROOT = pathlib.Path(__file__).absolute().parents[1]
 _UNITS = sorted((_ROOT / 'deploy').glob('*.service'))
@@ -66,21 +66,21 @@ def test_there_is_a_unit_for_each_machine():
   assert [unit.stem for unit in _UNITS] == ['quap-node', 'quap-server', 'quap-superlink']
 
 
+@pytest.mark.slow
 @_analyze
 @pytest.mark.parametrize('unit', _UNITS, ids=lambda unit: unit.stem)
 def test_systemd_takes_it(unit, installed):
-  found = subprocess.run(
-    ['systemd-analyze', 'verify', '--man=no', str(installed / unit.name)], capture_output=True, text=True
-  )
+  found = processes.run(['systemd-analyze', 'verify', '--man=no', installed / unit.name])
   complaints = [line for line in found.stderr.splitlines() if unit.name in line or str(installed) in line]
   assert found.returncode == 0 and not complaints, found.stderr
 
 
+@pytest.mark.slow
 @_analyze
 @pytest.mark.parametrize('unit', _UNITS, ids=lambda unit: unit.stem)
 def test_it_is_confined(unit, installed):
-  arguments = ['--offline=true', f'--threshold={_LARGEST_EXPOSURE}', '--no-pager', str(installed / unit.name)]
-  found = subprocess.run(['systemd-analyze', 'security', *arguments], capture_output=True, text=True)
+  arguments = ['--offline=true', f'--threshold={_LARGEST_EXPOSURE}', '--no-pager', installed / unit.name]
+  found = processes.run(['systemd-analyze', 'security', *arguments])
   if 'offline' in found.stderr and 'unrecognized' in found.stderr:
     pytest.skip('This systemd-analyze looks at running units alone.')
   assert found.returncode == 0, found.stdout[-2000:] + found.stderr
