@@ -48,6 +48,9 @@ KEEPING_BYTECODE := env -u PYTHONDONTWRITEBYTECODE
 # Each process gets a stretch of the tests, so that a file's fixtures are mostly made once. One that is done takes from
 # the others.
 IN_PARALLEL := --numprocesses=auto --maxprocesses=4 --dist=worksteal
+# Runs between processes wait more than they compute. The longest ones come first, each to another process.
+DEPLOY_TESTS := $(addprefix tests/,quap_tff/flower/deploy_test.py docs/gate_test.py quap_tff/flower/supernode_test.py quap_tff/flower)
+WAITING := --numprocesses=4 --dist=loadgroup --no-loadscope-reorder
 
 .PHONY: clean compare demo docs lint setup test test-all test-bundle test-deploy test-fast test-light tutorial
 
@@ -76,11 +79,11 @@ test-bundle: $(READY)
 	@$(KEEPING_BYTECODE) $(PYTHON) -m pytest tests/quap_tff/bundle -rs
 
 test-deploy: $(READY) $(DEPLOY_READY)
-	@$(KEEPING_BYTECODE) $(DEPLOY_VENV)/bin/python -m pytest tests/quap_tff/flower tests/docs/gate_test.py -rs
+	@$(KEEPING_BYTECODE) $(DEPLOY_VENV)/bin/python -m pytest $(DEPLOY_TESTS) -rs $(WAITING)
 
 $(DEPLOY_READY): pyproject.toml
 	@base=$(NEWEST); echo "Setting up $(DEPLOY_VENV) with $$($$base --version)."; $$base -m venv --clear $(DEPLOY_VENV)
-	@$(DEPLOY_VENV)/bin/python -m pip install --quiet --disable-pip-version-check ".[flower]" "flwr[simulation]" hypothesis pytest
+	@$(DEPLOY_VENV)/bin/python -m pip install --quiet --disable-pip-version-check ".[flower]" "flwr[simulation]" hypothesis pytest pytest-xdist
 	@$(DEPLOY_VENV)/bin/python -m pip uninstall --quiet --yes quap_tff
 	@touch $@
 

@@ -34,12 +34,15 @@ def finish(process: subprocess.Popen) -> tuple[Any, Any]:
     raise
 
 
-def until(condition: Callable[[], Any], process: Optional[subprocess.Popen] = None) -> Any:
+def until(
+  condition: Callable[[], Any], process: Optional[subprocess.Popen] = None, seconds: float = _SECONDS_BETWEEN_LOOKS
+) -> Any:
   """Waits until `condition` returns something true, and returns it.
 
   Args:
-    condition: What is looked at, some fifty times a second.
+    condition: What is looked at.
     process: A process that works towards it.
+    seconds: Time from one look to the next.
 
   Raises:
     AssertionError: If the process ends before, or the deadline passes.
@@ -53,16 +56,16 @@ def until(condition: Callable[[], Any], process: Optional[subprocess.Popen] = No
     if has_ended or time.monotonic() > deadline:
       said = _said(process) if process is not None else ''
       raise AssertionError(f'{"The process ended too early" if has_ended else "It took too long"}. {said}')
-    _wait(process)
+    _wait(process, seconds)
 
 
-def _wait(process: Optional[subprocess.Popen]) -> None:
+def _wait(process: Optional[subprocess.Popen], seconds: float) -> None:
   """Until the next look, or until the process has ended."""
   if process is None:
-    time.sleep(_SECONDS_BETWEEN_LOOKS)
+    time.sleep(seconds)
     return
   try:
-    process.wait(_SECONDS_BETWEEN_LOOKS)
+    process.wait(seconds)
   except subprocess.TimeoutExpired:
     pass
 

@@ -3,9 +3,7 @@
 import contextlib
 import functools
 import json
-import pathlib
 import re
-import subprocess
 
 import numpy as np
 import pytest
@@ -22,14 +20,11 @@ from quap_tff.flower import notes
 from quap_tff.flower import server_run
 from quap_tff.mechanisms.held import guard
 from quap_tff.serving import store as stores
-from tests import processes
+from tests.quap_tff.flower import exports
 from tests.quap_tff.flower import federation
 
 pytestmark = pytest.mark.slow
 
-ROOT = pathlib.Path(__file__).absolute().parents[3]
-# How long the first server waits for a node that never answers; and the second one for nodes that connect again.
-SECONDS, SECONDS_AGAIN = 40.0, 180.0
 # With cohorts that nobody planned, and room for rounds in which a node is away.
 HELD = 'certified:trust=secure_sum,clip=0.5,noise=independent,threshold=0.4,expected=1'
 # Of a node, by the names that `dishonest` gives to its lies.
@@ -53,22 +48,13 @@ KINDS = {
 
 @pytest.fixture(scope='module')
 def exported(tmp_path_factory):
-  """A folder with a bundle of each kind, and of each with KIND.npz, its clients, made where TFF is."""
-  folder = tmp_path_factory.mktemp('exported')
+  """A folder with a bundle of each kind, and its clients."""
   flags = [
     line
-    for line in (ROOT / 'experiments/presets/digits_secure_sum.flags').read_text().splitlines()
+    for line in (exports.ROOT / 'experiments/presets/digits_secure_sum.flags').read_text().splitlines()
     if not line.startswith(('#', '--algorithm', '--rounds', '--averaging'))
   ]
-  running = []
-  for kind, own in KINDS.items():
-    own = [*own, '--rounds=5', f'--output={folder / kind}', f'--clients={folder / kind}.npz']
-    command = [ROOT / '.venv/bin/python', '-m', 'experiments.export', *flags, *own]
-    running.append(subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True))
-  for process in running:
-    _, said = processes.finish(process)
-    assert not process.returncode, said
-  return folder
+  return exports.made(tmp_path_factory, 'deployed', {kind: [*flags, *own, '--rounds=5'] for kind, own in KINDS.items()})
 
 
 def _nodes(kind, cohorts):
@@ -113,16 +99,17 @@ def test_a_run_with_a_trusted_server_outlives_its_nodes_and_its_server(start, ex
   file = started.folder / 'app' / 'pyproject.toml'
   file.write_text(file.read_text().replace('test = ""', f'test = "{exported / "trusted.npz"}"'))
   started.pause('d')  # It stays connected, and never answers.
+  started.expect_silence({2: 'bd', 3: 'b'})
   # What is not of the one who starts a run is left out.
   play = functools.partial(started.start_run, 'app', quorum=0.6, output='elsewhere')
   started.start_server('app')
-  play(seconds=SECONDS)
-  started.wait_for('app', r'Round 1 of 5: \d+ of')
+  play()
+  started.wait_for('b', r'ROUND 1\]\s+.*Sending')
   started.pause('b')
   started.wait_for('b', r'ROUND 2\]\s+.*Receiving')
   started.kill('b')
   started.start_node('b', exported / 'trusted')
-  started.wait_for('app', r'Round 3 of 5: \d+ of')
+  started.wait_for('c', r'ROUND 3\]\s+.*Sending')
   started.pause('c')
   started.wait_for('a', r'ROUND 4\]\s+.*Receiving')
   started.kill('superlink')
@@ -133,7 +120,7 @@ def test_a_run_with_a_trusted_server_outlives_its_nodes_and_its_server(start, ex
   started.start_superlink(*federation.ISOLATED)
   started.start_server('app')
   started.wait_for('b', 'SuperNode ID')
-  play(seconds=SECONDS_AGAIN)
+  play()
   started.wait_for('app', r'Round 5 of 5: \d+ of')
   started.wait_for('app', 'The run is in')
   verdict = started.run('python', '-m', 'quap_tff.verify', 'out').stdout
@@ -148,21 +135,23 @@ def test_a_run_with_a_trusted_server_outlives_its_nodes_and_its_server(start, ex
 
 def test_a_run_without_a_trusted_server_outlives_its_nodes_and_its_server(start, exported):
   started, bundle, nodes = start('held')
+  _play_instead(started, 'waiting')
   started.pause('d')  # It stays connected, and never answers.
+  started.expect_silence({1: 'd', 2: 'b', 3: 'b'})
   play = functools.partial(started.start_run, 'app', test=str(exported / 'held.npz'), quorum=0.6)
-  play(seconds=SECONDS)
+  play()
   started.wait_for('app', r'Round 1 of 5: \d+ of')
-  started.resume('d')
   started.wait_for('b', r'ROUND 2\]\s+.*Receiving')
   started.pause('b')
   started.kill('b')
   started.start_node('b', exported / 'held')
+  started.resume('d')  # Without it, the round does not go on.
   started.wait_for('app', r'Round 3 of 5: \d+ of')
   started.wait_for('a', r'ROUND 4\]\s+.*Receiving')
   started.kill('superlink')
   started.kill('app')
   started.start_superlink()
-  play(seconds=SECONDS_AGAIN)
+  play()
   started.wait_for('app', r'Round 5 of 5: \d+ of')
   started.wait_for('app', 'The run is in')
   verdict = started.run('python', '-m', 'quap_tff.verify', 'out').stdout
@@ -191,6 +180,7 @@ def test_a_stranger_with_tools_of_flower_gets_nothing(start):
   started, _, nodes = start('trusted', names='a')
   _play_instead(started, 'stranger')
   started.start_run('app')
+  started.wait_for('app', 'AT ONCE: 0 answers')
   started.wait_for('app', 'STRANGER has asked')
   answers = re.findall('(UNSIGNED|SIGNED): (.*)', started.text('app'))
   assert len(answers) == 2 * len(nodes)

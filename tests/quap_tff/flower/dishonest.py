@@ -25,6 +25,7 @@ from quap_tff.flower import server_run
 from quap_tff.flower.secure_sum import records
 from quap_tff.flower.secure_sum import server
 from tests import processes
+from tests.quap_tff.flower import waiting
 
 _LOG = logging.getLogger('flwr')
 NUM_NODES = 4
@@ -52,6 +53,7 @@ class _Grid:
 @app.main()
 def main(grid, context):
   config = context.run_config
+  grid = waiting.Grid(grid, config)
   signing = operators.SigningGrid(grid, operators.private_key(config['operator']))
   run = server_run.ServerRun(player.Bundle(config['bundle']), config['output'])
   everybody = enrolment.Enrolled(config['enrolment']).everybody

@@ -13,9 +13,13 @@ import signal
 import socket
 import subprocess
 import sys
+from unittest import mock
+
+from flwr.cli import app as flower_cli
 
 from quap_tff.flower import __main__ as programs
 from tests import processes
+from tests.quap_tff.flower import waiting
 
 ROOT = pathlib.Path(__file__).absolute().parents[3]
 BIN = pathlib.Path(sys.executable).parent
@@ -145,15 +149,21 @@ class Federation:
     self.until(lambda: listens(self.port), 'the SuperLink')
 
   def start_server(self, app):
-    """Starts the operator's program, which plays the run of an app."""
+    """Starts the operator's program, which plays the run of an app; its ServerApp is that of `waiting`."""
     options = [f'--superlink=127.0.0.1:{self.port}', '--root-certificates=server.pem', '--secret=secret']
-    self.start(f'{app}_server', 'python', '-m', 'quap_tff.flower', 'server', app, *options)
+    self.start(f'{app}_server', 'python', '-m', 'tests.quap_tff.flower.waiting', 'server', app, *options)
 
   def enrol(self, name, clients):
-    """Makes a node's folder, and enrols it at the SuperLink and at the ServerApp."""
+    """Makes a node's folder; enrols it at the SuperLink, by `flwr supernode register`, and at the ServerApp."""
     self.make('enrol', name, f'--clients={clients}')
     shutil.copy(self.folder / name / 'enrolment.json', self.folder / 'nodes' / f'{name}.json')
-    self.run('flwr', 'supernode', 'register', f'{name}/node_key.pub', 'test')
+    register = ['supernode', 'register', str(self.folder / name / 'node_key.pub'), 'test']
+    with mock.patch.dict(os.environ, self.env):
+      flower_cli.app(register, standalone_mode=False)
+
+  def expect_silence(self, names):
+    """A ServerApp of `waiting` does not wait for the nodes in `names`, by the number of the round."""
+    (self.folder / waiting.SILENT).write_text(json.dumps(names))
 
   def make_app(self, bundle):
     """Makes the folder `app` of a ServerApp, whose run is to be in `out`."""

@@ -1,7 +1,6 @@
 """Tests of the rounds of a ServerApp without processes: cohorts as they come, and who is waited for."""
 
 import logging
-import pathlib
 import shutil
 import types
 
@@ -19,11 +18,10 @@ from quap_tff.flower import enrolment
 from quap_tff.flower import server_app
 from quap_tff.flower import server_run
 from quap_tff.flower import sums
-from tests import processes
+from tests.quap_tff.flower import exports
 
 pytestmark = pytest.mark.slow
 
-ROOT = pathlib.Path(__file__).absolute().parents[3]
 CLIENTS = {1: '0-9', 2: '10-19,30', 3: '40-44'}
 ROUNDS = 4
 
@@ -41,14 +39,10 @@ class Grid:
 
 @pytest.fixture(scope='module')
 def bundle(tmp_path_factory):
-  """A run whose cohorts nobody planned, exported where TFF is."""
-  folder = tmp_path_factory.mktemp('exported') / 'bundle'
+  """A run whose cohorts nobody planned."""
   flags = '--dataset=digits --num_clients=50 --cohort_size=10 --model=logistic_regression --epsilon=3 --delta=1e-5'
-  flags = [*flags.split(), '--algorithm=certified:clip=0.5,expected=1', f'--rounds={ROUNDS}', f'--output={folder}']
-  command = [ROOT / '.venv/bin/python', '-m', 'experiments.export', *flags]
-  done = processes.run(command, cwd=ROOT)
-  assert not done.returncode, done.stderr
-  return quap_tff.Bundle(folder)
+  flags = [*flags.split(), '--algorithm=certified:clip=0.5,expected=1', f'--rounds={ROUNDS}']
+  return quap_tff.Bundle(exports.made(tmp_path_factory, 'unplanned', {'bundle': flags}) / 'bundle')
 
 
 @pytest.fixture

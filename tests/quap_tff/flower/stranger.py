@@ -1,6 +1,7 @@
-"""A ServerApp of somebody without the operator's key, who has all that is public, and asks nodes for one client.
+"""A ServerApp of somebody without the operator's key, who has all that is public, and asks a node for one client.
 
-Each line of its log, `NODE name: …`, says what a node has answered.
+It asks a first time without waiting for an answer: Flower gives none when its time is over, and goes on. The other
+lines of its log say what the node has answered.
 """
 
 import logging
@@ -32,9 +33,11 @@ def main(grid, context):
   operators.new_operator(os.path.join(config['output'], 'stranger'))
   own_key = operators.private_key(os.path.join(config['output'], 'stranger'))
   processes.until(lambda: list(grid.get_nodes()))
+  node = next(iter(grid.get_nodes())).node_id
+  sent = [Message(messages.round_content(announced), node, MessageType.TRAIN)]
+  _LOG.info('AT ONCE: %d answers', len(list(grid.send_and_receive(sent, timeout=0.1))))
   for name, asked in (('UNSIGNED', grid), ('SIGNED', operators.SigningGrid(grid, own_key))):
-    nodes = [node.node_id for node in grid.get_nodes()]
-    sent = [Message(messages.round_content(announced), node, MessageType.TRAIN) for node in nodes]
+    sent = [Message(messages.round_content(announced), node, MessageType.TRAIN)]
     for reply in asked.send_and_receive(sent, timeout=processes.DEADLINE_SECONDS):
       _LOG.info('%s: %s, %s', name, sorted(reply.content), dict(reply.content['answered']))
   _LOG.info('STRANGER has asked')

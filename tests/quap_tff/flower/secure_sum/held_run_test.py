@@ -1,7 +1,6 @@
 """Tests of held runs over the secure sum in one process: accounts, certificates, and a server that is lost."""
 
 import pathlib
-import subprocess
 
 import numpy as np
 import pytest
@@ -19,12 +18,11 @@ from quap_tff.flower import server_app
 from quap_tff.flower import server_run
 from quap_tff.flower.secure_sum import server
 from quap_tff.mechanisms.held import guard
-from tests import processes
+from tests.quap_tff.flower import exports
 from tests.quap_tff.flower.secure_sum import parties
 
 pytestmark = pytest.mark.slow
 
-ROOT = pathlib.Path(__file__).absolute().parents[4]
 NODES = [range(first, first + 5) for first in range(0, 20, 5)]
 ROUNDS = 4
 PLAN = 'certified:trust=secure_sum,clip=0.5,noise=independent'
@@ -37,19 +35,12 @@ KINDS = {
 
 @pytest.fixture(scope='module', name='bundles')
 def _bundles(tmp_path_factory):
-  """A bundle of each kind, made where TFF is."""
-  folder = tmp_path_factory.mktemp('exported')
+  """A bundle of each kind."""
   flags = '--dataset=digits --num_clients=20 --cohort_size=20 --model=logistic_regression --epsilon=3 --delta=1e-5'
-  running = {}
-  for kind, algorithm in KINDS.items():
-    more = [f'--algorithm={algorithm}', f'--rounds={ROUNDS}', f'--output={folder / kind}']
-    if kind == 'as they came':
-      more.append('--dropout=bernoulli:rate=0.3')  # Room for rounds with fewer clients.
-    command = [ROOT / '.venv/bin/python', '-m', 'experiments.export', *flags.split(), *more]
-    running[kind] = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-  for process in running.values():
-    _, said = processes.finish(process)
-    assert not process.returncode, said
+  flags = [*flags.split(), f'--rounds={ROUNDS}']
+  of_kinds = {kind: [*flags, f'--algorithm={algorithm}'] for kind, algorithm in KINDS.items()}
+  of_kinds['as they came'].append('--dropout=bernoulli:rate=0.3')  # Room for rounds with fewer clients.
+  folder = exports.made(tmp_path_factory, 'held', of_kinds)
   return {kind: quap_tff.Bundle(folder / kind) for kind in KINDS}
 
 
