@@ -16,6 +16,8 @@ from quap_tff.common import json_types
 if TYPE_CHECKING:
   from experiments.running import setup  # It loads TensorFlow.
 
+_OF_SECRET_COINS = 'The rates of the coins follow from a public seed, and the coins from the entropy of this machine.'
+
 
 def about(
   run: run_lib.Run,
@@ -41,9 +43,10 @@ def about(
   Raises:
     ValueError: If a text is not one that a certificate can repeat.
   """
+  cohorts = _OF_SECRET_COINS if run.cohorts.are_secret else run.cohorts.participation.provenance
   return abouts.About(
     dataset=run.identity()['dataset'],
-    cohorts=run.cohorts.participation.provenance,
+    cohorts=cohorts,
     tuning=run.flags['tuning'],
     test_set=resolved['test_set'],
     tests=tests,

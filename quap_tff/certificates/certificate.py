@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from quap_tff import accounting
-from quap_tff.certificates import secret_cohorts
+from quap_tff.certificates import secret_sentences
 from quap_tff.certificates import sentences
 from quap_tff.certificates.folders import about as abouts
 from quap_tff.certificates.folders import folder as folders
@@ -34,7 +34,7 @@ _QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 def refusals(plan: run_account.RunAccount, ledger: accounting.RunLedger, about: abouts.About) -> list[str]:
   """The reasons why a run of a plan gets no certificate, a sentence each; empty if it gets one."""
   if plan.secret is not None:
-    return secret_cohorts.refusals(plan, about.tests, secret_coins.epsilons(plan.secret, plan.slack))
+    return secret_sentences.refusals(plan, about.tests, secret_coins.epsilons(plan.secret, plan.slack))
   state = ledger.state_dict()
   occupied = np.diff(state['offsets']) > 0
   clips = state['clipping_norms']
@@ -82,7 +82,7 @@ def make(content: folders.Content) -> dict[str, Any]:
   config, up = plan.guarantee.config, sentences.up
   if plan.secret is not None:
     epsilon = secret_coins.epsilons(plan.secret, plan.slack)
-    found = secret_cohorts.parts(content, epsilon)
+    found = secret_sentences.parts(content, epsilon)
   else:
     figures = sentences.Figures.of(plan, ledger, about)
     epsilon = figures.epsilon

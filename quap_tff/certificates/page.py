@@ -79,7 +79,7 @@ right edge is the bound.</figcaption>
 relation.</p>
 {{ table(relations, ('neighbours', 'unit', 'ε'), numbers=(2,)) -}}
 <h2>What was released</h2>
-{{ table(releases, ('release', 'rounds', 'share of the largest μ²', 'why it may be released'), numbers=(1, 2)) -}}
+{{ table(releases, ('release', 'rounds', share, 'why it may be released'), numbers=(1, 2)) -}}
 <h2>What leaves clients</h2>
 <p>Read off the computation that ran, for each round. The server sees what these intrinsics of TensorFlow Federated \
 give it.</p>
@@ -123,6 +123,8 @@ _READING_OF_COHORTS = (
   'the end. They are not a guarantee, because who came may depend on what was released. The bound holds for any '
   'cohorts.',
 )
+# The head of a column: the releases' shares of the cost to the client that spends most.
+_SHARE = {False: 'share of the largest μ²', True: 'share of the privacy loss'}
 _COMPUTED = {
   run_account.PLANNED: "Verification computes each client's weights again from mechanism.json and schedule.npz, and "
   'every figure on this page from ledger.npz.',
@@ -142,6 +144,7 @@ def render(certificate: Mapping[str, Any]) -> str:
     certificate=certificate,
     in_short=_in_short(certificate),
     is_reading=certificate['achieved']['is_reading'],
+    share=_SHARE[certificate['guarantee']['cohorts'] == run_account.SECRET],
     computed=_COMPUTED[certificate['guarantee']['cohorts']],
     about=_about(certificate),
     bars=_bars(**histogram),
@@ -178,11 +181,14 @@ def _template() -> Any:
 def _in_short(certificate: Mapping[str, Any]) -> list[tuple[str, str]]:
   """Three answers for a reader who knows no mathematics: who is protected, how strongly, and for how long."""
   clients, trust = certificate['achieved']['clients'], sentences.OF_TRUST[certificate['guarantee']['trust']].in_short
+  condition = ''
+  if certificate['guarantee']['cohorts'] == run_account.SECRET:
+    condition = ' This holds as long as they do not learn in which rounds the client was.'
   return [
     (
       'Who is protected, and against whom?',
       f'Each of the {clients:,} clients, with all of its data, against everyone who sees what was released, even if '
-      f'they know the data of all other clients. {trust}',
+      f'they know the data of all other clients.{condition} {trust}',
     ),
     (
       'How strongly?',

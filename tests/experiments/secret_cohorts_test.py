@@ -146,6 +146,8 @@ class TestCertified:
     assert constants[0] == constants[1] and summaries[0] == summaries[1]
     verdict = certificates.verify(str(tmp_path / 'one'))
     assert not verdict.problems and 'The coins must stay secret' in verdict.statement
+    page = (tmp_path / 'one' / 'certificate' / 'certificate.html').read_text(encoding='utf-8')
+    assert 'as long as they do not learn in which rounds' in page and 'cohorts follow from a public seed' not in page
     assert summaries[0]['formal']['figures'][0]['epsilon_max'] <= 3
 
   def test_a_run_in_two_parts_states_the_planned_rounds(self, tmp_path):
