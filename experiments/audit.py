@@ -5,10 +5,10 @@ r"""Audits a method: puts canaries into runs of it, and compares the ε that the
     python -m experiments.audit runs/mnist_certified --data_dir=DIR
 
 The flags of experiments.train say what is audited. With the folder of a finished certified run, its own flags do. The
-audit makes runs of its own. They have the cohorts, weights, noise and divisor of the run, but some clients' data are
-replaced by canaries. Their models are thrown away. With a folder, the result is written there as audit.json, which is
-bound to the certificate, and python -m quap_tff.verify reads both. If the certificate is signed, --signing_key must be
-given, and audit.sig is a signature of audit.json.
+audit makes a run of its own. It has the cohorts, weights, noise and divisor of the run, but some clients are canaries:
+each tosses a coin, and adds the most that it may, or nothing. Its model is thrown away. With a folder, the result is
+written there as audit.json, which is bound to the certificate, and python -m quap_tff.verify reads both. If the
+certificate is signed, --signing_key must be given, and audit.sig is a signature of audit.json.
 
 An audit gives a lower bound on ε and a certificate an upper one. A lower bound above a claimed ε refutes the claim. A
 lower bound below it proves nothing more than itself. docs/audits.md says how to read the figures, and what they
@@ -45,7 +45,7 @@ game = lazy.module('experiments.auditing.game')
 certificates = lazy.module('quap_tff.certificates.folders.folder')
 verifying = lazy.module('quap_tff.certificates.verifying')
 signatures = lazy.module('quap_tff.certificates.folders.signatures')
-lower_bounds = lazy.module('quap_tff.auditing.bounds.lower_bounds')
+one_run = lazy.module('quap_tff.auditing.bounds.one_run')
 record = lazy.module('quap_tff.certificates.audits')
 runtime = lazy.module('quap_tff.runtime')
 setup = lazy.module('experiments.running.setup')
@@ -53,8 +53,9 @@ setup = lazy.module('experiments.running.setup')
 _FLAGS = command_line.new_flags()
 _CANARIES = flags.DEFINE_integer(
   'canaries',
-  50,
-  'Number of clients whose data are replaced by canaries: those that are planned to spend most of their budgets.',
+  100,
+  'Number of clients that are canaries: those that are planned to spend most of their budgets. More give a tighter '
+  'bound.',
   flag_values=_FLAGS,
 )
 _UNSEEN = flags.DEFINE_integer(
@@ -64,10 +65,7 @@ _UNSEEN = flags.DEFINE_integer(
   flag_values=_FLAGS,
 )
 _REPEATS = flags.DEFINE_integer(
-  'repeats',
-  4,
-  'Number of runs. Their canaries are counted together. More runs give a tighter bound.',
-  flag_values=_FLAGS,
+  'repeats', 1, 'Number of runs. Their canaries are counted together.', flag_values=_FLAGS
 )
 _CONFIDENCE = flags.DEFINE_float(
   'confidence',
@@ -95,7 +93,9 @@ _SIGNING_KEY = flags.DEFINE_string(
   'audit.json.',
   flag_values=_FLAGS,
 )
-_CANARY_SEED = flags.DEFINE_integer('canary_seed', 1, "Seed of the canaries' random directions.", flag_values=_FLAGS)
+_CANARY_SEED = flags.DEFINE_integer(
+  'canary_seed', 1, "Seed of the canaries' random directions and coins.", flag_values=_FLAGS
+)
 
 # Flags of experiments.train that the audit of a folder may change: they do not change the result.
 _WITH_FOLDER = ('data_dir', 'num_threads')
@@ -169,6 +169,7 @@ def main(argv: list[str]) -> int:
 def _check_own() -> None:
   for flag in (_CANARIES, _UNSEEN, _REPEATS):
     checks.integer(f'--{flag.name}', flag.value, at_least=1)
+  checks.integer('--canaries times --repeats', _CANARIES.value * _REPEATS.value, at_most=one_run.MOST_COINS)
   checks.number('--confidence', _CONFIDENCE.value, at_least=0.5, below=1)
   checks.integer('--canary_seed', _CANARY_SEED.value, at_least=0, at_most=2**62)
   if _DRAWS.value and _DRAWS.value < _FEWEST_DRAWS:
@@ -183,21 +184,19 @@ def _measure(run: run_lib.Run) -> json_types.JsonObject:
   schedule, draws = experiment.schedule[: run.last_round], _DRAWS.value
   with runtime.activate(experiment.runtime):
     own_game = game.game_for(experiment.plan, schedule, draws) if draws else None
-    tests = record.number_of_tests(own_game is not None)
-    confidence = lower_bounds.each(_CONFIDENCE.value, tests)
+    each = record.confidences(_CONFIDENCE.value, own_game is not None)
     settings = canary_run.Settings(
-      _CANARIES.value, _UNSEEN.value, _REPEATS.value, confidence, _PART.value, _CANARY_SEED.value
+      _CANARIES.value, _UNSEEN.value, _REPEATS.value, each.canaries, _PART.value, _CANARY_SEED.value
     )
     result = canary_run.audit_run(experiment, settings, _say)
   played = None
   if own_game is not None:
     _say(f'playing the distinguishing game with {draws:,} draws of each world')
-    played = game.play(own_game, draws, experiment.plan.delta, confidence)
+    played = game.play(own_game, draws, experiment.plan.delta, each.game)
   print(file=sys.stderr)
   measured = {
     **result.as_dict(),
     'confidence': _CONFIDENCE.value,
-    'tests': tests,
     'repeats': settings.repeats,
     'part': settings.part,
     'algorithm': run.flags['algorithm'],

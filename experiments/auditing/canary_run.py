@@ -10,13 +10,14 @@ import secrets
 from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
+import tensorflow as tf
 
 from experiments.running import loop
 from experiments.running import setup
 from quap_tff import accounting
 from quap_tff import plans
 from quap_tff.auditing import canaries as canary_lib
-from quap_tff.auditing.bounds import lower_bounds
+from quap_tff.auditing.bounds import one_run
 from quap_tff.mechanisms.held import guarded_clients
 from quap_tff.mechanisms.parts import layers as layers_lib
 
@@ -32,14 +33,14 @@ class Settings:
     canaries: K, how many clients are canaries: those that are planned to spend most.
     unseen: How many further directions nobody adds. Scores on these show what chance gives.
     repeats: How many runs are made. Their scores are counted together.
-    confidence: The confidence of the lower bounds.
+    confidence: The confidence of each lower bound.
     part: Where the canaries' directions live: in 'all' layers, only in the 'noised' ones, or only in the 'unnoised'.
-    seed: The seed of the canaries' directions.
+    seed: The seed of the canaries' directions and coins.
   """
 
-  canaries: int = 50
+  canaries: int = 100
   unseen: int = 1000
-  repeats: int = 4
+  repeats: int = 1
   confidence: float = 0.95
   part: str = 'all'
   seed: int = 1
@@ -65,27 +66,22 @@ class AuditResult(NamedTuple):
   Attributes:
     claim: The claim.
     canaries: The clients that were canaries.
-    inserted: float64[K·R], scores of canaries that were there.
+    scores: float64[K·R], the scores of all canaries.
+    heads: bool[K·R], their coins.
     unseen: float64[U'·R], scores of directions that nobody added.
-    threshold: Above it, a score counts as "there".
-    guesses: The counts.
-    bound: The bounds that they prove.
-    is_gaussian: Whether all that the canaries look at has Gaussian noise, so that μ means anything.
+    found: What the scores say.
+    bounds: The bounds that they prove, as JSON has them.
+    groups: The same for each third of the canaries by participation, as JSON has them; none if all take part equally.
   """
 
   claim: Claim
   canaries: tuple[int, ...]
-  inserted: np.ndarray
+  scores: np.ndarray
+  heads: np.ndarray
   unseen: np.ndarray
-  threshold: float
-  guesses: lower_bounds.Guesses
-  bound: lower_bounds.Bound
-  is_gaussian: bool
-
-  @property
-  def epsilon(self) -> float:
-    """The lower bound on ε that the noise allows."""
-    return self.bound.epsilon if self.is_gaussian else self.bound.epsilon_if_independent
+  found: one_run.Found
+  bounds: dict[str, Any]
+  groups: list[dict[str, Any]]
 
   def as_dict(self) -> dict[str, Any]:
     """The values for JSON."""
@@ -95,13 +91,8 @@ class AuditResult(NamedTuple):
       'delta': self.claim.delta,
       'canaries': len(self.canaries),
       'canary_clients': list(self.canaries),
-      'threshold': self.threshold,
-      **lower_bounds.as_dict(self.guesses, self.bound),
-      'epsilon_lower_bound': self.epsilon,
-      'is_gaussian': self.is_gaussian,
-      'inserted_mean': float(self.inserted.mean()),
-      'unseen_mean': float(self.unseen.mean()),
-      'unseen_stddev': float(self.unseen.std()),
+      **self.bounds,
+      'groups': self.groups,
     }
 
 
@@ -130,9 +121,11 @@ def audit_run(
   canaries.places(plan.shape.sizes)
   say(f'building a run with {len(clients)} canaries and {settings.unseen:,} unseen directions', True)
   process = experiment.build_audited_process(lambda inner: canary_lib.CanaryAggregationFactory(inner, canaries))
-  ledger, of_repeats = plan.new_ledger(), []
+  ledger, of_repeats, coins = plan.new_ledger(), [], []
   for repeat in range(settings.repeats):
-    state = canary_lib.with_directions(process.initialize(), [settings.seed, repeat])
+    seed = [settings.seed, repeat]
+    state = canary_lib.with_directions(process.initialize(), seed)
+    coins.append(canary_lib.coins(tf.constant(seed, tf.int64), canaries.count).numpy()[: len(clients)])
     ledger, rounds = plan.new_ledger(), []
     guarded = guarded_clients.GuardedClients(plan, secrets.token_bytes(32)) if plan.holds_noise else None
     for round_num, cohort in enumerate(schedule, 1):
@@ -144,17 +137,49 @@ def audit_run(
       rounds.append(canary_round)
       say(f'run {repeat + 1}/{settings.repeats}, round {round_num}/{len(schedule)}', round_num == len(schedule))
     of_repeats.append(_scores(plan, ledger, rounds, canaries, settings.part))
-  inserted = np.concatenate([scores[0] for scores in of_repeats])
-  unseen = np.concatenate([scores[1] for scores in of_repeats])
   claim = claim_of(plan, ledger, planned)
-  threshold = lower_bounds.planned_threshold(
-    float(np.median([expected for *_, expected in of_repeats])), inserted.size, unseen.size, settings.confidence
-  )
-  guesses = lower_bounds.count(inserted, unseen, threshold)
-  bound = lower_bounds.bound(guesses, claim.delta, settings.confidence)
+  counts = np.bincount(np.concatenate(schedule), minlength=plan.num_clients)[list(clients)]
+  return _result(claim, clients, of_repeats, coins, counts, settings)
+
+
+def _result(
+  claim: Claim,
+  clients: tuple[int, ...],
+  of_repeats: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]],
+  coins: Sequence[np.ndarray],
+  counts: np.ndarray,
+  settings: Settings,
+) -> AuditResult:
+  """What all runs prove together; `counts` has the number of rounds that each canary is in."""
+  scores = np.concatenate([one[0] for one in of_repeats])
+  unseen = np.concatenate([one[1] for one in of_repeats])
+  heads, mu = np.concatenate(coins), np.concatenate([one[2] for one in of_repeats])
+  guesses = one_run.planned_guesses(float(np.median(mu)), len(scores), 1 - settings.confidence)
+  found = one_run.found(scores, heads, unseen, mu, guesses)
   # A formal figure exists only where noise covers everything that is trained.
   is_gaussian = claim.kind in ('certified', 'formal') or settings.part == 'noised' and claim.kind == 'nominal'
-  return AuditResult(claim, clients, inserted, unseen, threshold, guesses, bound, is_gaussian)
+  bounds = one_run.as_dict(found, claim.delta, settings.confidence, is_gaussian)
+  groups = []
+  if is_gaussian and counts.min() < counts.max():
+    groups = _groups(found, scores, heads, counts, claim.delta, settings.confidence)
+  return AuditResult(claim, clients, scores, heads, unseen, found, bounds, groups)
+
+
+def _groups(
+  found: one_run.Found, scores: np.ndarray, heads: np.ndarray, counts: np.ndarray, delta: float, confidence: float
+) -> list[dict[str, Any]]:
+  """What each third of the canaries by participation proves; ties are ordered by id."""
+  groups = []
+  for name, members in zip(one_run.GROUPS, np.array_split(np.argsort(counts, kind='stable'), len(one_run.GROUPS))):
+    if not members.size:
+      continue
+    of_repeats = scores.reshape(-1, len(counts))[:, members], heads.reshape(-1, len(counts))[:, members]
+    inserted = of_repeats[0][of_repeats[1]]
+    mean = float(inserted.mean()) if inserted.size else 0.0
+    bounds = one_run.of_group(found, of_repeats[1].size, inserted.size, mean, delta, confidence)
+    rounds = counts[members]
+    groups.append({'group': name, 'fewest_rounds': int(rounds.min()), 'most_rounds': int(rounds.max()), **bounds})
+  return groups
 
 
 def claim_of(plan: plans.Plan, ledger: accounting.RunLedger, planned: Sequence[np.ndarray]) -> Claim:
@@ -220,7 +245,7 @@ def _scores(
   canaries: canary_lib.Canaries,
   part: str,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """The scores of one run: of the canaries that were there, of unseen directions; and what μ the former should have."""
+  """The scores of one run: of the canaries, of unseen directions; and what μ the former should have with heads."""
   rows: list[tuple[np.ndarray, np.ndarray, Optional[float]]] = []
   released = []
   state = ledger.state_dict()
@@ -244,7 +269,7 @@ def _scores(
   moved = np.array([row[1] for row in rows])
   noise = [multiplier for *_, multiplier in rows if multiplier]
   count = len(canaries.clients)
-  inserted, unseen = observed[:, :count], observed[:, count:]
+  of_canaries, unseen = observed[:, :count], observed[:, count:]
   # An unseen direction is scored as if one of the canaries had added it.
   templates = moved[:, np.arange(unseen.shape[1]) % count]
   if len(noise) < len(rows) or part == 'unnoised':
@@ -254,7 +279,7 @@ def _scores(
   else:
     covariance = plan.correlation.covariance(released, noise)
   matched = canary_lib.matched_filter(moved, covariance)
-  return matched.scores(inserted), canary_lib.matched_filter(templates, covariance).scores(unseen), matched.mu
+  return matched.scores(of_canaries), canary_lib.matched_filter(templates, covariance).scores(unseen), matched.mu
 
 
 def _units(

@@ -1,8 +1,9 @@
 """Attacks on the releases of a run, and the privacy loss that their success proves.
 
-`inversion` recovers images from updates, and `membership` tells whose data a model was trained on. `lower_bounds` turns
-guesses into a lower bound on ε: `canaries` puts clients whose updates an auditor has chosen into a run, and
-`distinguisher` plays the game of differential privacy on a mechanism's own functions.
+`inversion` recovers images from updates, and `membership` tells whose data a model was trained on. `canaries`
+puts clients whose updates an auditor has chosen into a run, and `one_run` turns their scores into lower bounds on ε.
+`distinguisher` plays the game of differential privacy on a mechanism's own functions, and `lower_bounds` turns its
+guesses into a lower bound.
 """
 
 from quap_tff.common import lazy
@@ -11,6 +12,7 @@ __getattr__, __dir__ = lazy.exports(
   __name__,
   {
     'bounds.lower_bounds': [],
+    'bounds.one_run': [],
     'canaries': [],
     'distinguisher': [],
     'inversion.images': [],

@@ -1,10 +1,12 @@
 """Canary clients: clients whose update an auditor has chosen, in a real run (Andrew et al. 2023).
 
-A canary's update is replaced, before the mechanism clips it, by a large vector in a random direction. The mechanism
-then clips it to exactly what one client may add. The server's aggregate is projected on the canaries' directions, and
-on the directions of canaries that nobody inserted, which show how large projections are by chance. The adversary of
-differential privacy knows all other clients' data. So the projections of the other clients' updates are known here,
-too, and are subtracted. (Otherwise the others would hide a canary: their later updates pull the model back.)
+Each canary tosses a fair coin. With heads, its update is replaced, before the mechanism clips it, by a large vector in
+a random direction, which the mechanism clips to exactly what one client may add. With tails, it is replaced by zeros.
+
+The server's aggregate is projected on the canaries' directions, and on further directions that nobody adds, which show
+how large projections are by chance. The adversary of differential privacy knows all other clients' data. So the
+projections of the other clients' updates are known here, too, and are subtracted. (Otherwise the others would hide a
+canary: their later updates pull the model back.)
 
 Direction k has ±1/√b on the coordinates of block k, and 0 elsewhere: the coordinates are dealt at random into blocks
 of b coordinates each, and the signs are random. So the directions are exactly orthogonal, the noise on them is
@@ -35,7 +37,7 @@ from quap_tff.federated import sums
 # The norm of a canary's update before clipping. Far above any clipping norm, and its square far below float32's limit.
 NORM = 1e6
 # The uses of the seed of the directions.
-_BLOCKS, _SIGNS = range(2)
+_BLOCKS, _SIGNS, _COINS = range(3)
 # The share of the mean variance that is added to a covariance, so that it can be inverted for a release without noise.
 _RIDGE = 1e-9
 
@@ -45,7 +47,7 @@ class Canaries:
   """Which clients are canaries, and where their directions live.
 
   Attributes:
-    clients: K distinct client ids. Client `clients[k]` adds direction k.
+    clients: K distinct client ids. Client `clients[k]` adds direction k if its coin falls heads.
     unseen: U ≥ 1, how many further directions there are, which nobody adds.
     tensors: Positions of the update's tensors in which the directions live. None: in all of them.
     norm: The norm of a canary's update before clipping.
@@ -98,21 +100,30 @@ class Directions(NamedTuple):
     block: int32[d], the block of each coordinate.
     sign: float32[d], ±1.
     sizes: float32[K + U], the number of coordinates in each block.
+    heads: bool[K + U], the coin of each direction's canary. Those of unseen directions mean nothing.
   """
 
   block: tf.Tensor
   sign: tf.Tensor
   sizes: tf.Tensor
+  heads: tf.Tensor
 
 
 def directions(seed: tf.Tensor, size: int, count: int) -> Directions:
-  """`count` orthogonal unit vectors of `size` coordinates each, a pure function of `seed` (int64[2])."""
+  """`count` orthogonal unit vectors of `size` coordinates each, and coins, a pure function of `seed` (int64[2])."""
   of_blocks, of_signs = (seeds.fold_in(seed, tf.constant(use, tf.int64)) for use in (_BLOCKS, _SIGNS))
   shuffled = tf.random.experimental.stateless_shuffle(tf.range(size, dtype=tf.int64), of_blocks)
   block = tf.cast(shuffled * count // size, tf.int32)
   coin = tf.random.stateless_uniform([size], of_signs, 0, 2, tf.int32)
   edges = [-(-k * size // count) for k in range(count + 1)]
-  return Directions(block, tf.cast(2 * coin - 1, tf.float32), tf.constant(np.diff(edges), tf.float32))
+  sizes = tf.constant(np.diff(edges), tf.float32)
+  return Directions(block, tf.cast(2 * coin - 1, tf.float32), sizes, coins(seed, count))
+
+
+def coins(seed: tf.Tensor, count: int) -> tf.Tensor:
+  """The coins of `directions`, bool[count]: True for heads."""
+  of_coins = seeds.fold_in(seed, tf.constant(_COINS, tf.int64))
+  return tf.equal(tf.random.stateless_uniform([count], of_coins, 0, 2, tf.int32), 1)
 
 
 def one_direction(basis: Directions, index: tf.Tensor) -> tf.Tensor:
@@ -122,7 +133,9 @@ def one_direction(basis: Directions, index: tf.Tensor) -> tf.Tensor:
 
 
 def replaced(canaries: Canaries, basis: Directions, update: Sequence[tf.Tensor], client_id: tf.Tensor) -> list[Any]:
-  """The update that a client sends: a canary's is `canaries.norm` times its direction, and anybody else's is its own.
+  """The update that a client sends: anybody's own, but for canaries.
+
+  A canary sends `canaries.norm` times its direction if its coin fell heads, and zeros otherwise.
 
   Args:
     canaries: The canaries.
@@ -135,7 +148,9 @@ def replaced(canaries: Canaries, basis: Directions, update: Sequence[tf.Tensor],
   is_own = tf.equal(tf.constant(canaries.clients, tf.int64), client_id)
 
   def canary() -> list[tf.Tensor]:
-    flat = canaries.norm * one_direction(basis, tf.argmax(is_own, output_type=tf.int32))
+    index = tf.argmax(is_own, output_type=tf.int32)
+    norm = tf.where(tf.gather(basis.heads, index), canaries.norm, 0.0)
+    flat = norm * one_direction(basis, index)
     tensors = [tf.zeros(leaf.shape, leaf.dtype) for leaf in update]
     for i, part in zip(places, tf.split(flat, [sizes[i] for i in places])):
       leaf = update[i]
@@ -316,7 +331,8 @@ def matched_filter(templates: np.ndarray, covariance: np.ndarray) -> Filter:
     templates: float64[T, B], a_t of each direction; not all zero for any of them.
     covariance: float64[T, T], Σ.
   """
-  ridge = _RIDGE * np.trace(covariance) / len(covariance)
+  # Without any noise, every ridge will do.
+  ridge = _RIDGE * (np.trace(covariance) / len(covariance) or 1.0)
   weights = np.linalg.solve(covariance + ridge * np.eye(len(covariance)), templates)
   return Filter(weights, np.sqrt((weights * templates).sum(axis=0)))
 

@@ -3,7 +3,8 @@
 It lies in the run's folder, alongside the folder of the certificate, which does not cover it.
 
 An audit makes one or two tests of one claim: the canaries, and the distinguishing game where there is one. Either may
-refute the claim. So that all of it errs as seldom as its confidence says, each test gets an equal part of the error.
+refute the claim. So that both together err as seldom as the confidence says, they share the error: a game has so many
+draws that a tenth of it costs the game little.
 """
 
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ import os
 from typing import Any, NamedTuple, Optional
 
 from quap_tff.auditing.bounds import lower_bounds
+from quap_tff.auditing.bounds import one_run
 from quap_tff.certificates import certificate as certificates
 from quap_tff.certificates.folders import about as abouts
 from quap_tff.certificates.folders import folder_files
@@ -22,25 +24,41 @@ from quap_tff.common import files
 from quap_tff.common.numbers import rounding
 
 _CLOSE = 1e-9
+# The part of the error that the game gets.
+_SHARE_OF_GAME = 0.1
+# As many scores of directions that nobody added as a record may have.
+_MOST_UNSEEN = 10**9
 _BOUNDS = frozenset(
-  [
-    *lower_bounds.Guesses._fields,
-    *('true_positive_rate_at_least', 'false_positive_rate_at_most', 'mu_lower_bound', 'epsilon_lower_bound'),
-    'epsilon_lower_bound_if_trials_are_independent',
-  ]
+  'mu_lower_bound epsilon_lower_bound epsilon_lower_bound_by_gaussian_dp epsilon_lower_bound_by_any_dp'.split()
 )
-_KEYS = _BOUNDS | frozenset(
-  'certificate_sha256 sha256 assumptions claimed_epsilon claim delta canaries canary_clients threshold '
-  'is_gaussian inserted_mean unseen_mean unseen_stddev confidence tests repeats part algorithm dataset game seconds '
-  'refuted'.split()
+_KEYS = (
+  _BOUNDS
+  | frozenset(one_run.Found._fields)
+  | frozenset(
+    'certificate_sha256 sha256 assumptions claimed_epsilon claim delta canaries canary_clients confidence repeats part '
+    'algorithm dataset game groups seconds refuted'.split()
+  )
 )
-_GAME_KEYS = _BOUNDS | {'claimed_mu', 'draws', 'mu_estimate'}
+_GROUP_KEYS = frozenset(
+  'group fewest_rounds most_rounds coins inserted inserted_mean mu_lower_bound epsilon_lower_bound'.split()
+)
+_GAME_KEYS = frozenset(lower_bounds.Guesses._fields) | frozenset(
+  'true_positive_rate_at_least false_positive_rate_at_most mu_lower_bound epsilon_lower_bound '
+  'epsilon_lower_bound_if_trials_are_independent claimed_mu draws mu_estimate'.split()
+)
 # The assumptions of the figures in audit.json; kept there, so that nobody reads more into them.
 _ASSUMPTIONS = {
   'epsilon_lower_bound': 'Gaussian noise that is independent in orthogonal directions',
-  'epsilon_lower_bound_if_trials_are_independent': 'independent trials. No noise is assumed, but nothing '
-  'guarantees independence without assuming a noise: the canaries of one run share the run',
+  'epsilon_lower_bound_by_gaussian_dp': 'a Gaussian trade-off curve, and no independence of scores',
+  'epsilon_lower_bound_by_any_dp': 'none but the fair coins',
 }
+
+
+class Confidences(NamedTuple):
+  """The confidence of each test, so that all hold together with that of the audit."""
+
+  canaries: float
+  game: float
 
 
 class Audit(NamedTuple):
@@ -70,9 +88,10 @@ class _Test(NamedTuple):
     return self.claimed is not None and self.bound > self.claimed
 
 
-def number_of_tests(has_game: bool) -> int:
-  """How many tests share the confidence."""
-  return 1 + has_game
+def confidences(confidence: float, has_game: bool) -> Confidences:
+  """The confidence that each test needs, so that all of them hold together with this confidence."""
+  of_game = _SHARE_OF_GAME * (1 - confidence) if has_game else 0.0
+  return Confidences(confidence + of_game, 1 - of_game)
 
 
 def write_audit(path: str, measured: Mapping[str, Any], certificate: Mapping[str, Any]) -> None:
@@ -122,20 +141,11 @@ def _check_figures(record: Mapping[str, Any], certificate: Mapping[str, Any]) ->
   for name in ('canaries', 'repeats'):
     checks.integer(name, record[name], at_least=1)
   mu = certificate['guarantee']['mu'] * (1 + _CLOSE)
-  for name in ('inserted_mean', 'unseen_mean'):
-    _check_float(name, record[name])
-  _check_float('unseen_stddev', record['unseen_stddev'], at_least=0)
-  _check_float('threshold', record['threshold'], **dict(zip(('at_least', 'at_most'), lower_bounds.thresholds(mu))))
   _check_float('confidence', record['confidence'], at_least=0.5, below=1)
-  _check_share('unseen', record, record['unseen_stddev'])
-  _check_share('inserted', record, math.inf)
-  if record['unseen'] % record['repeats']:
-    raise ValueError(f'unseen must be a multiple of repeats, found {record["unseen"]!r}')
+  _check_scores(record)
   if not isinstance(clients, list) or len(clients) != record['canaries']:
     raise ValueError(f'canary_clients must be a list of {record["canaries"]} clients, found {clients!r}')
   checks.cohort(clients, certificate['achieved']['clients'])
-  if record['inserted'] != record['canaries'] * record['repeats']:
-    raise ValueError(f'inserted must be canaries times repeats, found {record["inserted"]!r}')
   if game is not None:
     if not checks.integer('draws', game['draws'], at_least=1) == game['inserted'] == game['unseen']:
       raise ValueError(f'draws must be those of each world, found {game["draws"]!r}')
@@ -151,31 +161,61 @@ def _check_float(name: str, value: Any, **limits: float) -> None:
   checks.number(name, value, **limits)
 
 
-def _check_share(kind: str, record: Mapping[str, Any], stddev: float) -> None:
-  """Raises `ValueError` if the scores above the threshold contradict the scores' mean and deviation (Cantelli)."""
-  positives = {'unseen': 'false_positives', 'inserted': 'true_positives'}[kind]
-  share, gap = record[positives] / record[kind], record['threshold'] - record[f'{kind}_mean']
-  # The part of the scores on the other side of the threshold than their mean.
-  other = share if gap >= 0 else 1 - share
-  is_above = share == 1 and gap >= 0 or share == 0 and gap < 0
-  if is_above or (other < 1 and other * gap**2 > (1 - other) * stddev**2 * (1 + _CLOSE)):
-    raise ValueError(f'{positives} of {record[positives]!r} contradicts {kind}_mean, found {record[f"{kind}_mean"]!r}')
+def _check_scores(record: Mapping[str, Any]) -> None:
+  """Raises `ValueError` for figures of scores that no canaries have."""
+  coins = record['coins']
+  checks.integer('coins', coins, at_least=1, at_most=one_run.MOST_COINS)
+  if coins != record['canaries'] * record['repeats']:
+    raise ValueError(f'coins must be canaries times repeats, found {coins!r}')
+  checks.integer('inserted', record['inserted'], at_least=0, at_most=coins)
+  checks.integer('unseen', record['unseen'], at_least=1, at_most=_MOST_UNSEEN)
+  directions = record['unseen'] - (coins - record['inserted'])
+  if directions < 0 or directions % record['repeats']:
+    raise ValueError(f'unseen must be the coins that fell tails and a multiple of repeats, found {record["unseen"]!r}')
+  checks.integer('guesses', record['guesses'], at_least=1, at_most=coins)
+  checks.integer('correct', record['correct'], at_least=0, at_most=record['guesses'])
+  _check_float('inserted_mean', record['inserted_mean'])
+  _check_float('unseen_rms', record['unseen_rms'], above=0)
+  if record['groups'] != []:
+    _check_groups(record)
+
+
+def _check_groups(record: Mapping[str, Any]) -> None:
+  """Raises `ValueError` unless the groups are parts of the canaries, in order of their participation."""
+  groups, found = record['groups'], 'groups must be what the canaries are in thirds'
+  if not isinstance(groups, list) or not all(isinstance(one, dict) and set(one) == _GROUP_KEYS for one in groups):
+    raise ValueError(f'{found}, found {groups!r:.80}')
+  if [one['group'] for one in groups] != list(one_run.GROUPS[: len(groups)]):
+    raise ValueError(f'{found}, named {", ".join(one_run.GROUPS)}')
+  rounds = 1
+  for one in groups:
+    rounds = checks.integer('fewest_rounds', one['fewest_rounds'], at_least=rounds)
+    rounds = checks.integer('most_rounds', one['most_rounds'], at_least=rounds)
+    checks.integer('coins of a group', one['coins'], at_least=1, at_most=record['coins'])
+    checks.integer('inserted of a group', one['inserted'], at_least=0, at_most=one['coins'])
+    _check_float('inserted_mean of a group', one['inserted_mean'])
+  for name in ('coins', 'inserted'):
+    if sum(one[name] for one in groups) != record[name]:
+      raise ValueError(f'{name} of all groups must add up to {record[name]}')
+  total = math.fsum(one['inserted'] * one['inserted_mean'] for one in groups)
+  if not math.isclose(total, record['inserted'] * record['inserted_mean'], rel_tol=_CLOSE, abs_tol=_CLOSE):
+    raise ValueError(f'inserted_mean must be that of all groups, found {record["inserted_mean"]!r}')
 
 
 def _expected(record: Mapping[str, Any], certificate: Mapping[str, Any]) -> dict[str, Any]:
   """The record with what follows from the certificate and from the counts."""
   guarantee, issuer, game = certificate['guarantee'], certificate['issuer'], record['game']
-  tests = number_of_tests(game is not None)
+  each = confidences(record['confidence'], game is not None)
+  scores = one_run.Found(*(record[name] for name in one_run.Found._fields))
   expected = {
     **record,
-    **_bounds(record, record, tests),
-    'game': None if game is None else {**game, **_bounds(game, record, tests)},
+    **one_run.as_dict(scores, record['delta'], each.canaries, is_gaussian=True),
+    'game': None if game is None else {**game, **_bounds_of_game(game, record['delta'], each.game)},
+    'groups': [_expected_group(one, scores, record['delta'], each.canaries) for one in record['groups']],
     'certificate_sha256': certificate['sha256'],
     'claim': 'certified',
     'claimed_epsilon': guarantee['epsilon'],
     'delta': guarantee['delta'],
-    'is_gaussian': True,
-    'tests': tests,
     # All layers of a certified run are noised.
     'part': 'noised' if record['part'] == 'noised' else 'all',
     'algorithm': issuer['algorithm'],
@@ -187,10 +227,14 @@ def _expected(record: Mapping[str, Any], certificate: Mapping[str, Any]) -> dict
   return {**expected, 'sha256': certificates.sealed(record)['sha256']}
 
 
-def _bounds(part: Mapping[str, Any], record: Mapping[str, Any], tests: int) -> dict[str, Any]:
-  guesses = lower_bounds.Guesses(*(part[name] for name in lower_bounds.Guesses._fields))
-  bound = lower_bounds.bound(guesses, record['delta'], lower_bounds.each(record['confidence'], tests))
-  return lower_bounds.as_dict(guesses, bound)
+def _expected_group(group: Mapping[str, Any], scores: one_run.Found, delta: float, confidence: float) -> dict[str, Any]:
+  measured = (group['coins'], group['inserted'], group['inserted_mean'])
+  return {**group, **one_run.of_group(scores, *measured, delta, confidence)}
+
+
+def _bounds_of_game(game: Mapping[str, Any], delta: float, confidence: float) -> dict[str, Any]:
+  guesses = lower_bounds.Guesses(*(game[name] for name in lower_bounds.Guesses._fields))
+  return lower_bounds.as_dict(guesses, lower_bounds.bound(guesses, delta, confidence))
 
 
 def refutes(measured: Mapping[str, Any]) -> bool:
@@ -221,24 +265,30 @@ def verdict(measured: Mapping[str, Any]) -> str:
 def rows(measured: Mapping[str, Any]) -> list[list[str]]:
   """(what, figure) for a table."""
   claimed, game = measured['claimed_epsilon'], measured['game']
-  independent = measured['epsilon_lower_bound_if_trials_are_independent']
   confidence = f'{_percent(measured["confidence"])} that all bounds hold'
   if game is not None:
-    each = lower_bounds.each(measured['confidence'], measured['tests'])
-    confidence += f', {_percent(each)} for each of the two tests'
+    each = confidences(measured['confidence'], True)
+    confidence += f', {_percent(each.canaries)} for the canaries and {_percent(each.game)} for the game'
   table = [['Claimed', f'ε = {rounding.up(claimed)} ({measured["claim"]})' if claimed is not None else 'nothing']]
-  if measured['is_gaussian']:
+  if measured['mu_lower_bound'] is not None:
     bound = rounding.down(measured['epsilon_lower_bound'])
     table.append(['Measured', f'ε ≥ {bound}, for Gaussian noise that is independent in orthogonal directions'])
+    bound = rounding.down(measured['epsilon_lower_bound_by_gaussian_dp'])
+    table.append(['For every μ-GDP mechanism', f'ε ≥ {bound}, whatever scores have in common'])
   table += [
-    ['If trials are independent', f'ε ≥ {rounding.down(independent)}, whatever the noise is'],
+    ['For every (ε, δ)-DP mechanism', f'ε ≥ {rounding.down(measured["epsilon_lower_bound_by_any_dp"])}'],
     [
       'Canaries',
-      f'{measured["canaries"]:,} clients in each of {measured["repeats"]:,} runs; '
-      f'{measured["true_positives"]:,} of {measured["inserted"]:,} found',
+      f'{measured["canaries"]:,} clients in each of {measured["repeats"]:,} runs; {measured["inserted"]:,} of '
+      f'{measured["coins"]:,} coins fell heads; {measured["correct"]:,} of {measured["guesses"]:,} guesses are right',
     ],
-    ['Directions that nobody added', f'{measured["false_positives"]:,} of {measured["unseen"]:,} taken for canaries'],
+    ['Scores', f'{measured["inserted_mean"]:.4g} on average with heads; {measured["unseen_rms"]:.4g} without (RMS)'],
   ]
+  for one in measured['groups']:
+    rounds = f'{one["fewest_rounds"]:,} to {one["most_rounds"]:,} rounds'
+    bound = rounding.down(one['epsilon_lower_bound'])
+    text = f'ε ≥ {bound}, from {one["inserted"]:,} of {one["coins"]:,} coins'
+    table.append([f'{one["group"].capitalize()}, {rounds}', text])
   if game is not None:
     table.append(
       [

@@ -23,6 +23,7 @@ from quap_tff import certificates
 from quap_tff import runtime
 from quap_tff.auditing import canaries
 from quap_tff.auditing.bounds import lower_bounds
+from quap_tff.auditing.bounds import one_run
 from quap_tff.certificates import audits as record
 from quap_tff.certificates.folders import folder as folders
 from quap_tff.certificates.folders import folder_files
@@ -106,8 +107,13 @@ def _kept(path):
   return json.loads((path / record.AUDIT).read_text(encoding='utf-8'))
 
 
-def _guesses(part):
-  return lower_bounds.Guesses(*(part[name] for name in lower_bounds.Guesses._fields))
+def _scores(summary):
+  return one_run.Found(*(summary[name] for name in one_run.Found._fields))
+
+
+def _of_game(summary, confidence):
+  guesses = lower_bounds.Guesses(*(summary['game'][name] for name in lower_bounds.Guesses._fields))
+  return lower_bounds.bound(guesses, summary['delta'], confidence)
 
 
 class TestCanaryRun:
@@ -118,20 +124,47 @@ class TestCanaryRun:
     with _experiment('--algorithm=certified:clip=0.5,weights=online,noise=ar1', '--participation=full') as experiment:
       found = canary_run.audit_run(experiment, self._SETTINGS)
     assert found.claim == canary_run.Claim(4.0, 1e-5, 'certified')
-    assert found.inserted.shape == (16,) and found.unseen.shape == (800,)
+    assert found.scores.shape == found.heads.shape == (16,) and found.unseen.shape == (800,)
     assert found.unseen.mean() == pytest.approx(0, abs=4 / np.sqrt(800))
     assert found.unseen.std() == pytest.approx(1, abs=0.1)
-    assert found.inserted.mean() == pytest.approx(tradeoff.mu_at_most(4.0, 1e-5), abs=4 / np.sqrt(16))
-    assert found.bound.epsilon < 4.0
+    inserted, absent = found.scores[found.heads], found.scores[~found.heads]
+    assert inserted.mean() == pytest.approx(tradeoff.mu_at_most(4.0, 1e-5), abs=4 / np.sqrt(inserted.size))
+    assert absent.mean() == pytest.approx(0, abs=4 / np.sqrt(absent.size))
+    assert found.found.unseen == 800 + absent.size
+    assert found.bounds['epsilon_lower_bound'] < 4.0
+
+  def test_groups_are_thirds_by_participation(self):
+    scores, heads = np.arange(12.0), np.arange(12) % 2 == 0
+    counts = np.array([5, 1, 3, 2, 9, 4])
+    found = one_run.found(scores, heads, np.ones(100), 1.0, 4)
+    groups = canary_run._groups(found, scores, heads, counts, 1e-5, 0.95)
+    assert [(one['group'], one['fewest_rounds'], one['most_rounds']) for one in groups] == [
+      ('rare', 1, 2),
+      ('middle', 3, 4),
+      ('frequent', 5, 9),
+    ]
+    # Two runs of six canaries: those of index 1 and 3 are rare, and their coins fell tails.
+    assert [(one['coins'], one['inserted'], one['inserted_mean']) for one in groups] == [
+      (4, 0, 0.0),
+      (4, 2, (2 + 8) / 2),
+      (4, 4, (0 + 4 + 6 + 10) / 4),
+    ]
+    alone = found._replace(inserted=4, inserted_mean=5.0)
+    # All three hold together.
+    expected = one_run.gaussian_mu(alone, 0.05 / 3)
+    assert groups[2]['mu_lower_bound'] == pytest.approx(expected) and expected > 0
 
   @pytest.mark.thorough
   def test_layers_without_noise_refute_the_nominal_epsilon(self):
     with _experiment('--algorithm=quap', '--model=mlp', '--noise_seed=1') as experiment:
-      found = canary_run.audit_run(experiment, canary_run.Settings(6, 100, 1, part='unnoised'))
+      found = canary_run.audit_run(experiment, canary_run.Settings(6, 100, 6, part='unnoised'))
     assert found.claim.kind == 'nominal'
-    assert found.guesses.true_positives == 6 and found.guesses.false_positives == 0
-    # Without noise there is no Gaussian curve.
-    assert found.as_dict()['epsilon_lower_bound'] == found.bound.epsilon_if_independent < found.bound.epsilon
+    # Each coin is told, and all are guessed.
+    assert found.found.correct == found.found.guesses == found.found.coins == 36
+    assert found.scores[found.heads].min() > 10 * np.abs(found.scores[~found.heads]).max()
+    # Without noise there is no Gaussian curve, and one analysis is left.
+    assert found.bounds['mu_lower_bound'] is None
+    assert found.bounds['epsilon_lower_bound'] == found.bounds['epsilon_lower_bound_by_any_dp'] > 2
 
   def test_a_round_of_tffs_tree_is_divided_by_a_constant_and_has_no_single_sigma(self):
     plan = harness.experiment(*harness.TINY, '--algorithm=tff_dp_ftrl').plan
@@ -146,7 +179,7 @@ class TestCanaryRun:
     with _experiment(f'--algorithm={algorithm}', '--rounds=4') as experiment:
       found = canary_run.audit_run(experiment, canary_run.Settings(3, 60, 1))
     assert found.claim.kind == ('none' if algorithm == 'fedavg' else 'formal')
-    assert np.isfinite(found.inserted).all() and np.isfinite(found.unseen).all()
+    assert np.isfinite(found.scores).all() and np.isfinite(found.unseen).all()
 
   @pytest.mark.parametrize(
     'algorithm,message',
@@ -178,11 +211,11 @@ class TestCommand:
     assert out.count('claimed_mu') == 1
     claimed = rounding.up(summary['game']['claimed_mu'])
     assert f'For its client, the one that spends most, μ = {claimed} is claimed\n' in out
-    assert summary['tests'] == 2 and not summary['refuted'] and summary['seconds'] is None
-    # Each of the two tests gets half of the error.
-    for part in (summary, summary['game']):
-      assert part['mu_lower_bound'] == lower_bounds.bound(_guesses(part), summary['delta'], 0.975).mu
-    assert '95% that all bounds hold, 97.5% for each of the two tests' in out
+    assert not summary['refuted'] and summary['seconds'] is None
+    # The canaries get most of the error.
+    assert summary['mu_lower_bound'] == pytest.approx(one_run.gaussian_mu(_scores(summary), 0.045))
+    assert summary['game']['mu_lower_bound'] == _of_game(summary, 0.995).mu
+    assert '95% that all bounds hold, 95.5% for the canaries and 99.5% for the game' in out
     assert f'ε ≥ {rounding.down(summary["epsilon_lower_bound"])}' in out
 
   def test_clients_that_are_not_clipped_are_caught(self, monkeypatch, capsys):
@@ -306,8 +339,8 @@ class TestFolder:
     assert _audit(str(path), *_SMALL, '--draws=0', f'--signing_key={private}') == 0
     assert certificates.verify(str(path), public).problems == []
     summary = harness.last_line(capsys.readouterr().out)
-    assert summary['tests'] == 1 and summary['game'] is None
-    assert summary['mu_lower_bound'] == lower_bounds.bound(_guesses(summary), summary['delta'], 0.95).mu
+    assert summary['game'] is None
+    assert summary['mu_lower_bound'] == pytest.approx(one_run.gaussian_mu(_scores(summary), 0.05))
 
   def test_a_run_without_a_certificate_is_refused(self, audited, capsys):
     (audited / folders.SUBFOLDER / folders.CERTIFICATE).unlink()

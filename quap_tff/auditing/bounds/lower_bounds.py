@@ -9,9 +9,8 @@ Viswanath 2015), and every attack on a μ-GDP mechanism has β ≤ Φ(Φ⁻¹(α
 with β replaced by a lower confidence limit and α by an upper one (Clopper and Pearson 1934). The first is the tighter
 bound where the claim is a Gaussian trade-off curve, as for all Gaussian mechanisms here (Nasr et al. 2023).
 
-Both limits, and so both bounds, need independent trials. Trials that share one run are independent if its noise is, in
-orthogonal directions. Nothing guarantees this for an arbitrary mechanism, even if it is (ε, δ)-DP. The probabilities of
-the trials may differ: the limits are then those of their mean (Hoeffding 1956, theorem 5).
+Both limits, and so both bounds, need independent trials, as those of the distinguishing game are. Canaries of one run
+share the run (`one_run`).
 """
 
 import math
@@ -24,9 +23,6 @@ from scipy import stats
 from quap_tff.common import checks
 from quap_tff.common.numbers import tradeoff
 
-# Thresholds that are tried, over the range in which the scores of a Gaussian mechanism lie.
-_THRESHOLDS = 241
-_TAIL = 4.0
 # The share by which limits are moved to the safe side: far more than the rounding of all that is computed from them.
 _MARGIN = 1e-9
 
@@ -78,27 +74,6 @@ def clopper_pearson(successes: int, trials: int, error: float) -> tuple[float, f
   return float(low) * (1 - _MARGIN), min(float(high) * (1 + _MARGIN), 1.0)
 
 
-def at_least(successes: int, trials: int, error: float) -> float:
-  """A lower limit of the trials' mean probability: above it with a probability of at most `error` <= 1/4.
-
-  It is Clopper and Pearson's except for one success: where probabilities differ, only the sum of all of them bounds the
-  chance of any.
-  """
-  return error * (1 - _MARGIN) / trials if successes == 1 else clopper_pearson(successes, trials, error)[0]
-
-
-def at_most(successes: int, trials: int, error: float) -> float:
-  """The upper limit: below the mean probability with a probability of at most `error` <= 1/4."""
-  if trials - successes == 1:
-    return math.nextafter(1 - at_least(1, trials, error), 1)
-  return clopper_pearson(successes, trials, error)[1]
-
-
-def each(confidence: float, tests: int) -> float:
-  """The confidence that each of several tests needs, so that all of them hold together with this confidence."""
-  return 1 - (1 - confidence) / tests
-
-
 def bound(guesses: Guesses, delta: float, confidence: float = 0.95) -> Bound:
   """The lower bounds that guesses prove. Half of the allowed error goes to each of the two rates.
 
@@ -118,8 +93,8 @@ def bound(guesses: Guesses, delta: float, confidence: float = 0.95) -> Bound:
     checks.integer('the number of trials', trials, at_least=1)
     checks.integer('the number of positives', positives, at_least=0, at_most=trials)
   error = (1 - confidence) / 2
-  beta = at_least(guesses.true_positives, guesses.inserted, error)
-  alpha = at_most(guesses.false_positives, guesses.unseen, error)
+  beta, _ = clopper_pearson(guesses.true_positives, guesses.inserted, error)
+  _, alpha = clopper_pearson(guesses.false_positives, guesses.unseen, error)
   mu = 0.0
   if beta > 0 and alpha < 1:
     mu = max(float(special.ndtri(beta) - special.ndtri(alpha)), 0.0)
@@ -129,29 +104,6 @@ def bound(guesses: Guesses, delta: float, confidence: float = 0.95) -> Bound:
   any_curve = max([0.0] + [math.log(top / low) for top, low in ratios if top > 0 and low > 0])
   epsilon = float(tradeoff.epsilon_of(mu, delta)) * (1 - 2 * tradeoff.RELATIVE_MARGIN) if mu else 0.0
   return Bound(mu, epsilon, any_curve, beta, alpha)
-
-
-def planned_threshold(mu: float, inserted: int, unseen: int, confidence: float = 0.95) -> float:
-  """The threshold at which scores N(μ, 1) and N(0, 1) are expected to give the largest lower bound on μ.
-
-  It is chosen from the claim and the numbers of trials alone, so it does not depend on any score.
-  """
-  tried = np.linspace(*thresholds(mu), _THRESHOLDS)
-  expected = [
-    bound(
-      Guesses(round(inserted * float(special.ndtr(mu - t))), inserted, round(unseen * float(special.ndtr(-t))), unseen),
-      0.5,
-      confidence,
-    ).mu
-    for t in tried
-  ]
-  best = np.flatnonzero(np.asarray(expected) >= max(expected) - 1e-9)
-  return float(tried[best[len(best) // 2]])
-
-
-def thresholds(mu: float) -> tuple[float, float]:
-  """The least and the largest threshold that is tried for scores N(μ, 1) and N(0, 1)."""
-  return -_TAIL, mu + _TAIL
 
 
 def count(inserted: Any, unseen: Any, threshold: float) -> Guesses:

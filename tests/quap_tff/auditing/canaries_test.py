@@ -73,6 +73,14 @@ class TestDirections:
     projected = canary_lib.projected(canary_lib.Canaries((0,), 6), found, [tf.constant(vector)])
     np.testing.assert_allclose(projected, expected, atol=1e-6)
 
+  def test_coins_are_fair_and_follow_the_seed(self):
+    first, second = (canary_lib.coins(tf.constant(seed, tf.int64), 4000).numpy() for seed in ([3, 4], [3, 5]))
+    assert 0.47 < first.mean() < 0.53 and 0.47 < (first == second).mean() < 0.53
+    basis = canary_lib.directions(_SEED, 5000, 4000)
+    np.testing.assert_array_equal(basis.heads, first)
+    # The signs are other coins.
+    assert 0.47 < (first == (basis.sign.numpy()[:4000] > 0)).mean() < 0.53
+
   def test_follow_the_seed(self):
     other = tf.constant([3, 5], tf.int64)
     first, second = canary_lib.directions(_SEED, 1000, 10), canary_lib.directions(other, 1000, 10)
@@ -82,11 +90,13 @@ class TestDirections:
 
 class TestFunctions:
   def test_a_canary_is_replaced_and_nobody_else(self):
-    canaries, update = canary_lib.Canaries((7, 1), 3, norm=5.0), _update(0)
-    direction = canary_lib.one_direction(canary_lib.directions(_SEED, 10, 5), tf.constant(1))
-    sent, kept = _sent(canaries, update, 1)
-    np.testing.assert_allclose(_flat(sent), 5 * direction, atol=1e-6)
-    assert kept['client_ids'] == 1 and not kept['norms'] and not kept['client_projections'].any()
+    canaries, update = canary_lib.Canaries((1, 7), 3, norm=5.0), _update(0)
+    basis = canary_lib.directions(_SEED, 10, 5)
+    assert list(basis.heads.numpy()[:2]) == [True, False]
+    for client, expected in ((1, 5 * canary_lib.one_direction(basis, tf.constant(0))), (7, np.zeros(10))):
+      sent, kept = _sent(canaries, update, client)
+      np.testing.assert_allclose(_flat(sent), expected, atol=1e-6)
+      assert kept['client_ids'] == client and not kept['norms'] and not kept['client_projections'].any()
     sent, kept = _sent(canaries, update, 2)
     np.testing.assert_array_equal(_flat(sent), _flat(update))
     assert kept['norms'] == pytest.approx(np.linalg.norm(_flat(update))) and kept['client_projections'].all()
@@ -148,6 +158,11 @@ class TestScores:
     found = canary_lib.matched_filter(templates, covariance)
     np.testing.assert_allclose(found.mu, [np.sqrt(2)], rtol=1e-6)
     np.testing.assert_allclose(found.scores(np.array([[3.0], [4.0]])), [(3 + 4 / 2) / np.sqrt(2)], rtol=1e-6)
+
+  def test_without_noise_scores_tell_everything(self):
+    found = canary_lib.matched_filter(np.ones([2, 2]), np.zeros([2, 2]))
+    scores = found.scores(np.array([[1.0, 0.0], [1.0, 0.0]]))
+    assert np.isfinite(scores).all() and scores[0] > 1e3 and scores[1] == 0
 
   def test_scores_have_deviation_one_under_correlated_noise(self):
     rng, coefficients = np.random.default_rng(0), 0.8 ** np.arange(6)

@@ -8,6 +8,7 @@ import pytest
 
 from quap_tff import certificates
 from quap_tff.auditing.bounds import lower_bounds
+from quap_tff.auditing.bounds import one_run
 from quap_tff.certificates import audits
 from quap_tff.certificates import certificate as certificate_lib
 from quap_tff.certificates.folders import folder as folders
@@ -16,42 +17,47 @@ from quap_tff.common import files
 from quap_tff.common.numbers import rounding
 from tests.quap_tff.certificates import made
 
-# Six canaries of two runs against three hundred directions that nobody added; and the game.
-_CANARIES, _GAME = lower_bounds.Guesses(7, 12, 98, 300), lower_bounds.Guesses(2495, 5000, 1171, 5000)
+# Six canaries of two runs, and three hundred directions that nobody added; and the game.
+_CANARIES = one_run.Found(12, 7, 305, 1.07, 0.93, 12, 9)
+_GAME = lower_bounds.Guesses(2495, 5000, 1171, 5000)
 # A game that nobody can lose so often if the claim holds.
 _REFUTING = lower_bounds.Guesses(4900, 5000, 100, 5000)
 
 
-def _bounds(guesses, delta, tests):
-  return lower_bounds.as_dict(guesses, lower_bounds.bound(guesses, delta, lower_bounds.each(0.95, tests)))
+def _groups(canaries, delta, confidence):
+  """The six canaries in thirds, of which the rare ones have no heads."""
+  heads, means = (0, 3, canaries.inserted - 3), (0.0, 0.5, 0.0)
+  rest = (canaries.inserted * canaries.inserted_mean - 1.5) / heads[2]
+  groups = []
+  for index, mean in enumerate((*means[:2], rest)):
+    bounds = one_run.of_group(canaries, 4, heads[index], mean, delta, confidence)
+    rounds = {'fewest_rounds': 1 + index, 'most_rounds': 2 + index}
+    groups.append({'group': one_run.GROUPS[index], **rounds, **bounds})
+  return groups
 
 
 def _measured(certificate, canaries=_CANARIES, game=_GAME):
   """What an audit of the run measures."""
-  guarantee, tests = certificate['guarantee'], 1 + (game is not None)
+  guarantee = certificate['guarantee']
+  each = audits.confidences(0.95, game is not None)
   found = {
     'claimed_epsilon': guarantee['epsilon'],
     'claim': 'certified',
     'delta': guarantee['delta'],
     'canaries': 6,
     'canary_clients': [0, 1, 2, 3, 4, 5],
-    'threshold': 0.36,
-    **_bounds(canaries, guarantee['delta'], tests),
-    'is_gaussian': True,
-    'inserted_mean': 1.07,
-    'unseen_mean': -0.09,
-    'unseen_stddev': 0.93,
+    **one_run.as_dict(canaries, guarantee['delta'], each.canaries, is_gaussian=True),
     'confidence': 0.95,
-    'tests': tests,
     'repeats': 2,
     'part': 'all',
     'algorithm': certificate['issuer']['algorithm'],
     'dataset': certificate['issuer']['dataset'],
     'game': None,
+    'groups': _groups(canaries, guarantee['delta'], each.canaries),
     'seconds': None,
   }
   if game is not None:
-    bounds = _bounds(game, guarantee['delta'], tests)
+    bounds = lower_bounds.as_dict(game, lower_bounds.bound(game, guarantee['delta'], each.game))
     found['game'] = {'claimed_mu': 0.7, 'draws': 5000, 'mu_estimate': 0.71, **bounds}
   return {**found, 'refuted': audits.refutes(found)}
 
@@ -115,18 +121,26 @@ def test_an_audit_is_not_among_the_files_of_the_certificate(audited):
 def test_the_rows_of_a_table_say_what_is_assumed(audited):
   rows = dict(audits.rows(made.read(audited, folders.AUDIT)))
   assert 'Gaussian noise that is independent' in rows['Measured']
-  assert rows['Confidence'] == '95% that all bounds hold, 97.5% for each of the two tests'
+  assert rows['For every μ-GDP mechanism'].endswith('whatever scores have in common')
+  record = made.read(audited, folders.AUDIT)
+  bound = rounding.down(record['groups'][2]['epsilon_lower_bound'])
+  assert rows['Frequent, 3 to 4 rounds'] == f'ε ≥ {bound}, from 4 of 4 coins'
+  assert rows['Rare, 1 to 2 rounds'].startswith('ε ≥ 0, from 0 of 4')
+  assert rows['Confidence'] == '95% that all bounds hold, 95.5% for the canaries and 99.5% for the game'
 
 
-def test_an_audit_without_a_game_has_one_test(run):
+def test_canaries_and_game_share_the_error(run):
+  both, alone = audits.confidences(0.95, True), audits.confidences(0.95, False)
+  assert (1 - both.canaries) + (1 - both.game) == pytest.approx(0.05)
+  assert alone == (0.95, 1)
   record = _audit(run, game=None)
-  assert record['tests'] == 1 and not made.problems(run)
+  assert record['mu_lower_bound'] == one_run.gaussian_mu(_CANARIES, 1 - 0.95) and not made.problems(run)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
   'epsilon, guesses',
-  [(3.0, dict(game=_REFUTING)), (0.5, dict(canaries=lower_bounds.Guesses(12, 12, 0, 300), game=None))],
+  [(3.0, dict(game=_REFUTING)), (0.5, dict(canaries=_CANARIES._replace(inserted_mean=3.0), game=None))],
 )
 def test_one_that_refutes_is_what_verification_says(epsilon, guesses, tmp_path, capsys):
   path = tmp_path / 'run'
@@ -148,14 +162,17 @@ _CHANGES = {
   'another delta': (dict(delta=1e-3), 'delta'),
   'a nominal claim': (dict(claim='nominal'), "claim: it says 'nominal'"),
   'another certificate': (dict(certificate_sha256='0' * 64), 'certificate_sha256'),
-  'impossible counts': (dict(true_positives=-1), 'is damaged'),
-  'counts of no integer': (dict(true_positives=7.0), 'is damaged'),
-  'more trials': (dict(inserted=10**19), 'is damaged'),
-  'one test': (dict(tests=1), 'tests'),
-  'tests that are true': (dict(tests=True), 'tests'),
+  'impossible counts': (dict(correct=-1), 'is damaged'),
+  'counts of no integer': (dict(correct=9.0), 'is damaged'),
+  'more coins than there may be': (dict(coins=10**19), 'is damaged'),
+  'more heads than coins': (dict(inserted=13), 'inserted must be'),
+  'more guesses than coins': (dict(guesses=14), 'guesses must be'),
+  'no guesses': (dict(guesses=0), 'guesses must be'),
+  'more right guesses than guesses': (dict(correct=13), 'correct must be'),
   'refuted': (dict(refuted=True), 'refuted'),
   'refuted by 0': (dict(refuted=0), 'refuted'),
-  'not Gaussian': (dict(is_gaussian=False), 'is_gaussian'),
+  'not Gaussian': (dict(mu_lower_bound=None), 'mu_lower_bound'),
+  'a bound that needs less': (dict(epsilon_lower_bound_by_any_dp=1.0), 'epsilon_lower_bound_by_any_dp'),
   'less confidence': (dict(confidence=0.5), 'mu_lower_bound'),
   'no confidence': (dict(confidence=0.0), 'confidence must be'),
   'other assumptions': (dict(assumptions={'epsilon_lower_bound': 'none'}), 'assumptions'),
@@ -163,25 +180,24 @@ _CHANGES = {
   'another algorithm': (dict(algorithm='quap'), 'algorithm'),
   'another dataset': (dict(dataset='client 7 has the label 3'), 'dataset'),
   'a part without noise': (dict(part='unnoised'), 'part'),
-  'a text as a figure': (dict(threshold='client 7 has the label 3'), 'threshold must be a finite number'),
+  'a text as a figure': (dict(unseen_rms='client 7 has the label 3'), 'unseen_rms must be a finite number'),
   'a mean that is none': (dict(inserted_mean=None), 'inserted_mean must be'),
-  'a struct as a figure': (dict(unseen_stddev={'client 7': 3}), 'unseen_stddev must be'),
+  'a struct as a figure': (dict(unseen_rms={'client 7': 3}), 'unseen_rms must be'),
   'other canaries': (dict(canary_clients=['client 7', 1, 2, 3, 4, 5]), 'is damaged'),
   'strangers as canaries': (dict(canary_clients=[0, 1, 2, 3, 4, 6]), 'must be ids in'),
   'a canary twice': (dict(canary_clients=[0, 1, 2, 3, 4, 4]), 'only once'),
-  'a canary less': (dict(canary_clients=[0, 1, 2, 3, 4]), 'canary_clients'),
-  'more canaries': (dict(canaries=7), 'canary_clients'),
-  'more repeats': (dict(repeats=3), 'inserted must be canaries times repeats'),
+  'a canary less': (dict(canary_clients=[0, 1, 2, 3, 4]), 'canary_clients must be a list of 6'),
+  'more canaries': (dict(canaries=7), 'coins must be canaries times repeats'),
+  'more repeats': (dict(repeats=3), 'coins must be canaries times repeats'),
   'a key more': (dict(more=1), 'is not an audit'),
   'a hidden character': (dict(part='a\u202ell'), 'U+202E'),
   'a claim as an integer': (dict(claimed_epsilon=3), 'claimed_epsilon: it says 3, but the files give 3.0'),
-  'a mean as an integer': (dict(unseen_mean=0), 'unseen_mean must be a finite number that is written like 2.0'),
-  'a threshold that is never tried': (dict(threshold=5.0), 'threshold must be a finite number at least -4'),
-  'a deviation below zero': (dict(unseen_stddev=-0.93), 'unseen_stddev must be a finite number at least 0'),
-  'a deviation of nothing': (dict(unseen_stddev=0.0), 'contradicts unseen_mean'),
-  'a mean far away': (dict(unseen_mean=2.3), 'contradicts unseen_mean, found 2.3'),
-  'a mean above all scores': (dict(true_positives=0), 'contradicts inserted_mean'),
-  'runs of different sizes': (dict(unseen=301), 'unseen must be a multiple of repeats'),
+  'a mean as an integer': (dict(inserted_mean=1), 'inserted_mean must be a finite number that is written like 2.0'),
+  'another mean': (dict(inserted_mean=1.2, groups=[]), 'mu_lower_bound: it says'),
+  'a deviation below zero': (dict(unseen_rms=-0.93), 'unseen_rms must be a finite number greater than 0'),
+  'a deviation of nothing': (dict(unseen_rms=0.0), 'unseen_rms must be'),
+  'runs of different sizes': (dict(unseen=306), 'unseen must be the coins that fell tails and a multiple of repeats'),
+  'fewer scores than tails': (dict(unseen=3), 'unseen must be'),
 }
 _OF_GAME = {
   'a claim that nobody makes': (dict(claimed_mu=9.0), "the game's μ must be"),
@@ -190,6 +206,18 @@ _OF_GAME = {
   'a text': (dict(mu_estimate='client 7'), 'mu_estimate must be'),
   'another bound': (dict(mu_lower_bound=0.1), 'game.mu_lower_bound'),
   'a key more': (dict(more=1), 'is not an audit'),
+}
+
+
+# What somebody may write of the second group.
+_OF_GROUP = {
+  'another bound': (dict(mu_lower_bound=0.01), 'groups'),
+  'another mean': (dict(inserted_mean=0.7), 'inserted_mean must be that of all groups'),
+  'more coins': (dict(coins=5), 'coins of all groups must add up to 12'),
+  'more heads': (dict(inserted=4), 'inserted of all groups must add up to 7'),
+  'a name': (dict(group='client 7'), 'named rare, middle, frequent'),
+  'rounds out of order': (dict(fewest_rounds=1), 'fewest_rounds must be'),
+  'a key more': (dict(more=1), 'groups must be'),
 }
 
 
@@ -209,6 +237,17 @@ class TestForgeries:
     changes, words = _OF_GAME[name]
     record = made.read(audited, folders.AUDIT)
     _forge(audited, {**record, 'game': {**record['game'], **changes}})
+    assert [one for one in made.problems(audited) if one.startswith('audit.json') and words in one], made.problems(
+      audited
+    )
+
+  @pytest.mark.slow
+  @pytest.mark.parametrize('name', _OF_GROUP)
+  def test_of_a_group(self, name, audited):
+    changes, words = _OF_GROUP[name]
+    record = made.read(audited, folders.AUDIT)
+    first, second, third = record['groups']
+    _forge(audited, {**record, 'groups': [first, {**second, **changes}, third]})
     assert [one for one in made.problems(audited) if one.startswith('audit.json') and words in one], made.problems(
       audited
     )
@@ -240,9 +279,9 @@ class TestForgeries:
     for holder in (record, record['game']):
       for name, kept in list(holder.items()):
         # Some numbers are measured, and follow from no others.
-        if name in ('sha256', 'inserted_mean', 'threshold', 'unseen_stddev', 'mu_estimate') and value == 2.3:
+        if name in ('sha256', 'mu_estimate') and value == 2.3:
           continue
-        if (name, value) in (('is_gaussian', True), ('seconds', None)) or (holder is record and name == 'sha256'):
+        if (name, value) == ('seconds', None) or (holder is record and name == 'sha256'):
           continue
         if name == 'game' and value is None:
           continue  # Its tests are counted, and so are its bounds.
@@ -261,7 +300,7 @@ class TestForgeries:
 
   def test_an_edited_one(self, audited):
     text = (audited / folders.AUDIT).read_text(encoding='utf-8')
-    (audited / folders.AUDIT).write_text(text.replace('"threshold": 0.36', '"threshold": 0.3'), encoding='utf-8')
+    (audited / folders.AUDIT).write_text(text.replace('"unseen_rms": 0.93', '"unseen_rms": 0.9'), encoding='utf-8')
     assert [one for one in made.problems(audited) if 'sha256: it says' in one]
 
   def test_one_that_is_written_in_another_way(self, audited):
@@ -301,7 +340,7 @@ class TestSignature:
   @pytest.mark.slow
   def test_an_invented_audit(self, signed):
     path, public = signed
-    _audit(path, canaries=lower_bounds.Guesses(1, 12, 98, 300))
+    _audit(path, canaries=_CANARIES._replace(correct=5))
     assert not made.problems(path)  # Without the key, nobody can tell.
     assert made.problems(path, public) == [f'audit.sig is not a signature of audit.json with the key of {public}.']
     (path / folders.AUDIT_SIGNATURE).unlink()
