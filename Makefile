@@ -83,7 +83,7 @@ test-deploy: $(READY) $(DEPLOY_READY)
 
 $(DEPLOY_READY): pyproject.toml
 	@base=$(NEWEST); echo "Setting up $(DEPLOY_VENV) with $$($$base --version)."; $$base -m venv --clear $(DEPLOY_VENV)
-	@$(DEPLOY_VENV)/bin/python -m pip install --quiet --disable-pip-version-check ".[flower]" "flwr[simulation]" hypothesis pytest pytest-xdist
+	@$(DEPLOY_VENV)/bin/python -m pip install --quiet --disable-pip-version-check ".[flower,test-deploy]" "flwr[simulation]"
 	@$(DEPLOY_VENV)/bin/python -m pip uninstall --quiet --yes quap_tff
 	@touch $@
 
