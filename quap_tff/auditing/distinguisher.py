@@ -29,6 +29,7 @@ from quap_tff.mechanisms.held import config as held_configs
 from quap_tff.mechanisms.held import guarded_clients
 from quap_tff.mechanisms.held import rounds as held_rounds
 from quap_tff.mechanisms.parts import layers as layers_lib
+from quap_tff.mechanisms.secret_cohorts import config as secret_configs
 
 # The norm of the target's update before clipping, in clipping norms: far more than it may add.
 _EXCESS = 1e3
@@ -59,7 +60,9 @@ class GameOutcome(NamedTuple):
   mu_estimate: float
 
 
-def play(simulate: Simulate, draws: int, delta: float, confidence: float = 0.95) -> GameOutcome:
+def play(
+  simulate: Simulate, draws: int, delta: float, confidence: float = 0.95, is_gaussian: bool = True
+) -> GameOutcome:
   """Plays the game.
 
   Args:
@@ -67,8 +70,10 @@ def play(simulate: Simulate, draws: int, delta: float, confidence: float = 0.95)
     draws: Simulations of each world that are counted; as many again are used to find the attack.
     delta: δ at which ε is bounded.
     confidence: The confidence of the bounds.
+    is_gaussian: Whether the attack is to prove the largest μ. If not, as where cohorts are secret, it is to prove the
+      largest ε of any trade-off curve (`epsilon_if_independent`).
   """
-  score = _best_linear(simulate(True, draws), simulate(False, draws))
+  score = _best_linear(simulate(True, draws), simulate(False, draws), delta, is_gaussian)
   inserted, unseen = score(simulate(True, draws)), score(simulate(False, draws))
   guesses = lower_bounds.count(inserted, unseen, 0.0)
   deviation = np.sqrt((inserted.var() + unseen.var()) / 2)
@@ -76,7 +81,9 @@ def play(simulate: Simulate, draws: int, delta: float, confidence: float = 0.95)
   return GameOutcome(guesses, lower_bounds.bound(guesses, delta, confidence), estimate)
 
 
-def _best_linear(present: np.ndarray, absent: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+def _best_linear(
+  present: np.ndarray, absent: np.ndarray, delta: float, is_gaussian: bool
+) -> Callable[[np.ndarray], np.ndarray]:
   """A function from features to scores: Fisher's discriminant less its best threshold on these draws."""
   middle = absent.mean(axis=0)
   scale = np.maximum(absent.std(axis=0), present.std(axis=0))
@@ -92,8 +99,8 @@ def _best_linear(present: np.ndarray, absent: np.ndarray) -> Callable[[np.ndarra
   inside, other = project(present), project(absent)
   low, high = np.quantile(np.concatenate([inside, other]), [0.001, 0.999])
   thresholds = np.linspace(low, high, _THRESHOLDS)
-  bounds = [lower_bounds.bound(lower_bounds.count(inside, other, t), 0.5, _CAUTION).mu for t in thresholds]
-  threshold = thresholds[int(np.argmax(bounds))]
+  found = [lower_bounds.bound(lower_bounds.count(inside, other, t), delta, _CAUTION) for t in thresholds]
+  threshold = thresholds[int(np.argmax([one.mu if is_gaussian else one.epsilon_if_independent for one in found]))]
   return lambda features: project(features) - threshold
 
 
@@ -208,6 +215,54 @@ def held(
     return (state, guarded), _Release(mean.numpy() * core.divisor, seen, clip, clip * core.noise_multiplier)
 
   return _simulation(schedule, start, play)
+
+
+def secret_cohorts(core: secret_configs.SecretCohorts, target: int, seed: Optional[int] = None) -> Simulate:
+  """The certified mechanism with secret cohorts. The adversary knows the releases and what the others added.
+
+  It does not know when the target was drawn. So it takes each release for the logarithm of the likelihood ratio
+  between a round with the target's coin and a round without the target.
+
+  Args:
+    core: The mechanism, with nothing left open.
+    target: The client that is there or not.
+    seed: For reproducible noise and coins.
+  """
+  calls, core = _seeds(seed), dataclasses.replace(core.config, clip_split='joint').to_mechanism()
+  coins = np.random.default_rng(seed)
+  layers = [layers_lib.Layer('seen', (0,), False)]
+  rate, weight = float(core.rates[target]), float(core.planned_weights[target])
+  others_weight = float(core.planned_weights.sum(dtype=np.float64)) - weight
+
+  def start(draws: int) -> mechanism.State:
+    seeded = dataclasses.replace(core.config, noise_seed=next(calls)).to_mechanism()
+    return seeded.for_model([tf.TensorSpec([draws], tf.float64)], layers).initial_state()
+
+  def play(
+    state: mechanism.State, index: int, present: bool, moves: np.ndarray, draws: int
+  ) -> tuple[mechanism.State, Optional[_Release]]:
+    del index
+    clip = float(state.clip)
+    rounds = core.for_model([tf.TensorSpec([draws], tf.float64)], layers)
+    announced, report = rounds.announce(state), dict(client_id=tf.constant(target, tf.int64))
+    admitted = rounds.admit(state, announced, dict(client_id=tf.constant([target], tf.int64)))
+    (scaled,) = rounds.contribution({0: tf.constant([_EXCESS * clip], tf.float64)}, report, announced)
+    # Each coordinate is a simulation of its own, with a coin of its own.
+    heads = coins.random(draws) < rate
+    own = np.where(heads & present, scaled.numpy()[0], 0)
+    others = others_weight * clip * moves
+    total = tf.cast(tf.round(others / rounds.sum_unit(clip)), tf.int64) + tf.constant(own, tf.int64)
+    state, (mean,), _ = rounds.release(state, admitted, [total])
+    return state, _Release(mean.numpy() * core.divisor, others, clip, clip * core.noise_multiplier)
+
+  releases = _simulation(range(core.num_rounds), start, play)
+  variance = core.noise_multiplier**2
+
+  def simulate(present: bool, draws: int) -> np.ndarray:
+    seen = releases(present, draws)
+    return np.log1p(rate * np.expm1((weight * seen - weight**2 / 2) / variance))
+
+  return simulate
 
 
 def quap(
