@@ -10,8 +10,8 @@ which are not chosen for it.
 
 Five methods train at a formal ε of 3 for the whole released model, or at those of --epsilons, under uneven
 participation, with eight seeds each: certified with a trusted server, certified without one, TFF's DP-FTRL, DP-FedAvg
-and adaptive clipping. Under uniform participation, where others win, certified runs with a trusted server meet
-DP-FedAvg with secret cohorts, whose sampling then counts. Methods share seeds, cohorts and partitions, so differences
+and adaptive clipping. Under uniform participation there are certified runs with public cohorts; and with secret ones,
+whose sampling then counts, certified runs and DP-FedAvg. Methods share seeds, cohorts and partitions, so differences
 are taken seed by seed. If the dataset needs a network for its features, the program makes that first. It then says how
 long the runs will take. The same command continues what was interrupted. `experiments.sweep` and `experiments.report`
 do the work.
@@ -63,8 +63,8 @@ class ComparisonSetting(NamedTuple):
     flags: More flags of all runs.
     rounds: The rounds of each run.
     rate: The share of the clients that a cohort has, for secret ones.
-    constants: The clipping norm and the client's learning rate of `_OURS` and `_THEIRS`, and at last those of DP-FedAvg
-      with secret cohorts.
+    constants: The clipping norm and the client's learning rate of `_OURS` and `_THEIRS`, and at last those of both
+      methods with secret cohorts.
     seconds: What a run takes on one core, with its share of what is done once for many: an estimate.
     file: The file that --data_dir must have; '' if none.
     needs_network: Whether the features need a network that was trained on drawings.
@@ -251,12 +251,14 @@ def grids_of(setting: ComparisonSetting, epsilons: Sequence[float]) -> list[list
   rows.append((*rows[0][:-1], _UNIFORM))
   names = ('algorithm', 'client_optimizer', 'averaging', 'participation')
   together = ';'.join(_axis(name, values) for name, values in zip(names, zip(*rows)))
+  # Both have the constants that were chosen for DP-FedAvg.
+  by_method = {'tff_dp_fedavg': tail, 'certified': 'planned'}
   secret = [
-    f'algorithm=tff_dp_fedavg:clip={norm_of_secret:g}',
-    f'client_optimizer=sgd:learning_rate={rate_of_secret:g}',
-    'cohort_seed=secret',
-    f'participation=bernoulli:q={setting.rate:g}',
-    f'averaging={tail}',
+    _axis('algorithm', [f'{method}:clip={norm_of_secret:g}' for method in by_method]),
+    _axis('averaging', list(by_method.values())),
+    _axis('client_optimizer', [f'sgd:learning_rate={rate_of_secret:g}'] * len(by_method)),
+    _axis('cohort_seed', ['secret'] * len(by_method)),
+    _axis('participation', [f'bernoulli:q={setting.rate:g}'] * len(by_method)),
   ]
   others = [_axis('epsilon', [f'{epsilon:g}' for epsilon in epsilons]), _axis('seed', _SEEDS)]
   return [[together, *others], [';'.join(secret), *others]]

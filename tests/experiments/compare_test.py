@@ -41,8 +41,8 @@ def test_every_method_has_the_same_guarantee_and_the_same_rounds(name, tmp_path)
     key = (identity['participation'], identity['epsilon'], identity['seed'])
     cells.setdefault(key, set()).add(identity['algorithm'].partition(':')[0] + str('held' in identity['algorithm']))
   kinds = [(participation.partition(':')[0], len(methods)) for (participation, *_), methods in cells.items()]
-  assert collections.Counter(kinds) == {('beta', 5): 16, ('uniform', 1): 16, ('bernoulli', 1): 16}
-  assert sum(identity.get('cohort_seed') == 'secret' for identity in found) == 16
+  assert collections.Counter(kinds) == {('beta', 5): 16, ('uniform', 1): 16, ('bernoulli', 2): 16}
+  assert sum(identity.get('cohort_seed') == 'secret' for identity in found) == 32
 
 
 @pytest.mark.slow
@@ -62,7 +62,7 @@ def test_its_end_says_what_was_found_and_where(tmp_path, monkeypatch, capsys):
   assert _main(f'--output_dir={tmp_path / "out"}') == 0
   out, err = capsys.readouterr()
   assert calls == [f'{tmp_path}/out/runs']
-  assert '56 runs of about' in err and '"runs"' not in err + out
+  assert '64 runs of about' in err and '"runs"' not in err + out
   words = ' '.join(out.split())
   assert out.splitlines()[0] == (
     'At ε = 3 with Beta(2,5) cohorts of 8×8 digits, Certified QuAP-FL is 10.0 ± 0.0 points ahead of TFF DP-FTRL (90.0% '
@@ -99,14 +99,14 @@ def test_its_estimate_leaves_out_finished_runs_of_this_comparison_alone(tmp_path
   (of_3, *_, of_1), _ = sweep_runs.runs_of(os.path.join(folder, 'runs'), base, grids)
   pretended_run.write(of_3, of_3.last_round)
   assert _main(f'--output_dir={folder}') == 130
-  assert '55 runs of about' in capsys.readouterr().err
+  assert '63 runs of about' in capsys.readouterr().err
   pretended_run.write(of_1, of_1.last_round)
   assert _main(f'--output_dir={folder}') == 130
-  assert '55 runs of about' in capsys.readouterr().err
+  assert '63 runs of about' in capsys.readouterr().err
   shutil.rmtree(of_3.path)
   pretended_run.write(of_3, 4, interrupted=True)
   assert _main(f'--output_dir={folder}') == 130
-  assert '56 runs of about' in capsys.readouterr().err
+  assert '64 runs of about' in capsys.readouterr().err
 
 
 @pytest.mark.slow
