@@ -49,7 +49,7 @@ KEEPING_BYTECODE := env -u PYTHONDONTWRITEBYTECODE
 # the others.
 IN_PARALLEL := --numprocesses=auto --maxprocesses=4 --dist=worksteal
 # Runs between processes wait more than they compute. The longest ones come first, each to another process.
-DEPLOY_TESTS := $(addprefix tests/,quap_tff/flower/deploy_test.py docs/gate_test.py quap_tff/flower/supernode_test.py quap_tff/flower)
+DEPLOY_TESTS := $(addprefix tests/,quap_tff/flower/deploy_test.py quap_tff/flower/supernode_test.py quap_tff/flower docs/gate_test.py)
 WAITING := --numprocesses=4 --dist=loadgroup --no-loadscope-reorder
 
 .PHONY: clean compare demo docs lint setup test test-all test-bundle test-deploy test-fast test-light tutorial
