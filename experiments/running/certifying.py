@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 import datetime
 from typing import Optional, TYPE_CHECKING
+
+import numpy as np
 
 from experiments.command import run as run_lib
 from experiments.folders import folder as run_folder
@@ -34,7 +36,8 @@ def about(
   Args:
     run: Its configuration.
     plan: Its plan.
-    resolved: The facts that follow from the data, see `setup.Experiment.resolved`.
+    resolved: The facts that follow from the data, see `setup.Experiment.resolved`. It may have other names of dataset
+      and features than the flags.
     tests: How often loss and accuracy on the test set were released.
     test_accuracy: The accuracy of the released model.
     date: The day on which the run's last process began.
@@ -45,7 +48,7 @@ def about(
   """
   cohorts = _OF_SECRET_COINS if run.cohorts.are_secret else run.cohorts.participation.provenance
   return abouts.About(
-    dataset=run.identity()['dataset'],
+    dataset=resolved.get('dataset', run.identity()['dataset']),
     cohorts=cohorts,
     tuning=run.flags['tuning'],
     test_set=resolved['test_set'],
@@ -55,7 +58,7 @@ def about(
     post_processing=run.post_processing(plan),
     algorithm=run.flags['algorithm'],
     model=resolved['model'],
-    features=run.identity()['features'],
+    features=resolved.get('features', run.identity()['features']),
     data_commitment=resolved.get('data_commitment') or '',
     date=date.isoformat(),
     stretches=tuple(stretches),
@@ -76,10 +79,27 @@ def check_before(experiment: setup.Experiment) -> None:
   run, plan = experiment.run, experiment.plan
   if not run.method.gives_certificate:
     return
-  ledger = plan.planned_ledger(plan.expected or experiment.schedule)
+
+  def stated() -> abouts.About:
+    return about(run, plan, experiment.resolved, tests=0, test_accuracy=None, date=datetime.date.today())
+
+  check_statements(plan, experiment.schedule, stated)
+
+
+def check_statements(plan: plans.Plan, schedule: Sequence[np.ndarray], stated: Callable[[], abouts.About]) -> None:
+  """The same, for a run of a plan with these statements.
+
+  Args:
+    plan: The plan.
+    schedule: int64[M_t], the cohort of each planned round, where the plan itself has none.
+    stated: Makes the statements.
+
+  Raises:
+    ValueError: With every reason why the run could get no certificate, if there is one.
+  """
+  ledger = plan.planned_ledger(plan.expected or schedule)
   try:
-    stated = about(run, plan, experiment.resolved, tests=0, test_accuracy=None, date=datetime.date.today())
-    reasons = certificates.refusals(plan, ledger, stated)
+    reasons = certificates.refusals(plan, ledger, stated())
   except ValueError as error:
     reasons = [str(error)]
   if reasons:

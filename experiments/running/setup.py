@@ -127,16 +127,7 @@ def from_run(run: run_lib.Run, progress: Optional[Callable[[int, int], None]] = 
   runtime_config = run.runtime.config
   runtime.prepare(runtime_config)
   client_optimizer, server_optimizer = run.local.client_optimizer.build(), run.method.server_optimizer.build()
-  federation = data.load(
-    run.flags['dataset'],
-    data_dir=run.data.data_dir,
-    num_clients=run.data.num_clients,
-    partition=run.flags['partition'],
-    seed=run.schedule.seed,
-    features=run.flags['features'],
-    auxiliary=run.method.auxiliary_share,
-    progress=progress,
-  )
+  federation = federation_of(run, progress)
   run = run.with_cohorts(run.cohorts.participation.for_clients(federation.client_ids))
   attackers = run.attackers(federation.num_clients)
   client_work = run.client_work(attackers)
@@ -161,6 +152,20 @@ def from_run(run: run_lib.Run, progress: Optional[Callable[[int, int], None]] = 
     build_audited_process=lambda around: plan.build_audited_process(around, *parts),
     build_evaluation=lambda: evaluation.build_evaluation(model_fn),
     runtime=runtime_config,
+  )
+
+
+def federation_of(run: run_lib.Run, progress: Optional[Callable[[int, int], None]] = None) -> data.Federation:
+  """Reads the clients' data and the test set of a run; see `from_run`."""
+  return data.load(
+    run.flags['dataset'],
+    data_dir=run.data.data_dir,
+    num_clients=run.data.num_clients,
+    partition=run.flags['partition'],
+    seed=run.schedule.seed,
+    features=run.flags['features'],
+    auxiliary=run.method.auxiliary_share,
+    progress=progress,
   )
 
 

@@ -16,7 +16,7 @@ from quap_tff.bundle import structures
 from quap_tff.serving import engine as engines
 from quap_tff.serving import server as servers
 
-# Examples by name, as `Bundle.data_type` has them; [] for none.
+# Examples by name, as `Bundle.data_type` has them, or the arrays of an update; [] for none.
 Examples = Union[Mapping[str, Any], Sequence[Any]]
 
 
@@ -111,12 +111,16 @@ def checked_cohorts(bundle: player.Bundle, num_rounds: Optional[int] = None) -> 
 
 
 def client_data(bundle: player.Bundle, client: int, examples: Examples, absent: Any = (), answers: Any = None) -> Any:
-  """A client's data for a round; one of the `absent` has no examples. `answers` are those of guards, by client."""
+  """A client's data for a round; one of the `absent` has no examples. `answers` are those of guards, by client.
+
+  Where clients bring their updates, `examples` is the client's update.
+  """
   if client in absent:
     examples = []
   if 'sequence' in bundle.data_type:  # TFF's own processes do not ask who a client is.
     return examples
-  known = {'client_id': np.int64(client), 'examples': examples, 'absent': [np.int64(other) for other in absent]}
+  known = {'client_id': np.int64(client), 'absent': [np.int64(other) for other in absent]}
+  known.update(examples=examples, update=examples)
   if answers is not None:
     known['answer'] = answers[client]
   return {name: known[name] for name, _ in bundle.data_type['fields']}

@@ -32,7 +32,7 @@ from quap_tff.mechanisms import sparsity as sparsities
 from quap_tff.plans.accounts import run_account
 
 # A change of the files, or of what a graph takes and gives, is a new version.
-VERSION = 2
+VERSION = 3
 
 MANIFEST, GRAPHS, PLAN, RUN = 'manifest.json', 'graphs.json', 'plan.json', 'run.json'
 # Only classes of this package are made from a file.

@@ -111,12 +111,44 @@ class Bundle:
     """The message to every client of a round, from the state before it."""
     return self._graphs['prepare'](state)
 
+  @property
+  def takes_updates(self) -> bool:
+    """Whether clients bring their updates, which somebody else's program has computed, in place of examples."""
+    return self._brought == 'update'
+
+  @property
+  def _brought(self) -> str:
+    """The name of what a client itself brings, the last part of its data."""
+    return self.data_type['fields'][-1][0] if 'fields' in self.data_type else 'examples'
+
+  def sent_weights(self, message: Any) -> list[np.ndarray]:
+    """The model's trainable weights in a message, from which a client trains. Of a bundle that takes updates."""
+    (weights,) = (part for part in message if 'trainable' in part)
+    return [np.asarray(one) for one in weights['trainable']]
+
+  def update_of(self, message: Any, trained: Any) -> tuple[np.ndarray, ...]:
+    """The update of a client: the weights in a message, less those that it has after its training.
+
+    Args:
+      message: From `prepare`.
+      trained: The client's new weights, float32 arrays of the same shapes in the same order.
+
+    Raises:
+      ValueError: If they are others.
+    """
+    sent, new = self.sent_weights(message), [np.asarray(one) for one in trained]
+    expected, found = map(_shown, (sent, new))
+    if expected != found:
+      raise ValueError(f'The new weights of a client must be {expected}, found {found or "none"}.')
+    return tuple(before - after for before, after in zip(sent, new))
+
   def work(self, data: Any, message: Any) -> Sums:
     """The values that a client sends. Calls may overlap.
 
     Args:
       data: The client's data, of `data_type`, by name. A sequence is a `tf.data.Dataset`, a list of elements, or one
-        element: `client_id=np.int64(3)`, `examples=dict(x=…, y=…)` with all examples.
+        element: `client_id=np.int64(3)`, `examples=dict(x=…, y=…)` with all examples. In a bundle that takes updates,
+        a client brings its `update` in place of examples, the arrays of `update_of`, or [] for none.
       message: From `prepare`.
 
     Raises:
@@ -132,11 +164,11 @@ class Bundle:
     what happens to the others. Calls may overlap.
 
     Args:
-      data: As for `work`. Its examples may be anything.
+      data: As for `work`. Its examples, or its update, may be anything.
       message: From `prepare`.
 
     Raises:
-      ValueError: If something else than the examples is wrong.
+      ValueError: If something else is wrong.
       tf.errors.InvalidArgumentError: If the round itself refuses the client.
     """
     try:
@@ -144,7 +176,7 @@ class Bundle:
       return ClientSums(sums, '' if counts else _NOT_FINITE)
     except Exception as error:  # Data, and those who read them, raise every kind.
       problem = f'{type(error).__name__}: {" ".join(str(error).split())}'
-    nothing = [] if 'sequence' in self.data_type else {**data, 'examples': []}
+    nothing = [] if 'sequence' in self.data_type else {**data, self._brought: []}
     return ClientSums(self.work(nothing, message), problem)
 
   def _worked(self, data: Any, message: Any) -> tuple[Sums, bool]:
@@ -216,6 +248,10 @@ class Bundle:
         'it with model_fn, or evaluate the weights yourself.'
       )
     return batches.evaluated(lambda *batch: evaluate(weights, *batch), x, y, batch_size)
+
+
+def _shown(arrays: list[np.ndarray]) -> str:
+  return ', '.join(f'{one.dtype.name}{list(one.shape)}' for one in arrays)
 
 
 def _map(function: Any, value: Any, *others: Any) -> Any:

@@ -98,6 +98,11 @@ def _tested(found: Mapping[str, Any]) -> dict[str, Optional[float]]:
 
 def check_types(bundle: player.Bundle, clients: Mapping[int, bundle_engine.Examples]) -> None:
   """Raises `ValueError` if the examples of a file have other types than the bundle takes; all clients' are the same."""
+  if bundle.takes_updates:
+    raise ValueError(
+      'Clients of this bundle bring their updates, which a program of your own computes. Play its rounds there, or '
+      'over Flower: python -m quap_tff.flower node … --train=module:function.'
+    )
   for examples in list(clients.values())[:1]:
     kind = bundle.data_type
     if 'sequence' not in kind:

@@ -44,7 +44,8 @@ def flatten(kind: Type, value: Any, name: str) -> list[Any]:
 
   Args:
     kind: The type.
-    value: For a sequence, a `tf.data.Dataset`, a list of elements, or one element.
+    value: For a sequence, a `tf.data.Dataset`, a list of elements, or one element. A list of arrays is one element
+      where elements are structures.
     name: What it is, for errors.
 
   Raises:
@@ -99,12 +100,17 @@ def _dataset(element: Type, value: Any, name: str) -> Any:
       if not is_same or not _fits(kind['shape'], None if spec.shape.rank is None else spec.shape.as_list()):
         raise ValueError(f'{path} must be {described(kind)} in each element, found a dataset of {spec}.')
     return value
-  elements = value if isinstance(value, list) else [value]
+  elements = value if isinstance(value, list) and not _is_one(element, value) else [value]
   leaves = [[_tensor(*leaf) for leaf in _leaves(element, one, name)] for one in elements]
   nothing = [np.zeros([size or 0 for size in kind['shape'] or ()], kind['dtype']) for kind in types(element)]
   # TensorFlow and TFF have one order of an element's tensors: that of the sorted names of a dict.
   made = [tf.data.Dataset.from_tensors(_for_dataset(pack(element, iter(one)))) for one in leaves or [nothing]]
   return functools.reduce(lambda joined, one: joined.concatenate(one), made).take(len(elements))
+
+
+def _is_one(element: Type, value: list[Any]) -> bool:
+  """Whether a list is one element, a structure of arrays without names, and not a list of elements."""
+  return 'fields' in element and any(isinstance(part, np.ndarray) or tf.is_tensor(part) for part in value)
 
 
 def types(kind: Type) -> Iterator[Type]:

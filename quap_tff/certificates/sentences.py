@@ -135,6 +135,19 @@ OF_SECURE_SUM = {
     keys='Each node draws one secret, from which the keys of its clients follow.',
   ),
 }
+# Where clients train, and where nothing is known of how updates follow from data.
+_FEATURES = 'The features of an example are a function of that example alone. No other data were used to make them.'
+_OWN_UPDATES = (
+  "The clients' updates came from a program of the issuer's own. It is assumed that each of them follows from the data "
+  'of its own client and from releases alone.'
+)
+_OWN_UPDATES_MEAN = (
+  "Nothing in the folder shows how updates were computed: a program of the issuer's own did it. It is assumed that "
+  "what this program returned for a client followed from that client's data, from releases, and from constants and "
+  "random draws that do not depend on any client's data. The first weights are assumed not to depend on them either. "
+  'A model object, an optimizer, a cache or a file that is used for one client after another carries the data of one '
+  'into the update of another. Then no figure here holds.'
+)
 # When a secure sum opens, without a threshold and with one.
 _OPENS = (
   'The server is trusted to tell all clients who is in it, and that these are all the clients that it announced: with '
@@ -296,6 +309,7 @@ def statement(figures: Figures) -> str:
   changed = f' Its rounds were run in {stretches} stretches by other code, other versions or other machines.'
   held = figures.plan.held
   secure_sum = f' {OF_SECURE_SUM[figures.about.secure_sum].in_statement}' if held is not None else ''
+  own_updates = f' {_OWN_UPDATES}' if figures.plan.own_updates else ''
   given = f'If {held.config.sums_condition}: in' if held is not None else 'In'
   cohorts = 'public cohorts and constants'
   if figures.stayed_away:
@@ -314,7 +328,7 @@ def statement(figures: Figures) -> str:
     f'Amplification by sampling is not counted. {spent}{bounds} Given ideal random bits, this holds for the integers '
     f'that were computed, and ε includes {rounding.up(figures.plan.slack.epsilon, 3)} for rounding. With the bits of '
     'ChaCha20 it holds computationally. Timing is not covered. The folder is consistent with such a run. Nothing in it '
-    f'proves that the run took place.{secure_sum}{changed if stretches > 1 else ""}'
+    f'proves that the run took place.{own_updates}{secure_sum}{changed if stretches > 1 else ""}'
   )
 
 
@@ -503,9 +517,9 @@ def assumptions(figures: Figures) -> list[str]:
 def common_assumptions(plan: run_account.RunAccount, about: abouts.About) -> list[str]:
   """The assumptions of every certificate."""
   config = plan.guarantee.config
-  features = 'The features of an example are a function of that example alone. No other data were used to make them.'
+  inputs = [_OWN_UPDATES_MEAN] if plan.own_updates else []
   if about.public_data:
-    features = f'The data that features were made from are assumed to be public. {stated(about.public_data)}'
+    inputs.append(f'The data that features were made from are assumed to be public. {stated(about.public_data)}')
   own_bounds = []
   if config.own_epsilon:
     own_bounds.append('The bound that a client has chosen for itself is public, and does not depend on its data.')
@@ -521,7 +535,7 @@ def common_assumptions(plan: run_account.RunAccount, about: abouts.About) -> lis
     "Constants and hyper-parameters are public. It is assumed that their choice does not depend on clients' data. "
     f'{stated(about.tuning)}',
     *own_bounds,
-    features,
+    *(inputs or [_FEATURES]),
     f"The test set is public and contains no client's data. {stated(about.test_set)}",
     *assumptions_before(config),
     'Running times depend on how much data clients have. They are outside the guarantee, and so is an observer who '

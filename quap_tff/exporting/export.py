@@ -19,6 +19,7 @@ from quap_tff.mechanisms.noise import integers
 from quap_tff.plans.accounts import run_account
 from quap_tff.runtime.in_process import section_graphs
 from quap_tff.training import evaluation
+from quap_tff.training import given_weights
 from quap_tff.training import model_functions
 
 # The functions of a form, and the names of their arguments.
@@ -37,21 +38,25 @@ _OTHER_SUMS = {'federated_secure_sum_bitwidth': 'secure_sum_bitwidth', 'federate
 
 
 def export(
-  process: Union[plans.BuiltProcess, tff.learning.templates.LearningProcess],
+  process: Union[plans.BuiltProcess, plans.Plan, tff.learning.templates.LearningProcess],
   folder: Union[str, os.PathLike],
   *,
   rounds: Optional[bundle_files.PlannedRounds] = None,
   about: Optional[abouts.About] = None,
   model_fn: Optional[Callable[[], Any]] = None,
+  weights: Optional[given_weights.Weights] = None,
 ) -> None:
   """Writes a bundle, which `quap_tff.Bundle` plays with TensorFlow alone. It appears complete or not at all.
 
   Args:
     process: From `plan.build_process`. A `tff.learning.templates.LearningProcess` alone is exported without an account.
+      With `weights`, the plan.
     folder: The folder, which must not exist.
     rounds: What a simulation plays; by default the planned rounds.
     about: What the issuer of a certificate states.
     model_fn: Makes the model for the evaluation; by default that of `plan.build_process`.
+    weights: The first weights of a model that somebody else's program trains, see `Plan.build_update_process`. Clients
+      of such a bundle bring their updates.
 
   Raises:
     ValueError: If the folder exists, or the process cannot be exported: with the reason.
@@ -59,6 +64,12 @@ def export(
   folder = os.fspath(folder)
   if os.path.lexists(folder):
     raise ValueError(f'{folder} already exists: give a new folder.')
+  if weights is not None:
+    if not isinstance(process, plans.Plan):
+      found = type(process).__name__
+      raise ValueError(f'Weights are for a plan, found {found}: quap_tff.export(plan, folder, weights=…).')
+    _check(process)
+    process = process.build_update_process(weights)
   plan: Optional[plans.Plan] = None
   leaving: run_account.Leaving = ()
   if isinstance(process, plans.BuiltProcess):

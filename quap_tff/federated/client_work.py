@@ -1,4 +1,4 @@
-"""Local training as a TFF `ClientWorkProcess` that reports client ids, as `client_ids` says.
+"""Client work as a TFF `ClientWorkProcess` that reports client ids, as `client_ids` says: local training, or none.
 
 An id is read before the training, so that an aggregator can ask for the ids first.
 """
@@ -38,13 +38,65 @@ def client_data_type(
         f'Expected an input_spec of dense tensors with a first dimension of None, found {leaf}.\nTip: mini-batches'
         ' are cut by the client work itself, and the last one of an epoch is smaller than the others.'
       )
+  examples = tff.types.tensorflow_to_type(input_spec)
+  return _data_type(with_absent=with_absent, with_answers=with_answers, examples=examples)
+
+
+def _data_type(*, with_absent: bool = False, with_answers: bool, **brought: tff.Type) -> tff.StructWithPythonType:
+  """The type of one client's data, whose last part is what the client itself brings."""
   parts = collections.OrderedDict(client_id=np.int64)
   if with_absent:
     parts['absent'] = np.int64
   if with_answers:
     parts['answer'] = tff.types.tensorflow_to_type(client_update.answer_spec())
-  parts['examples'] = tff.types.tensorflow_to_type(input_spec)
+  parts.update(brought)
   return tff.to_type(collections.OrderedDict((name, tff.SequenceType(one)) for name, one in parts.items()))
+
+
+def build_update_work(
+  weights_type: tff.StructWithPythonType, with_answers: bool = False
+) -> tff.learning.templates.ClientWorkProcess:
+  """Client work without training: clients bring their updates, which somebody else's program has computed.
+
+  The state is empty, and so are the measurements. One client's data are `<client_id=int64*, update=U*>`, where U has
+  the tensors of the trainable weights in order: w_global - w_local. An update sequence that does not hold exactly one
+  becomes a zero update. An update that is not finite is passed on unchanged.
+
+  Args:
+    weights_type: The type of the model's weights, a `tff.learning.models.ModelWeights`.
+    with_answers: See `build_client_work`.
+  """
+  trainable = weights_type.trainable
+  specs = tuple(tf.nest.flatten(tff.types.type_to_tf_tensor_specs(trainable)))
+  parts = {'update': tff.types.tensorflow_to_type(specs)}
+  data_type = _data_type(with_answers=with_answers, **parts)
+  read_id = tff.tensorflow.computation(client_update.read_client_id, data_type.client_id)
+
+  # The weights are an argument so that they are sent to clients, who train from them.
+  @tff.tensorflow.computation(weights_type, data_type.update)
+  def read_update(weights: array_types.Structure, update: tf.data.Dataset) -> array_types.Structure:
+    return tf.nest.pack_sequence_as(weights.trainable, client_update.read_update(update, specs))
+
+  @tff.federated_computation
+  def initialize() -> tff.Value:
+    return tff.federated_value((), tff.SERVER)
+
+  @tff.federated_computation(
+    initialize.type_signature.result,
+    tff.FederatedType(weights_type, tff.CLIENTS),
+    tff.FederatedType(data_type, tff.CLIENTS),
+  )
+  def next_fn(
+    state: tff.Value, global_weights: tff.Value, client_data: tff.Value
+  ) -> tff.templates.MeasuredProcessOutput:
+    updates = tff.federated_map(read_update, (global_weights, client_data['update']))
+    weight = collections.OrderedDict(client_id=tff.federated_map(read_id, client_data['client_id']))
+    if with_answers:
+      weight['answer'] = _answer_in(client_data)
+    results = tff.federated_zip(tff.learning.templates.ClientResult(update=updates, update_weight=weight))
+    return tff.templates.MeasuredProcessOutput(state, results, tff.federated_value((), tff.SERVER))
+
+  return tff.learning.templates.ClientWorkProcess(initialize, next_fn)
 
 
 def build_client_work(
@@ -182,13 +234,19 @@ def build_client_work(
       if extension.has_own_vectors:
         weight['own'] = kept
     if with_answers:
-      read_answer = tff.tensorflow.computation(client_update.read_answer, data_type.answer)
-      weight['answer'] = tff.federated_map(read_answer, client_data['answer'])
+      weight['answer'] = _answer_in(client_data)
     results = tff.federated_zip(tff.learning.templates.ClientResult(update=updates, update_weight=weight))
     measurements = tff.federated_zip(collections.OrderedDict(train=_example_metrics(metrics_aggregation(metrics))))
     return tff.templates.MeasuredProcessOutput(tff.federated_map(next_state, state), results, measurements)
 
   return tff.learning.templates.ClientWorkProcess(initialize, next_fn)
+
+
+def _answer_in(client_data: tff.Value) -> tff.Value:
+  """The answer of each client's guard."""
+  answers = client_data['answer']
+  read_answer = tff.tensorflow.computation(client_update.read_answer, answers.type_signature.member)
+  return tff.federated_map(read_answer, answers)
 
 
 def _example_metrics(metrics: tff.Value) -> tff.Value:

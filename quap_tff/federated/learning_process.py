@@ -182,12 +182,6 @@ def compose(
   if staleness is not None:
     distributor = old_versions.build_distributor(initial_weights, staleness.max_staleness + 1)
     work = old_versions.on_old_versions(work, distributor, staleness)
-  data_type, result_type = work.next.type_signature.parameter[2], work.next.type_signature.result.result.member
-  aggregator = aggregator.create(result_type.update, result_type.update_weight)
-  tries_steps = len(aggregator.next.type_signature.parameter) > 3
-  finalizer = tff.learning.templates.build_apply_optimizer_finalizer(
-    model_functions.without_autograph(server_optimizer), weights_type, should_reject_update=reject_update
-  )
   server = None
   if extension is not None:
     own_work = extension.client_work(client_work)
@@ -196,6 +190,50 @@ def compose(
       return client_update.learning_rate_at(client_optimizer, own_work, round_num)
 
     server = _ServerMemory(extension, model_fn, cast(int, num_clients), learning_rate_at)
+  return _composed(initial_weights, distributor, work, aggregator, server_optimizer, server)
+
+
+def compose_updates(
+  initial_weights: tff.Computation,
+  aggregator: tff.aggregators.WeightedAggregationFactory,
+  server_optimizer: tff.learning.optimizers.Optimizer = _SGD(1.0),
+  *,
+  with_answers: bool = False,
+) -> tff.learning.templates.LearningProcess:
+  """The same rounds without training: clients bring their updates, see `client_work.build_update_work`.
+
+  Args:
+    initial_weights: A computation without arguments that gives the first `tff.learning.models.ModelWeights`.
+    aggregator: As for `compose`. It cannot try steps, because there are no examples.
+    server_optimizer: As for `compose`.
+    with_answers: As for `compose`.
+
+  Raises:
+    TypeError: If the optimizer is not one of TFF's.
+  """
+  model_functions.check_optimizer('server_optimizer', server_optimizer)
+  weights_type = initial_weights.type_signature.result
+  work = client_works.build_update_work(weights_type, with_answers)
+  distributor = tff.learning.templates.build_broadcast_process(weights_type)
+  return _composed(initial_weights, distributor, work, aggregator, server_optimizer)
+
+
+def _composed(
+  initial_weights: tff.Computation,
+  distributor: tff.learning.templates.DistributionProcess,
+  work: tff.learning.templates.ClientWorkProcess,
+  factory: tff.aggregators.WeightedAggregationFactory,
+  server_optimizer: tff.learning.optimizers.Optimizer,
+  server: Optional[_ServerMemory] = None,
+) -> tff.learning.templates.LearningProcess:
+  """The process of these stages."""
+  weights_type = initial_weights.type_signature.result
+  data_type, result_type = work.next.type_signature.parameter[2], work.next.type_signature.result.result.member
+  aggregator = factory.create(result_type.update, result_type.update_weight)
+  tries_steps = len(aggregator.next.type_signature.parameter) > 3
+  finalizer = tff.learning.templates.build_apply_optimizer_finalizer(
+    model_functions.without_autograph(server_optimizer), weights_type, should_reject_update=reject_update
+  )
 
   @tff.federated_computation
   def init_fn() -> tff.Value:

@@ -32,14 +32,14 @@ class BuiltProcess:
   Attributes:
     plan: The plan with the shape of the model that is trained.
     process: The `tff.learning.templates.LearningProcess`.
-    model_fn: Makes the model of the process.
+    model_fn: Makes the model of the process; None if clients bring their updates.
     leaving: What leaves clients in a round, (intrinsic, name, type) of each tensor, read off the process of a certified
       plan. Of another plan it is empty.
   """
 
   plan: Plan
   process: tff.learning.templates.LearningProcess
-  model_fn: ModelFn
+  model_fn: Optional[ModelFn]
   leaving: run_account.Leaving
 
   def initialize(self) -> array_types.Structure:
@@ -49,7 +49,10 @@ class BuiltProcess:
   def play(
     self, state: array_types.Structure, attendance: engines.Attendance
   ) -> tuple[array_types.Structure, array_types.Structure]:
-    """See `engine.Engine`. Examples are a dataset, a list of elements, or one element that has them all."""
+    """See `engine.Engine`. Examples are a dataset, a list of elements, or one element that has them all.
+
+    Where clients bring their updates, a client's update is in their place: a list of one tuple, or of none.
+    """
 
     def data_of(client: int) -> ClientData:
       return client_data_of(self.plan, client, attendance)
@@ -80,7 +83,8 @@ def client_data_of(plan: Plan, client: int, attendance: engines.Attendance) -> C
   takes_absent = extension is not None and extension.takes_absent
   absent = attendance.absent if takes_absent else None
   answer = answers[client] if answers is not None else None
-  return client_data(client, attendance.examples[client], absent, answer)
+  brought = 'update' if plan.own_updates else 'examples'
+  return client_data(client, attendance.examples[client], absent, answer, brought)
 
 
 def client_data(
@@ -88,6 +92,7 @@ def client_data(
   examples: array_types.Structure,
   absent: Optional[array_types.Ids] = None,
   answer: Optional[array_types.Structure] = None,
+  brought: str = 'examples',
 ) -> ClientData:
   """One client's data as a learning process with client ids takes it.
 
@@ -96,6 +101,7 @@ def client_data(
     examples: Its examples: a dataset, a list of elements, or one element that has them all.
     absent: The clients that drop out; None for a process whose clients are not told.
     answer: The answer of the client's guard, if clients hold the noise.
+    brought: The name of what the client itself brings: `examples`, or its `update`.
   """
   # TFF takes lists of elements where it takes datasets. Making a dataset costs more than a small client's arithmetic.
   parts: ClientData = collections.OrderedDict(client_id=[np.int64(client)])
@@ -103,5 +109,5 @@ def client_data(
     parts['absent'] = [np.int64(other) for other in absent]
   if answer is not None:
     parts['answer'] = [answer]
-  parts['examples'] = [examples] if isinstance(examples, Mapping) else examples
+  parts[brought] = [examples] if isinstance(examples, Mapping) else examples
   return parts

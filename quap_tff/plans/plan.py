@@ -16,12 +16,14 @@ from quap_tff.training import extension as extensions
 
 aggregation = lazy.module('quap_tff.federated.aggregation')
 client_update = lazy.module('quap_tff.training.client_update')
+given_weights = lazy.module('quap_tff.training.given_weights')
 learning_process = lazy.module('quap_tff.federated.learning_process')
 leaving_clients = lazy.module('quap_tff.federated.leaving_clients')
 model_functions = lazy.module('quap_tff.training.model_functions')
 
 if TYPE_CHECKING:
   from quap_tff.training.client_update import ClientWorkConfig
+  from quap_tff.training.given_weights import Weights
   from quap_tff.training.model_functions import Model
   from quap_tff.training.model_functions import ModelFn
 
@@ -80,11 +82,52 @@ class Plan(run_account.RunAccount):
     made = model_functions.of(model_fn)
     plan = self._with_shape_of(made)
     process = plan._composed(made, client_optimizer, server_optimizer, client_work)
-    leaving: run_account.Leaving = ()
-    if plan.mechanism.facts.is_certified:
-      leaving = leaving_clients.named_tensors(process.next)
-      leavings.check_leaving(leaving, plan)
-    return built_process.BuiltProcess(plan, process, made, leaving)
+    return built_process.BuiltProcess(plan, process, made, plan._leaving(process))
+
+  def build_update_process(self, weights: Weights, server_optimizer: Optimizer = None) -> built_process.BuiltProcess:
+    """The process of a run whose clients bring their updates, which a program of the issuer's own computes.
+
+    One client's data are `<client_id=int64*, update=U*>` in place of examples, where U has the tensors of the weights
+    in order: the weights before a client's training, less those after it. A client without an update adds zero.
+    Everything else is as in `build_process`. A certificate assumes that each update follows from that client's data
+    and from releases alone.
+
+    Args:
+      weights: The first weights, float32 arrays: by name, as in an .npz file, or in order.
+      server_optimizer: As for `build_process`.
+
+    Raises:
+      ValueError: If the weights are not finite float32 arrays, or the method changes local training.
+    """
+    facts = self.mechanism.facts
+    reasons = {
+      f'{type(self.extension).__name__} changes local training': self.extension is not None,
+      'clients train on old versions of the model': facts.staleness is not None,
+      f'clients wait for others in mid-round, because {facts.waits}': bool(facts.waits),
+    }
+    for reason, applies in reasons.items():
+      if applies:
+        raise ValueError(
+          f'Clients that bring their updates do not train here, and with this method {reason}. Choose another one, '
+          'such as certified.'
+        )
+    plan = dataclasses.replace(self, model=given_weights.shape_of(weights), own_updates=True)
+    self.core.check_before_training()
+    sgd = tff.learning.optimizers.build_sgdm
+    optimizer = server_optimizer if server_optimizer is not None else sgd(1.0)
+    own = self.mechanism.server_parts(None, plan.model, optimizer)
+    aggregator, optimizer = own if own is not None else (plan._lifted(), optimizer)
+    initial = given_weights.initial(weights)
+    process = learning_process.compose_updates(initial, aggregator, optimizer, with_answers=self.holds_noise)
+    return built_process.BuiltProcess(plan, process, None, plan._leaving(process))
+
+  def _leaving(self, process: tff.learning.templates.LearningProcess) -> run_account.Leaving:
+    """What leaves clients of a certified plan, checked; empty for another plan."""
+    if not self.mechanism.facts.is_certified:
+      return ()
+    leaving = leaving_clients.named_tensors(process.next)
+    leavings.check_leaving(leaving, self)
+    return leaving
 
   def build_audited_process(
     self,

@@ -82,11 +82,11 @@ def read_examples(dataset: tf.data.Dataset, spec: array_types.StructureSpec) -> 
 def _one_of(dataset: tf.data.Dataset, otherwise: array_types.Structure) -> tuple[array_types.Structure, tf.Tensor]:
   """The first element of `dataset`, or `otherwise` if it is empty, and whether it has exactly one.
 
-  The first tensor of an element is a scalar.
+  An element has at least one tensor.
   """
   # Not `reduce`, which instantiates its function again on each call; that takes 4 ms.
   both = _plain(dataset.take(2).concatenate(tf.data.Dataset.from_tensors(otherwise)).batch(3)).get_single_element()
-  return tf.nest.map_structure(lambda values: values[0], both), tf.equal(tf.size(tf.nest.flatten(both)[0]), 2)
+  return tf.nest.map_structure(lambda values: values[0], both), tf.equal(tf.shape(tf.nest.flatten(both)[0])[0], 2)
 
 
 def read_client_id(dataset: tf.data.Dataset) -> tf.Tensor:
@@ -111,6 +111,13 @@ def read_answer(dataset: tf.data.Dataset) -> collections.OrderedDict[str, tf.Ten
   none = tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), answer_spec())
   answer, is_one = _one_of(dataset, none)
   return collections.OrderedDict(answer, plan=tf.where(is_one, answer['plan'], -1))
+
+
+def read_update(dataset: tf.data.Dataset, specs: Sequence[tf.TensorSpec]) -> list[tf.Tensor]:
+  """The tensors of the one update in the sequence; zeros unless it holds exactly one."""
+  zeros = tuple(tf.zeros(spec.shape, spec.dtype) for spec in specs)
+  update, is_one = _one_of(dataset, zeros)
+  return [tf.where(is_one, given, zero) for given, zero in zip(update, zeros)]
 
 
 def epochs_of(config: ClientWorkConfig, seed: tf.Tensor, client_id: tf.Tensor) -> array_types.Numbers:

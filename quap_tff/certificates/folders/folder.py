@@ -57,6 +57,8 @@ OWN = (CERTIFICATE, PAGE, SIGNATURE)
 # In the folder of a run: the subfolder with these files, and what lies alongside it.
 SUBFOLDER, AUDIT, AUDIT_SIGNATURE = 'certificate', 'audit.json', 'audit.sig'
 
+# In mechanism.json, where a program of the issuer's own computed the updates.
+_OWN_UPDATES = {'updates': "of the issuer's own program"}
 # An ordinary machine's memory holds this many. A larger plan would take too long to compute again.
 _MOST_CLIENTS, _MOST_ROUNDS, _MOST_PARTICIPATIONS = 10**7, 10**6, 10**8
 # The configurations that a folder may name: each of ours by its trust, but for the one with secret cohorts. One of a
@@ -141,6 +143,7 @@ def mechanism_text(
     'trust': plan.guarantee.config.trust,
     **({} if name == plan.guarantee.config.trust else {'kind': name}),
     'cohorts': plan.cohorts,
+    **(_OWN_UPDATES if plan.own_updates else {}),
     'mechanism': registry.value_of(plan.guarantee.config),
     'sparsity': registry.format_spec(registry.name_of(plan.sparsity, sparsities.SPARSITIES), plan.sparsity),
     'sparsity_seed': plan.sparsity_seed,
@@ -204,6 +207,7 @@ def read(path: str) -> Content:
       model=model,
       sparsity=registry.parse_spec('sparsity', value['sparsity'], sparsities.SPARSITIES),
       sparsity_seed=value['sparsity_seed'],
+      own_updates='updates' in value,
     )
     plan.slack  # noqa: B018  # Refuses what integers cannot hold, and what ε and δ do not pay for.
     leaving = [tuple(one) for one in value['leaves_clients']]

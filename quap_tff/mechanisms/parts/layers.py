@@ -48,11 +48,17 @@ class Layer(NamedTuple):
 def from_variables(variables: Sequence) -> tuple[Layer, ...]:
   """Layers of a model from its trainable variables, in the model's order.
 
-  Variables are grouped by the part of their name before the last '/', as Keras names them ('dense_1/kernel:0'). If the
-  names are of no use (a functional model's variables have none), shapes decide, see `from_shapes`.
+  Keras names them 'dense_1/kernel:0'. See `from_names`.
   """
-  names = [v.name.split(':')[0] for v in variables]
-  shapes = [tuple(v.shape) for v in variables]
+  return from_names([v.name.split(':')[0] for v in variables], [tuple(v.shape) for v in variables])
+
+
+def from_names(names: Sequence[str], shapes: Sequence[Sequence[int]]) -> tuple[Layer, ...]:
+  """Layers of a model from the names of its weights.
+
+  Weights are grouped by the part of their name before the last '/'. If the names are of no use (a functional model's
+  variables have none), shapes decide, see `from_shapes`.
+  """
   if len(set(names)) < len(names) or not all('/' in name for name in names):
     return from_shapes(shapes)
   return _group(names, shapes)

@@ -38,6 +38,8 @@ class PlanOptions:
     extension: A method of `quap_tff.training.heterogeneity` around the mechanism; by default none.
     sparsity: Which part of the weights a round updates.
     sparsity_seed: The public seed of that choice.
+    own_updates: Whether a program of the issuer's own computes the updates of clients, so that nothing is known of how
+      they follow from data. `quap_tff.Plan.build_update_process` sets it.
   """
 
   averaging: postprocessing.Averaging = postprocessing.LastIterate()
@@ -47,3 +49,4 @@ class PlanOptions:
   extension: Optional[AccountedExtension] = None
   sparsity: sparsities.Sparsity = sparsities.NotSparse()
   sparsity_seed: int = 0
+  own_updates: bool = False

@@ -75,7 +75,7 @@ def test_refuses_a_missing_file(copied):
 
 def test_refuses_another_version(copied):
   _changed(copied, version=99)
-  with pytest.raises(ValueError, match='a bundle of version 99, and this quap_tff plays only version 2. Export the'):
+  with pytest.raises(ValueError, match='a bundle of version 99, and this quap_tff plays only version 3. Export the'):
     quap_tff.Bundle(copied)
 
 

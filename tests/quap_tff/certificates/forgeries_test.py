@@ -60,6 +60,7 @@ def _refit(path):
     colluders=value['colluders'],
     model=shapes.model_shape(value),
     sparsity=registry.parse_spec('sparsity', value['sparsity'], sparsity.SPARSITIES),
+    own_updates='updates' in value,
   )
   ledger = made.ledger(plan)
   made.write_arrays(path / _LEDGER, ledger.state_dict())
@@ -67,7 +68,7 @@ def _refit(path):
 
 
 class TestNobody:
-  @pytest.mark.parametrize('name', ['certified', 'held'])
+  @pytest.mark.parametrize('name', ['certified', 'held', 'own_updates'])
   def test_who_changes_nothing_is_not_found_out(self, name, request, capsys):
     path = request.getfixturevalue(name)
     before = (path / folders.CERTIFICATE).read_bytes()
@@ -195,7 +196,13 @@ _VALUES_OF_HELD = {
   'no count': (('leaves_clients', 3, ['federated_aggregate', 'client_id', 'int64']), 'not all is among'),
   'sums that are not secure': (('leaves_clients', 1, 0, 'federated_sum'), 'not all is among'),
 }
-_OF_RUN = {'certified': _VALUES, 'held': _VALUES_OF_HELD}
+# The same where updates came from a program of the issuer's own.
+_VALUES_OF_OWN_UPDATES = {
+  'an audited program': (('updates', 'of a program that was audited by others'), _WRITTEN),
+  'no program': (('updates', None), _WRITTEN),
+  'a truth as its program': (('updates', False), _WRITTEN),
+}
+_OF_RUN = {'certified': _VALUES, 'held': _VALUES_OF_HELD, 'own_updates': _VALUES_OF_OWN_UPDATES}
 
 
 class TestMechanism:
@@ -203,6 +210,19 @@ class TestMechanism:
   def test_a_key_that_is_not_defined(self, name, certified, capsys):
     made.change(certified, _MECHANISM, lambda value: _at(value, *_MORE[name]).update(more=1))
     _check_sealed(certified, 'mechanism.json', capsys)
+
+  def test_updates_of_a_program_that_is_not_named_any_more(self, own_updates, capsys):
+    """Whoever leaves it out of mechanism.json alone still has the certificate that says it."""
+    made.change(own_updates, _MECHANISM, lambda value: value.pop('updates') and value)
+    _check(own_updates, 'it says "Nothing in the folder shows how updates were computed', capsys)
+
+  def test_what_is_assumed_of_the_issuers_program_is_not_left_out(self, own_updates, capsys):
+    def silenced(certificate):
+      certificate['assumptions'] = [one for one in certificate['assumptions'] if "issuer's own did it" not in one]
+      certificate['statement'] = certificate['statement'].partition(" The clients' updates came from a program")[0]
+
+    made.reseal(own_updates, silenced)
+    _check(own_updates, 'assumptions: it says', capsys)
 
   @pytest.mark.parametrize('name', ['layers', 'shapes', 'leaves_clients'])
   def test_an_entry_more(self, name, certified, capsys):

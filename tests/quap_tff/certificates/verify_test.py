@@ -30,11 +30,12 @@ _ALONE = (
 _STATEMENTS = {
   'certified': ('In integers, with a trusted server', f'that the run took place.\n{_ALONE}'),
   'held': ('If each secure sum opens for all clients', f'simulated by one operator, who had all keys.\n{_ALONE}'),
+  'own_updates': ('In integers, with a trusted server', f'its own client and from releases alone.\n{_ALONE}'),
 }
 
 
 class TestAnswers:
-  @pytest.mark.parametrize('name', ['certified', 'held'])
+  @pytest.mark.parametrize('name', _STATEMENTS)
   def test_valid(self, name, request, capsys):
     path = request.getfixturevalue(name)
     before = _snapshot(path)
