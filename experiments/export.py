@@ -68,20 +68,20 @@ _UNSTATED, _OF_OWN = 'not stated', 'a model of its own'
 def main(argv: list[str]) -> int:
   """Exports the run that the flags in `argv[1:]` describe; returns the exit status."""
   rest = command_line.parse(_FLAGS, argv, __doc__, known_only=True)
-  given = experiment_flags.read_flags([argv[0], *rest])
-  run = experiment_flags.checked_run(given)
+  run = experiment_flags.checked_run(experiment_flags.read_flags([argv[0], *rest]))
   output, clients = _OUTPUT.value, _CLIENTS.value
   if output is None or os.path.lexists(output):
     raise ValueError(f'--output must be a new folder, found {output}.')
   if run.publication.output_dir is not None:
     raise ValueError('--output_dir: nothing is trained here. Leave it out; --output names the folder of the bundle.')
+  federation: Optional[Federation]
   if _WEIGHTS.value is None:
     federation = _export_training(run, output)
   else:
-    _check_trains_nothing(given)
+    _check_trains_nothing(experiment_flags.names_in(argv))
     federation = _export_updates(run, output, read_weights(_WEIGHTS.value), reads_data=clients is not None)
   print(f'{output} holds the run. quap_tff.Bundle({output!r}) plays it.', file=sys.stderr)
-  if clients is not None:
+  if clients is not None and federation is not None:
     content = files.npz(examples_of(federation))
     with files.replacing(clients) as unfinished, files.new_private(unfinished) as f:
       f.write(content)
@@ -130,7 +130,7 @@ def _export_updates(
 
 
 def _check_trains_nothing(given: Collection[str]) -> None:
-  """Raises `ValueError` for a flag of local training that was given."""
+  """Raises `ValueError` for a flag of local training on the command line. Those of a preset have no effect."""
   of_training = {field.name for field in dataclasses.fields(run_choices.LocalTraining)}
   for name in given:
     if name in of_training:

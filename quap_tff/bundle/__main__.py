@@ -68,7 +68,8 @@ def _run(arguments: argparse.Namespace) -> dict[str, Any]:
       tf.config.threading.set_inter_op_parallelism_threads(threads)
   simulation.check_types(bundle, clients)
   server = simulation.simulate(bundle, clients, num_rounds=arguments.rounds, num_threads=threads, say=say)
-  summary = simulation.keep(bundle, server, arguments.output, test, arguments.signing_key)
+  evaluate = simulation.evaluation(bundle, test)
+  summary = simulation.keep(bundle, server, arguments.output, evaluate, arguments.signing_key)
   reason = summary.get('no_certificate')
   say(f'{arguments.output} holds what came out.' + (f' There is no certificate. {reason}' if reason else ''))
   return summary

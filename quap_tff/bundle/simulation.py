@@ -20,6 +20,9 @@ from quap_tff.certificates.folders import folder as folders
 from quap_tff.common import files
 from quap_tff.serving import server as servers
 
+# From weights to their accuracy, and perhaps their loss, by name.
+Evaluate = Callable[[Any], Mapping[str, float]]
+
 SUMMARY = 'summary.json'
 
 
@@ -91,9 +94,15 @@ def simulate(
   return server
 
 
-def _tested(found: Mapping[str, Any]) -> dict[str, Optional[float]]:
-  """Loss and accuracy for the summary; None for a loss that is not finite, which JSON does not have."""
-  return {f'test_{name}': found[name] if math.isfinite(found[name]) else None for name in ('accuracy', 'loss')}
+def evaluation(bundle: player.Bundle, test: Optional[tuple[Any, Any]]) -> Optional[Evaluate]:
+  """Tests weights on examples and labels, by the bundle; None if there are none."""
+  return (lambda weights: bundle.evaluate(weights, *test)) if test is not None else None
+
+
+def _tested(found: Mapping[str, float]) -> dict[str, Optional[float]]:
+  """Accuracy and loss for the summary; None for a loss that is not finite, which JSON does not have."""
+  known = {name: found[name] for name in ('accuracy', 'loss') if name in found}
+  return {f'test_{name}': value if math.isfinite(value) else None for name, value in known.items()}
 
 
 def check_types(bundle: player.Bundle, clients: Mapping[int, bundle_engine.Examples]) -> None:
@@ -114,7 +123,7 @@ def keep(
   bundle: player.Bundle,
   server: servers.Server,
   folder: str,
-  test: Optional[tuple[Any, Any]] = None,
+  evaluate: Optional[Evaluate] = None,
   signing_key: Optional[str] = None,
   *,
   secure_sum: str = '',
@@ -129,7 +138,7 @@ def keep(
     bundle: The run.
     server: Its server, after the last round.
     folder: The folder; it is made if it is not there.
-    test: Examples and labels that no client holds.
+    evaluate: Tests weights on examples that no client holds.
     signing_key: File with an Ed25519 private key (PEM), or None.
     secure_sum: The protocol that summed what clients sent, see `certificates.About`.
     cohorts: Where the cohorts came from, if not as the bundle states.
@@ -145,14 +154,14 @@ def keep(
   plan, ledger, planned, weights = server.plan, server.ledger, bundle.rounds.cohorts, server.weights
   trainable = [np.asarray(tensor) for tensor in weights.trainable]
   summary: dict[str, Any] = {'rounds': server.done, 'planned_rounds': len(planned)}
-  if test is not None:
-    summary.update(_tested(bundle.evaluate(weights, *test)))
+  if evaluate is not None:
+    summary.update(_tested(evaluate(weights)))
   if plan is not None and ledger is not None:
     summary.update(server.report(planned).as_dict())
     if plan.mechanism.facts.is_certified:
       about = dataclasses.replace(
         bundle.about,
-        tests=int(test is not None and server.done > 0),
+        tests=int(evaluate is not None and server.done > 0),
         test_accuracy=summary.get('test_accuracy'),
         date=datetime.date.today().isoformat(),
         secure_sum=secure_sum,

@@ -51,6 +51,7 @@ def statement(plan: run_account.RunAccount, epsilon: np.ndarray) -> str:
   config, slack = mechanism.config, plan.slack
   known = rounding.up(secret_coins.epsilon_if_known(mechanism, slack), 6)
   own = ' Each client has a bound of its own, in mechanism.json, which is at most this ε.' if config.own_epsilon else ''
+  own_updates = sentences.own_updates(plan)
   most, words = rounding.up(float(epsilon.max()), 6), sentences.OF_TRUST[config.trust]
   return (
     f'In integers, with {words.against}, cohorts that are drawn by coins of public rates and stay secret, public '
@@ -64,7 +65,7 @@ def statement(plan: run_account.RunAccount, epsilon: np.ndarray) -> str:
     f'this secrecy. Against those who learn the coins, ε ≤ {known} is left (zero-out). Given ideal random bits, the '
     f'statement holds for the integers that were computed, and ε includes {rounding.up(slack.epsilon, 3)} for '
     'rounding. With the bits of ChaCha20, of the coins and of the noise, it holds computationally. Timing is not '
-    'covered. The folder is consistent with such a run. Nothing in it proves that the run took place.'
+    f'covered. The folder is consistent with such a run. Nothing in it proves that the run took place.{own_updates}'
   )
 
 

@@ -309,7 +309,6 @@ def statement(figures: Figures) -> str:
   changed = f' Its rounds were run in {stretches} stretches by other code, other versions or other machines.'
   held = figures.plan.held
   secure_sum = f' {OF_SECURE_SUM[figures.about.secure_sum].in_statement}' if held is not None else ''
-  own_updates = f' {_OWN_UPDATES}' if figures.plan.own_updates else ''
   given = f'If {held.config.sums_condition}: in' if held is not None else 'In'
   cohorts = 'public cohorts and constants'
   if figures.stayed_away:
@@ -328,8 +327,13 @@ def statement(figures: Figures) -> str:
     f'Amplification by sampling is not counted. {spent}{bounds} Given ideal random bits, this holds for the integers '
     f'that were computed, and ε includes {rounding.up(figures.plan.slack.epsilon, 3)} for rounding. With the bits of '
     'ChaCha20 it holds computationally. Timing is not covered. The folder is consistent with such a run. Nothing in it '
-    f'proves that the run took place.{own_updates}{secure_sum}{changed if stretches > 1 else ""}'
+    f'proves that the run took place.{own_updates(figures.plan)}{secure_sum}{changed if stretches > 1 else ""}'
   )
+
+
+def own_updates(plan: run_account.RunAccount) -> str:
+  """The part of a statement on updates that a program of the issuer's own has computed; '' if there are none."""
+  return f' {_OWN_UPDATES}' if plan.own_updates else ''
 
 
 def own_bounds(config: guarantee.GuaranteeConfig) -> list[tuple[float, int]]:
@@ -523,6 +527,7 @@ def common_assumptions(plan: run_account.RunAccount, about: abouts.About) -> lis
   own_bounds = []
   if config.own_epsilon:
     own_bounds.append('The bound that a client has chosen for itself is public, and does not depend on its data.')
+  own_bounds_and_inputs = own_bounds + (inputs or [_FEATURES])
   covers = 'The statement is about this run alone. Every other run on the same clients, for tuning or for comparison, '
   covers += 'adds to what they spend.'
   if config.spent_before is not None:
@@ -534,8 +539,7 @@ def common_assumptions(plan: run_account.RunAccount, about: abouts.About) -> lis
     f"Each client's part of a sum is bounded, and a client without data adds zero. {clipping(plan)}",
     "Constants and hyper-parameters are public. It is assumed that their choice does not depend on clients' data. "
     f'{stated(about.tuning)}',
-    *own_bounds,
-    *(inputs or [_FEATURES]),
+    *own_bounds_and_inputs,
     f"The test set is public and contains no client's data. {stated(about.test_set)}",
     *assumptions_before(config),
     'Running times depend on how much data clients have. They are outside the guarantee, and so is an observer who '

@@ -3,7 +3,8 @@ r"""The files that a run over Flower needs on its machines.
     python -m quap_tff.flower operator FOLDER                 on the server: the operator's key, and its public half
     python -m quap_tff.flower enrol NODE --clients=0-24       on a node: its keys, and the file for the server
     python -m quap_tff.flower node NODE --superlink=… --root-certificates=… --operator=… --bundle=… --data=…
-                                                              runs a node
+                                                              runs a node; --train=module:function in place of --data
+                                                              trains by a program of its own
     python -m quap_tff.flower app APP --bundle=… --enrolment=… --operator=… --output=…
                                                               on the server: what `flwr run` takes
     python -m quap_tff.flower server APP --superlink=… --root-certificates=… --secret=…
@@ -31,7 +32,7 @@ operators = lazy.module('quap_tff.flower.operators')
 server_program = lazy.module('quap_tff.flower.server_program')
 node_program = lazy.module('quap_tff.flower.node_program')
 
-_OF_NODE = ('folder', 'bundle', 'data', 'operator', 'enrolment')
+_OF_NODE = ('folder', 'bundle', 'data', 'train', 'train_seconds', 'operator', 'enrolment')
 _OF_APP = ('bundle', 'enrolment', 'operator', 'output')
 # The code is installed on each machine, so that no server decides what runs there: this package names it.
 _APP = """[project]
@@ -74,7 +75,14 @@ def main(argv: Sequence[str]) -> int:
   node.add_argument('--root-certificates', required=True, help='certificate of who signed that of the SuperLink (PEM)')
   node.add_argument('--operator', required=True, help="file with the operator's public key (PEM)")
   node.add_argument('--bundle', required=True, help='folder of the bundle')
-  node.add_argument('--data', required=True, help='data of its clients: an .npz file, or module:function')
+  source = node.add_mutually_exclusive_group(required=True)
+  source.add_argument('--data', help='data of its clients: an .npz file, or module:function')
+  source.add_argument(
+    '--train', help='for a bundle that takes updates: module:function, from (weights, client, round_num) to new weights'
+  )
+  node.add_argument(
+    '--train-seconds', type=float, help='how long the training of one client may take in a round (default: 60)'
+  )
   node.add_argument(
     '--enrolment', default='', help='folder with the enrolment.json of all nodes, where clients hold the noise'
   )
@@ -83,6 +91,9 @@ def main(argv: Sequence[str]) -> int:
   server.add_argument('--superlink', required=True, help='address of the SuperLink, HOST:PORT')
   server.add_argument('--root-certificates', required=True, help='certificate of who signed that of the SuperLink')
   server.add_argument('--secret', required=True, help='file that the SuperLink has as --superexec-auth-secret-file')
+  server.add_argument(
+    '--evaluate', default='', help='module:function, from weights to the accuracy on public test data, in [0, 1]'
+  )
   app = commands.add_parser('app', help='makes the folder that `flwr run` takes')
   app.add_argument('folder', metavar='APP', help='new folder')
   for name, what in (
@@ -105,10 +116,9 @@ def main(argv: Sequence[str]) -> int:
       print(f'{arguments.folder} holds the keys of the node. Give the server {arguments.folder}/{enrolment.CARD}.')
       return 0
     if arguments.command == 'node':
-      node_config = {
-        'clients': enrolment.clients_text(arguments.folder),
-        **{n: getattr(arguments, n) for n in _OF_NODE},
-      }
+      given = {name: getattr(arguments, name) for name in _OF_NODE}
+      node_config = {name: value for name, value in given.items() if value is not None}
+      node_config['clients'] = enrolment.clients_text(arguments.folder)
       node_program.main(
         node_config,
         [
@@ -119,7 +129,9 @@ def main(argv: Sequence[str]) -> int:
       )
       return 0
     if arguments.command == 'server':
-      server_program.main(arguments.folder, arguments.superlink, arguments.root_certificates, arguments.secret)
+      server_program.main(
+        arguments.folder, arguments.superlink, arguments.root_certificates, arguments.secret, arguments.evaluate
+      )
       return 0
     if os.path.lexists(arguments.folder):
       raise ValueError(f'{arguments.folder} already exists: give a new folder.')

@@ -9,7 +9,7 @@ import functools
 import importlib
 import logging
 import os
-from typing import Any
+from typing import Any, NamedTuple, Optional
 
 from flwr.app import RecordDict
 import numpy as np
@@ -21,11 +21,28 @@ from quap_tff.flower import enrolment
 from quap_tff.flower import messages
 from quap_tff.flower import notes
 from quap_tff.flower import operators
+from quap_tff.flower import own_program
 from quap_tff.mechanisms.held import guard
 
 _LOG = logging.getLogger('flwr')
 # In a node's folder: what is wrong with clients' data, by client. It stays with the node.
 PRIVATE_LOG = 'private.log'
+
+
+# How long a client's training may take in a round.
+TRAIN_SECONDS = 60.0
+
+
+class _Brought(NamedTuple):
+  """What a client brings to a round.
+
+  Attributes:
+    examples: Its examples, or its update; [] for none.
+    problem: Why there are none, if that is somebody's fault.
+  """
+
+  examples: bundle_engine.Examples
+  problem: str = ''
 
 
 class Node:
@@ -46,6 +63,7 @@ class Node:
     folder: str,
     operator: str,
     enrolled: str = '',
+    train: Optional[own_program.OwnFunction] = None,
   ):
     """Reads the keys.
 
@@ -55,6 +73,7 @@ class Node:
       folder: The node's folder, with its keys. It keeps what the node was asked.
       operator: The file with the public key of the operator.
       enrolled: The folder with the cards of all nodes, for a run in which clients hold the noise.
+      train: Gives a client's new weights, for a bundle that takes updates. Its clients have no examples here.
 
     Raises:
       ValueError: If there is no folder, or no key of the operator; or clients hold the noise, and there is no secret,
@@ -67,6 +86,7 @@ class Node:
       )
     self.bundle, self.examples, self.folder, self.enrolment = bundle, examples, folder, enrolled
     self.holds_noise = bundle.plan is not None and bundle.plan.holds_noise
+    self._train = train
     self._operator = operators.public_key(operator)
     self._secret = enrolment.secret_of(folder) if self.holds_noise else None
     if self.holds_noise:
@@ -87,38 +107,41 @@ class Node:
     Args:
       config: `bundle`, a folder. `data`, an .npz file as `experiments.export --clients` writes it, or
         `module:function`, a function from this configuration and a client's id to the examples of this client.
-        `clients`, such as 0-24, those who are at this node (default: all in the file). `folder`, from `python -m
-        quap_tff.flower enrol`. `operator`, the file with the operator's public key. `enrolment`, the folder with the
-        cards of all nodes, for a run in which clients hold the noise.
+        `train` in place of `data`, for a bundle that takes updates: `module:function`, a function from weights, a
+        client's id and a round to the client's new weights; `train_seconds`, how long it may take. `clients`, such as
+        0-24, those who are at this node (default: all in the file). `folder`, from `python -m quap_tff.flower enrol`.
+        `operator`, the file with the operator's public key. `enrolment`, the folder with the cards of all nodes, for a
+        run in which clients hold the noise.
 
     Raises:
       ValueError: If something is missing or wrong; the message says what to do.
     """
-    for name in ('bundle', 'data', 'folder', 'operator'):
-      if name not in config:
-        raise ValueError(f'The node has no {name}. Start it with --node-config \'{name}="…"\'.')
-    bundle, data = player.Bundle(str(config['bundle'])), str(config['data'])
+    for name in ('bundle', 'folder', 'operator'):
+      _check_given(name, config)
+    bundle = player.Bundle(str(config['bundle']))
+    _check_source(bundle, config)
     clients = enrolment.clients_of(str(config['clients'])).tolist() if 'clients' in config else None
-    unread: dict[int, str] = {}
-    if data.endswith('.npz'):
-      found = simulation.read_clients(data)[0]
-      # Who is at a node must not follow from data: a client without examples adds zero.
-      examples = {client: found.get(client, []) for client in (found if clients is None else clients)}
+    train, unread = None, dict[int, str]()
+    if bundle.takes_updates:
+      examples: dict[int, bundle_engine.Examples] = dict.fromkeys(_needed(clients), [])
+      train = own_program.OwnFunction(str(config['train']), float(config.get('train_seconds', TRAIN_SECONDS)))
     else:
-      if clients is None:
-        raise ValueError('The node has no clients. Start it with --node-config \'clients="…"\', such as 0-24.')
-      module, _, function = data.partition(':')
-      read, examples = getattr(importlib.import_module(module), function), {}
-      for client in clients:
-        examples[client] = []
-        try:
-          examples[client] = read(config, client)
-        except Exception as error:  # It is anybody's, and one client must not keep the others out.
-          unread[client] = f'{type(error).__name__}: {error}'
-    node = cls(bundle, examples, str(config['folder']), str(config['operator']), str(config.get('enrolment', '')))
+      examples, unread = _read(config, clients)
+    folder, operator, enrolled = (str(config.get(name, '')) for name in ('folder', 'operator', 'enrolment'))
+    try:
+      node = cls(bundle, examples, folder, operator, enrolled, train)
+    except BaseException:
+      if train is not None:
+        train.close()
+      raise
     for client, problem in unread.items():
       node.note(f'The reader failed: client {client} adds zero. {problem}')
     return node
+
+  def close(self) -> None:
+    """Ends the program that trains, if there is one."""
+    if self._train is not None:
+      self._train.close()
 
   def admit(self, content: RecordDict) -> messages.Heading:
     """The heading of a message that the operator has signed, of a round that goes on from the last one.
@@ -147,7 +170,8 @@ class Node:
     answers = self._guarded(history, clients) if self.holds_noise else None
     total, round_num = self.bundle.zero(), history[-1].round_num
     for client in clients:
-      total = self.bundle.add(total, self._attempt(f'Round {round_num}', client, message, answers))
+      brought = self._brought(client, round_num, message)
+      total = self.bundle.add(total, self._attempt(f'Round {round_num}', client, brought, message, answers))
     return messages.Answer(round_num, total, np.array(clients, np.int64))
 
   def check_clients(self) -> None:
@@ -156,10 +180,10 @@ class Node:
     message = bundle.prepare(bundle.initialize())
     silence = guard.silence(guard.PublicPlan.of(bundle.plan), 1) if self.holds_noise else None
     for client, examples in self.examples.items():
-      if isinstance(examples, list) and not examples:
+      if self._train is None and isinstance(examples, list) and not examples:
         self.note(f'At the start: client {client} has no examples, and adds zero.')
       else:
-        self._attempt('At the start', client, message, {client: silence})
+        self._attempt('At the start', client, self._brought(client, 1, message), message, {client: silence})
 
   def note(self, line: str) -> None:
     """Adds a line to `PRIVATE_LOG` in the node's folder: what may tell of clients' data, and is for its owner alone."""
@@ -174,10 +198,21 @@ class Node:
     self.note(f'{type(error).__name__}: {error}')
     _LOG.error('This node failed: %s says why.', self._path(PRIVATE_LOG))
 
-  def _attempt(self, when: str, client: int, message: Any, answers: Any) -> player.Sums:
+  def _brought(self, client: int, round_num: int, message: Any) -> _Brought:
+    """What a client brings to a round: its examples, or the update of its training; nothing, and why, if that fails."""
+    if self._train is None:
+      return _Brought(self.examples[client])
+    try:
+      trained = self._train(self.bundle.sent_weights(message), client, round_num)
+      return _Brought(self.bundle.update_of(message, trained))
+    except ValueError as error:  # Of the function, or of what it gave.
+      return _Brought([], f'{self._train.name} failed. {error}')
+
+  def _attempt(self, when: str, client: int, brought: _Brought, message: Any, answers: Any) -> player.Sums:
     """The values that a client sends; a note says if it adds zero."""
-    data = bundle_engine.client_data(self.bundle, client, self.examples[client], answers=answers)
+    data = bundle_engine.client_data(self.bundle, client, brought.examples, answers=answers)
     sums, problem = self.bundle.attempt(data, message)
+    problem = brought.problem or problem
     if problem:
       self.note(f'{when}: client {client} adds zero. {problem}')
     return sums
@@ -192,3 +227,55 @@ class Node:
       return {one.client_id: one.answer_at(chain) for one in guards}
     except ValueError as error:  # These follow from what was announced alone.
       raise messages.RefusedRoundError(str(error)) from None
+
+
+def _check_given(name: str, config: Mapping[str, Any]) -> None:
+  if name not in config:
+    raise ValueError(f'The node has no {name}. Start it with --node-config \'{name}="…"\'.')
+
+
+def _check_source(bundle: player.Bundle, config: Mapping[str, Any]) -> None:
+  """Raises `ValueError` unless the node has data, or trains, as the bundle needs it."""
+  if bundle.takes_updates and 'train' not in config:
+    raise ValueError(
+      'Clients of this bundle bring their updates, and this node has no function that trains them. Start it with '
+      '--train=module:function.'
+    )
+  if bundle.takes_updates and 'data' in config:
+    raise ValueError(
+      'Clients of this bundle bring their updates, which --train computes: it reads the data itself. Leave --data out.'
+    )
+  if not bundle.takes_updates and 'train' in config:
+    raise ValueError(
+      'Clients train in this bundle, on --data. For --train, export a bundle that takes updates: python -m '
+      'experiments.export --weights=….'
+    )
+  if not bundle.takes_updates:
+    _check_given('data', config)
+
+
+def _needed(clients: Optional[list[int]]) -> list[int]:
+  """The clients; raises `ValueError` if nobody has said who they are."""
+  if clients is None:
+    raise ValueError('The node has no clients. Start it with --node-config \'clients="…"\', such as 0-24.')
+  return clients
+
+
+def _read(
+  config: Mapping[str, Any], clients: Optional[list[int]]
+) -> tuple[dict[int, bundle_engine.Examples], dict[int, str]]:
+  """The examples of each client, and why those of some cannot be read."""
+  data, unread = str(config['data']), dict[int, str]()
+  if data.endswith('.npz'):
+    found = simulation.read_clients(data)[0]
+    # Who is at a node must not follow from data: a client without examples adds zero.
+    return {client: found.get(client, []) for client in (found if clients is None else clients)}, unread
+  module, _, function = data.partition(':')
+  examples: dict[int, bundle_engine.Examples] = dict.fromkeys(_needed(clients), [])
+  read = getattr(importlib.import_module(module), function)
+  for client in examples:
+    try:
+      examples[client] = read(config, client)
+    except Exception as error:  # It is anybody's, and one client must not keep the others out.
+      unread[client] = f'{type(error).__name__}: {error}'
+  return examples, unread

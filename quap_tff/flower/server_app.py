@@ -6,7 +6,7 @@ Its configuration is in the folder that `python -m quap_tff.flower app` makes:
     enrolment     folder with the JSON file of each node, see `enrolment`
     operator      folder with the operator's key, which signs each message to a node, see `operators`
     output        folder of the run; if it has a state, the run goes on from there
-    test          an .npz file with x_test and y_test, for the accuracy; '' for none
+    test          an .npz file with x_test and y_test, for the accuracy; '' for none, or with `evaluate_by`
     signing-key   file with an Ed25519 private key (PEM) to sign the certificate with; '' for none
     seconds       how long a round waits for answers, and a server for nodes; 0 for what a round takes, see `Patience`
     quorum        share of the planned clients without whom a round does not begin; with a trusted server, it is tried
@@ -24,7 +24,7 @@ from collections.abc import Mapping
 import logging
 import os
 import time
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 from flwr.app import Context
 from flwr.app.exception import AppExitException
@@ -37,6 +37,7 @@ from quap_tff.bundle import player
 from quap_tff.bundle import simulation
 from quap_tff.flower import enrolment
 from quap_tff.flower import operators
+from quap_tff.flower import own_program
 from quap_tff.flower import server_run
 from quap_tff.flower import sums
 from quap_tff.flower.secure_sum import server as secure_sum
@@ -48,6 +49,16 @@ _SECONDS_BETWEEN_LOOKS = 1.0
 _NOBODY = np.zeros(0, np.int64)
 
 app = ServerApp()
+
+
+# By whom the weights are tested, if not by the bundle, see `evaluate_by`.
+_evaluate: Optional[own_program.OwnFunction] = None
+
+
+def evaluate_by(function: own_program.OwnFunction) -> None:
+  """Tests the weights of runs by this function from now on."""
+  global _evaluate
+  _evaluate = function
 
 
 class StoppedError(AppExitException):
@@ -139,13 +150,34 @@ def _play_to_the_end(grid: Grid, config: Mapping[str, Any]) -> None:
   run.check_is_new()
   key = operators.private_key(str(config['operator']))
   protocol = secure_sum.SECURE if run.holds_noise else sums.TRUSTED
-  test = simulation.read_clients(str(config['test']))[1] if config['test'] else None
+  evaluate = evaluation(run.bundle, str(config['test']))
+  if evaluate is not None:
+    evaluate(run.server.weights)  # Nobody should train in vain.
   play(run, operators.SigningGrid(grid, key), config, protocol)
-  summary = run.write_run(test, str(config['signing-key']) or None, protocol.name)
+  summary = run.write_run(evaluate, str(config['signing-key']) or None, protocol.name)
   trained = sum(len(came) > 0 for _, came in run.rounds)
   _LOG.info('Somebody came in %d of %d rounds. The run is in %s.', trained, len(run.cohorts), config['output'])
   if summary.get('no_certificate'):
     _LOG.warning('The run has no certificate. %s', summary['no_certificate'])
+
+
+def evaluation(bundle: player.Bundle, test: str) -> Optional[simulation.Evaluate]:
+  """Tests weights on examples of a file, or by the operator's own function; None if there is neither."""
+  function = _evaluate
+  if function is None:
+    examples = simulation.read_clients(test)[1] if test else None
+    return simulation.evaluation(bundle, examples)
+  if test:
+    raise ValueError(f'Both the file {test} and {function.name} are to test the weights. Leave one of the two out.')
+
+  def evaluate(weights: Any) -> dict[str, float]:
+    result = function([np.asarray(one) for one in weights.trainable])
+    found = result[0] if len(result) == 1 else np.zeros(0)
+    if found.shape or found.dtype.kind != 'f' or not 0 <= found <= 1:
+      raise ValueError(f'{function.name} must give the accuracy of weights, a number in [0, 1], found {found}.')
+    return {'accuracy': float(found)}
+
+  return evaluate
 
 
 def play(run: server_run.ServerRun, grid: Grid, config: Mapping[str, Any], protocol: sums.Sum) -> None:

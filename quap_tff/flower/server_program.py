@@ -23,15 +23,17 @@ from flwr.supercore.tls import validate_and_resolve_root_certificates
 
 from quap_tff.flower import forks
 from quap_tff.flower import operators
+from quap_tff.flower import own_program
 from quap_tff.flower import server_app
 
 # Its package has a function of this name.
 run_serverapp: Any = importlib.import_module('flwr.superlink.runtime.run_serverapp')
+_EVALUATE_SECONDS = 600.0
 # What `flwr run --run-config` may change.
 OF_ANYBODY = ('seconds', 'quorum')
 
 
-def main(folder: str, superlink: str, root_certificates: str, secret_file: str) -> None:
+def main(folder: str, superlink: str, root_certificates: str, secret_file: str, evaluate: str = '') -> None:
   """Plays the run of a folder whenever it is started at the SuperLink, until this program is stopped.
 
   Args:
@@ -39,14 +41,17 @@ def main(folder: str, superlink: str, root_certificates: str, secret_file: str) 
     superlink: Address of the SuperLink, HOST:PORT.
     root_certificates: Certificate of who signed that of the SuperLink (PEM).
     secret_file: The file that was given to `flower-superlink --superexec-auth-secret-file`.
+    evaluate: `module:function`, a function from weights to their accuracy on public test data; '' for none.
 
   Raises:
-    ValueError: If the folder is none, or has no key.
+    ValueError: If the folder is none, or has no key, or the function cannot be imported.
     OSError: If a file cannot be read.
   """
   operators.private_key(str(config_of(folder)['operator']))
   with open(secret_file, 'rb') as f:
     secret = f.read()
+  if evaluate:
+    server_app.evaluate_by(own_program.OwnFunction(evaluate, _EVALUATE_SECONDS))
   run_serverapp.install_from_fab = lambda *_, **__: None
   run_serverapp.get_project_config = lambda _: {'tool': {'flwr': {'app': {'components': {'serverapp': ''}}}}}
   run_serverapp.get_fused_config_from_dir = lambda _, told: config_of(folder, told)

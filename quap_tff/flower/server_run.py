@@ -181,12 +181,12 @@ class ServerRun:
     simulation.check_has_no_result(self._folder)
 
   def write_run(
-    self, test: Optional[Any], signing_key: Optional[str] = None, secure_sum: str = ''
+    self, evaluate: Optional[simulation.Evaluate], signing_key: Optional[str] = None, secure_sum: str = ''
   ) -> Mapping[str, Any]:
     """Writes what comes out of the run, with its certificate. Returns the summary.
 
     Args:
-      test: Examples and labels that no client holds, or None.
+      evaluate: Tests weights on examples that no client holds, or None.
       signing_key: File with an Ed25519 private key (PEM), or None.
       secure_sum: The protocol that summed what clients sent, see `certificates.About`.
     """
@@ -195,7 +195,7 @@ class ServerRun:
       self.bundle,
       self.server,
       self._folder,
-      test,
+      evaluate,
       signing_key,
       secure_sum=secure_sum,
       cohorts='' if plan is None or plan.schedule else _CONNECTED,

@@ -28,6 +28,25 @@ def test_exports_and_plays(tmp_path, monkeypatch, capsys):
   assert names['ledger'].num_rounds == 3 and 'Formal ε of the released model' in capsys.readouterr().out
 
 
+def test_clients_bring_updates_of_a_program_of_their_own(tmp_path):
+  plan = quap_tff.Plan.certified(examples.guarantee(), examples.SCHEDULE)
+  with quap_tff.runtime.activate():
+    quap_tff.export(plan, tmp_path / 'bundle', weights=[np.zeros([3, 2], np.float32)])
+  bundle = quap_tff.Bundle(tmp_path / 'bundle')
+  message = bundle.prepare(bundle.initialize())
+  names = dict(bundle=bundle, message=message, client=2)
+  names['train'] = lambda weights, client: [weights[0] - np.float32(client)]
+  exec(BLOCKS[4], names)
+  np.testing.assert_array_equal(names['data']['update'][0], np.full([3, 2], 2, np.float32))
+  assert not bundle.attempt(names['data'], message).problem
+
+
+def test_the_example_in_another_framework_is_the_file():
+  """`tests/quap_tff/flower/example_test.py` runs it."""
+  assert BLOCKS[5] == (PAGE.parent / 'own_clients' / 'digits_torch.py').read_text(encoding='utf-8')
+  assert len(BLOCKS[5].splitlines()) <= 60
+
+
 def test_a_node_reads_the_data_of_its_own_clients_alone(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   (tmp_path / 'records').mkdir()

@@ -67,6 +67,18 @@ def test_asking_again_draws_nobody_else_and_weights_are_those_of_the_plan(engine
   assert all(weight == np.float32(engine.plan.config.planned_weights[client]) for client, weight in asked.items())
 
 
+def test_updates_of_a_program_of_its_own_are_in_the_statement(engine, tmp_path):
+  plan = quap_tff.certified(num_clients=6, epsilon=3.0, delta=1e-5, rates=_RATES, num_rounds=_ROUNDS)
+  weights = [np.zeros([8, 3], np.float32)]
+  with quap_tff.Server.of(plan.build_update_process(weights), tmp_path / 'run') as run:
+    while not run.is_over:
+      run.play({client: [(np.full([8, 3], 0.1, np.float32),)] for client in run.ask()})
+    path = run.certify(**_ABOUT)
+  verdict = certificates.verify(path)
+  assert not verdict.problems and "came from a program of the issuer's own" in verdict.statement
+  assert np.all(run.weights.trainable[0] != 0)
+
+
 def test_those_who_were_not_drawn_are_refused_and_a_cohort_is_not_taken(engine):
   run = quap_tff.Server.of(engine)
   strangers = sorted({*range(6)} - set(run.ask()))

@@ -39,7 +39,7 @@ class Bundle(player.Bundle):
     self.plan = plans.Plan.certified(config, [list(range(num_clients))] * rounds)
     self.digest, self._modulus, self.worked = 'ab' * 32, modulus, []
 
-  data_type = {'fields': [[name, None] for name in ('client_id', 'examples', 'answer')]}
+  data_type = {'fields': [[name, None] for name in ('client_id', 'answer', 'examples')]}
   message_type = {'dtype': 'float32', 'shape': [2]}
   sums_types = player.Sums({'fields': [['ids', _INT64()]]}, {'fields': [[None, _INT64(*SHAPE)], [None, _INT64()]]})
 
