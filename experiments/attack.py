@@ -120,7 +120,9 @@ def _membership_settings() -> MembershipSettings:
       f'--parts=membership: there is no study of membership for dataset {_FLAGS.dataset!r}. Use one of '
       f'{", ".join(_MEMBERSHIP)}, or --parts=inversion.'
     )
-  chosen = dict(membership_study.MNIST if _FLAGS.dataset == 'mnist' else {})
+  chosen = {}
+  if _FLAGS.dataset == 'mnist':
+    chosen.update(membership_study.MNIST)
   if _MEMBERSHIP_MODELS.value is not None:
     chosen['models'] = _MEMBERSHIP_MODELS.value
   return membership_study.MembershipSettings(**chosen, data_dir=_FLAGS.data_dir, seed=_FLAGS.seed)

@@ -146,7 +146,10 @@ def _print_table(title: str, rows: Iterable[turns.Row]) -> list[turns.Row]:
   for row in rows:
     if not result:
       print(f'\n{title}\n{_table_line(row)}', flush=True)
-    print(_table_line(f'{value:.4g}' if isinstance(value, float) else value for value in row.values()), flush=True)
+    cells = []
+    for value in row.values():
+      cells.append(f'{value:.4g}' if isinstance(value, float) else value)
+    print(_table_line(cells), flush=True)
     result.append(row)
   return result
 

@@ -84,7 +84,9 @@ def main(argv: list[str]) -> int:
     log_rows(_NUM_CLIENTS.value, _ROUNDS.value, _MEAN_COHORT_SIZE.value, _SEED.value)
   )
   content = text.getvalue().encode()
-  files.write(_OUTPUT.value, gzip.compress(content, mtime=0) if _OUTPUT.value.endswith('.gz') else content)
+  if _OUTPUT.value.endswith('.gz'):
+    content = gzip.compress(content, mtime=0)
+  files.write(_OUTPUT.value, content)
   print(f'{_OUTPUT.value}: {_ROUNDS.value} rounds of up to {_NUM_CLIENTS.value} devices.')
   return 0
 

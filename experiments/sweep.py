@@ -189,8 +189,10 @@ def _summarize(
     command += [f'--parallel={parallel}'] if parallel > 1 else []
     said.append(f'To go on: {shlex.join(command)}')
   status = command_line.FAILED if failed else 0
+  if interrupted:
+    status = command_line.INTERRUPTED
   result = _result(folder, runs, done, failed, interrupted, seconds)
-  return SweepOutcome(command_line.INTERRUPTED if interrupted else status, said, result)
+  return SweepOutcome(status, said, result)
 
 
 def _result(

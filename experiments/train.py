@@ -99,7 +99,8 @@ def _train(run: 'Run', callbacks: Sequence['Callback']) -> int:
   publication = run.publication
   with contextlib.ExitStack() as stack:
     progress.say(publication.progress, f'Reading {run.flags["dataset"]} …')
-    experiment = setup.from_run(run, _show_reading if sys.stderr.isatty() else None)
+    show = _show_reading if sys.stderr.isatty() else None
+    experiment = setup.from_run(run, show)
     certifying.check_before(experiment)
     stack.enter_context(runtime.activate(experiment.runtime))
     progress.say(publication.progress, f'Building {experiment.model} and the round …')
@@ -224,7 +225,8 @@ def _was_finished(summary: json_types.JsonView, path: str) -> int:
 
 
 def _show_reading(done: int, total: int) -> None:
-  print(f'\rreading data {done}/{total}', end='\n' if done == total else '', file=sys.stderr, flush=True)
+  end = '\n' if done == total else ''
+  print(f'\rreading data {done}/{total}', end=end, file=sys.stderr, flush=True)
 
 
 if __name__ == '__main__':

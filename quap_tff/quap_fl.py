@@ -125,7 +125,9 @@ def round_budget(config: QuapConfig, t: int, rates: np.ndarray) -> float:
   if config.budget.round_rule == 'cohort_mean_rate':
     return float(client_budgets(config, t, np.mean(rates)))  # (8)
   budgets = client_budgets(config, t, rates)
-  return float(np.min(budgets) if config.budget.round_rule == 'cohort_min' else np.mean(budgets))
+  if config.budget.round_rule == 'cohort_min':
+    return float(np.min(budgets))
+  return float(np.mean(budgets))
 
 
 def next_clipping_norm(config: QuapConfig, clip: float, norms: Sequence[float]) -> float:
@@ -142,7 +144,8 @@ def noise_stddev(config: QuapConfig, budgets: np.ndarray, budget: float, clip: f
   if config.noise.placement == 'none' or math.isinf(clip):
     return 0.0
   by_client = config.noise.placement == 'client' or config.budget.round_rule == 'each_own'
-  multipliers = [noise_multiplier(config, epsilon) for epsilon in (budgets if by_client else np.array([budget]))]
+  noised = budgets if by_client else np.array([budget])
+  multipliers = [noise_multiplier(config, epsilon) for epsilon in noised]
   return math.hypot(*multipliers) * clip / len(budgets)
 
 

@@ -147,11 +147,12 @@ class WithDropout(base.ParticipationModel):
     sampler = samplers.CohortSampler(reason='no amplification is proven for cohorts from which clients drop out')
     if drawn.sampler.rates is not None and dropout.is_independent:
       sampler = samplers.CohortSampler('bernoulli', rates=drawn.sampler.rates * (1 - dropout.rates))
+    mean_left = None if mean is None else mean * float(1 - dropout.rates.mean())
     super().__init__(
       drawn.population,
       lambda round_num: np.setdiff1d(drawn.cohort(round_num), self.absent(round_num), assume_unique=True),
       sampler=sampler,
-      mean_cohort_size=None if mean is None else mean * float(1 - dropout.rates.mean()),
+      mean_cohort_size=mean_left,
     )
 
   def absent(self, round_num: int) -> np.ndarray:

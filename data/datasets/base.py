@@ -163,12 +163,13 @@ class Pool:
     for client_rows in rows:
       clients.append(examples_of(client_rows))
       request.progress(len(clients), len(rows))
+    auxiliary = examples_of(helpers) if len(helpers) else None
     return federation.Federation(
       num_classes=self.num_classes,
       client_ids=client_ids,
       clients=clients,
       test=self._examples(self.test_x, self.test_y),
-      auxiliary=examples_of(helpers) if len(helpers) else None,
+      auxiliary=auxiliary,
       **{'name': request.name, **facts},
     )
 
@@ -213,8 +214,11 @@ class Pool:
       pool = dataclasses.replace(self, test_x=self.train_x[tested], test_y=self.train_y[tested])
       facts['test_set'] = f'{len(tested):,} examples of {len(testers):,} other clients, who take part in no round.'
     has_names = names.dtype.kind == 'U'
-    ids = tuple(str(names[i]) if has_names else f'{prefix}_{names[i]:04d}' for i in chosen)
-    return pool._federation(request, [rows[i] for i in chosen], ids, together(helpers), **facts)
+    client_ids = []
+    for i in chosen:
+      named = str(names[i]) if has_names else f'{prefix}_{names[i]:04d}'
+      client_ids.append(named)
+    return pool._federation(request, [rows[i] for i in chosen], tuple(client_ids), together(helpers), **facts)
 
 
 def _held_out(request: Request, num_examples: int) -> tuple[np.ndarray, np.ndarray]:

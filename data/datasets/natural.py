@@ -68,11 +68,12 @@ def _on_demand(
 ) -> federation.Federation:
   """A federation whose clients are read from the file each time they take part; `examples` reads those of some."""
   ids = division.clients
+  auxiliary = examples(division.helpers) if division.helpers else None
   return federation.Federation(
     name=request.name,
     client_ids=ids,
     clients=federation.OnDemand(len(ids), lambda i: examples([ids[i]]), digest),
-    auxiliary=examples(division.helpers) if division.helpers else None,
+    auxiliary=auxiliary,
     **fields,
   )
 
@@ -368,7 +369,8 @@ def examples_of_speeches(speeches: Iterable[bytes], length: int) -> federation.E
     padded = np.full(-(-len(tokens) // (length + 1)) * (length + 1), PADDING, np.int32)
     padded[: len(tokens)] = tokens
     rows.append(padded.reshape(-1, length + 1))
-  return _labelled(np.concatenate(rows) if rows else np.zeros([0, length + 1], np.int32))
+  sentences = np.concatenate(rows) if rows else np.zeros([0, length + 1], np.int32)
+  return _labelled(sentences)
 
 
 class Vocabulary:

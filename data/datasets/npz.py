@@ -127,7 +127,8 @@ class Npz(base.Dataset):
     pool = base.Pool(x, y, test_x, test_y, white, self._num_classes(path, labels, test_y))
     if owners is None:
       return pool.dealt(request, **facts)
-    return pool.owned(request, owners, 'client', 0.0 if 'x_test' in arrays else self.test_share, **facts)
+    test_share = 0.0 if 'x_test' in arrays else self.test_share
+    return pool.owned(request, owners, 'client', test_share, **facts)
 
   def _check_names(self, path: str, arrays: Mapping[str, np.ndarray]) -> None:
     with np.load(path, allow_pickle=False) as kept:

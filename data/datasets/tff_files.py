@@ -86,12 +86,10 @@ def check_splits(path: str, splits: Sequence[str]) -> None:
       for table, columns in _TABLES.items():
         known_columns = {row[1] for row in connection.execute(f'PRAGMA table_info({table})')}
         if not columns <= known_columns:
-          raise reading.DataFileError(
-            f'{path} is the wrong file: {expected}, found '
-            + (
-              f'table {table!r} without {sorted(columns - known_columns)}.' if known_columns else f'no table {table!r}.'
-            )
-          )
+          found = f'no table {table!r}'
+          if known_columns:
+            found = f'table {table!r} without {sorted(columns - known_columns)}'
+          raise reading.DataFileError(f'{path} is the wrong file: {expected}, found {found}.')
       names = [row[0] for row in connection.execute('SELECT DISTINCT split_name FROM client_metadata')]
       if not set(splits) <= set(names):
         raise reading.DataFileError(f'{path} is the wrong file: {expected}, found the splits {sorted(names)}.')

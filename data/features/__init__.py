@@ -48,11 +48,12 @@ def map_federation(
   rows = store.compute(features, [examples.x for examples in everyone], progress)
   found = [federation_lib.Examples(x, examples.y) for x, examples in zip(rows, everyone)]
   count = federation.num_clients
+  mapped_auxiliary = found[-1] if auxiliary else None
   return dataclasses.replace(
     federation,
     clients=tuple(found[:count]),
     test=found[count],
-    auxiliary=found[-1] if auxiliary else None,
+    auxiliary=mapped_auxiliary,
     features=registry.format_spec(spec.partition(':')[0], features),
     public_data=features.public_data(),
   )

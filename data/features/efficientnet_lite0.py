@@ -168,7 +168,8 @@ def build(tensors: dict[str, np.ndarray]) -> tf.keras.Model:
   numbers = iter(range(100))
   for blocks, size, stride, expansion, channels in _STAGES:
     for index in range(blocks):
-      x = block(x, f'_blocks.{next(numbers)}', size, 1 if index else stride, expansion, channels)
+      own_stride = 1 if index else stride
+      x = block(x, f'_blocks.{next(numbers)}', size, own_stride, expansion, channels)
   x = layers.GlobalAveragePooling2D(name='pool')(normalised(convolved(x, '_conv_head', _TOP), '_bn1'))
   logits = added(x, layers.Dense(_CLASSES, name='logits'), tensors['_fc.weight'].T, tensors['_fc.bias'])
   return tf.keras.Model(images, logits, name='efficientnet_lite0')

@@ -243,4 +243,5 @@ def _assembled(
     x = layers.Resizing(*takes[:2], name='resized')(x)
   names = ['scores', 'features'][-len(cut.outputs) :]
   outputs = [layers.Activation('linear', dtype='float32', name=n)(y) for n, y in zip(names, tf.nest.flatten(cut(x)))]
-  return tf.keras.Model(images, outputs if len(outputs) > 1 else outputs[0], name='extractor')
+  several = outputs if len(outputs) > 1 else outputs[0]
+  return tf.keras.Model(images, several, name='extractor')

@@ -260,7 +260,9 @@ def _spent(
   if account.real is not None:
     spent['real_epsilon'] = epsilon = float(account.real[clients].max())
     mu = tradeoff.mu_at_most(epsilon, delta) if epsilon > 0 else 0.0
-    spent['auc_bound'], tpr_bound = roc.gaussian_bound(mu if level == 'client' else 2 * mu)
+    if level != 'client':
+      mu *= 2
+    spent['auc_bound'], tpr_bound = roc.gaussian_bound(mu)
     spent['tpr_at_1pct_bound'] = tpr_bound[0.01]
   return spent
 
@@ -330,7 +332,8 @@ def _groups_figure(rows: Sequence[json_types.JsonView]) -> tuple[plots.Draw, tup
       for place, method in enumerate(names):
         for index, group in enumerate(shadow_models.GROUPS):
           row = by_key[method, level, attack, group]
-          _point(axes, row, place + 0.22 * (index - 1), index, label=None if place else group)
+          label = None if place else group
+          _point(axes, row, place + 0.22 * (index - 1), index, label)
       axes.axhline(0.5, color='grey', linewidth=0.9)
       if any(row['auc_bound'] is not None for row in rows):
         axes.plot([], [], color='black', linewidth=1.2, label='a dash: allowed by the account')

@@ -29,8 +29,9 @@ class StudyResult(NamedTuple):
   def write_files(self, folder: str) -> dict[str, bytes]:
     """Writes the table and the pictures into a folder, which is made if need be. Returns the pictures by name."""
     os.makedirs(folder, exist_ok=True)
+    headings = list(self.rows[0]) if self.rows else []
     with open(os.path.join(folder, f'{self.name}.csv'), 'w', newline='', encoding='utf-8') as f:
-      writer = csv.DictWriter(f, list(self.rows[0]) if self.rows else [], lineterminator='\n')
+      writer = csv.DictWriter(f, headings, lineterminator='\n')
       writer.writeheader()
       writer.writerows(self.rows)
     pictures = dict(self.pictures())

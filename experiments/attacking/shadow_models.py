@@ -198,7 +198,8 @@ def account_of(
     ledger.append(plan.record(output, cohort))
     state = output.state
   report = plan.report(ledger)
-  return MembershipAccount(report.nominal_epsilon, report.formal.epsilon if plan.protection.model_protected else None)
+  real = report.formal.epsilon if plan.protection.model_protected else None
+  return MembershipAccount(report.nominal_epsilon, real)
 
 
 def planned_epsilon(experiment: setup.Experiment, schedule: Sequence[np.ndarray]) -> float:

@@ -180,7 +180,8 @@ def filled(text: str, first: str = '', later: str = '', end: str = '') -> list[s
     for piece in pieces:
       glue = ' ' if piece is pieces[0] and line.strip() and line not in (first, later) else ''
       if len(line) + len(glue) + len(piece) + len(end) > _COLUMNS and line not in (first, later):
-        lines.append(line + (end if piece is pieces[0] else ''))
+        ending = end if piece is pieces[0] else ''
+        lines.append(line + ending)
         line, glue = later, ''
       line += glue + piece
   return [*lines, line]

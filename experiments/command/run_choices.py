@@ -38,7 +38,8 @@ class Epochs(NamedTuple):
     """Reads a number, such as 3, or a range, such as 1..5."""
     fewest, dots, most = str(written).partition('..')
     try:
-      epochs = cls(checks.parsed_number(fewest, int), checks.parsed_number(most, int) if dots else None)
+      upper = checks.parsed_number(most, int) if dots else None
+      epochs = cls(checks.parsed_number(fewest, int), upper)
     except ValueError:
       raise ValueError(
         f'--local_epochs must be a number, such as 3, or a range, such as 1..5, found {written!r}.'

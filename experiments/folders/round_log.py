@@ -59,7 +59,8 @@ class RoundLog:
     if new:
       _, rows = self._read(round_num - 1)
       self._columns = [*self._columns, *new]
-      files.write(self._path, _text([self._columns, *([*one, *('' for _ in new)] for one in rows)]))
+      blank = [''] * len(new)
+      files.write(self._path, _text([self._columns, *([*one, *blank] for one in rows)]))
     with open(self._path, 'a', newline='', encoding='utf-8') as f:
       f.write(_text([[row.get(name, '') for name in self._columns]]))
 

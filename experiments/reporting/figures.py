@@ -266,7 +266,8 @@ def lines(points: Sequence[Point], xlabel: str, ylabel: str, log: bool = False) 
     axes, look = figure.subplots(), looks(points)
     for label in labels:
       _draw_line(axes, [point for point in points if point.label == label], capsize=3, **look[label])
-    axes.set(xlabel=xlabel, ylabel=ylabel, xscale='log' if log else 'linear')
+    xscale = 'log' if log else 'linear'
+    axes.set(xlabel=xlabel, ylabel=ylabel, xscale=xscale)
     plots.within_percent(axes.yaxis)
     plots.widen(axes.xaxis, 0.05)
     axes.minorticks_off()

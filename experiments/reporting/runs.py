@@ -211,7 +211,8 @@ def load_run(path: str) -> tuple[Optional[RunFolder], list[LeftOut]]:
   def read(name: str, reader: Callable[[str], Any], otherwise: Any, expected: bool) -> Any:
     file = os.path.join(path, name)
     if not os.path.exists(file):
-      left_out.extend([LeftOut(file, 'is missing; the report does without it')] if expected else [])
+      if expected:
+        left_out.append(LeftOut(file, 'is missing; the report does without it'))
       return otherwise
     try:
       return reader(file)

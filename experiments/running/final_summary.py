@@ -274,8 +274,9 @@ def guarantee(summary: json_types.JsonView) -> str:
   is_all = formal['covers'] == protections.RELEASED_MODEL
   subject = 'released model is' if is_all else 'weights are'
   rounds = '' if formal.get('reading') is None else f', over all {summary["planned_rounds"]} planned rounds'
+  condition = ', if the noise were ideal' if is_ideal else ''
   said = (
-    f'Guarantee{", if the noise were ideal" if is_ideal else ""}: the {subject} differentially private with '
+    f'Guarantee{condition}: the {subject} differentially private with '
     f'{_bound(exact)} at δ = {rounding.up(formal["delta"])} for each client and all of its data{rounds}.'
   )
   if summary.get('trust') == 'secure_sum':

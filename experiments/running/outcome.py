@@ -65,7 +65,8 @@ class Outcome:
   def report(self) -> plans.Report:
     """The statements about the run: of one that ended before its last planned round, the bound of its plan."""
     is_stopped = self.round_num < self.experiment.run.schedule.rounds
-    return self.experiment.plan.report(self.ledger, self.experiment.schedule if is_stopped else None)
+    schedule = self.experiment.schedule if is_stopped else None
+    return self.experiment.plan.report(self.ledger, schedule)
 
   @functools.cached_property
   def summary(self) -> json_types.JsonObject:

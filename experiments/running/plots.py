@@ -104,7 +104,8 @@ def plain_log(axis: Union[XAxis, YAxis]) -> None:
   axis.axes.set(**{f'{axis.axis_name}scale': 'log'})
   low, high = axis.get_view_interval()
   log = ticker.LogLocator(subs=(1, 2, 5), numticks=12)
-  axis.set_major_locator(log if high > 10 * low else ticker.MaxNLocator(6, steps=[1, 2, 5, 10]))
+  locator = log if high > 10 * low else ticker.MaxNLocator(6, steps=[1, 2, 5, 10])
+  axis.set_major_locator(locator)
   axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: _short(value)))
   axis.set_minor_locator(ticker.NullLocator())
 
@@ -154,7 +155,10 @@ def read_metrics(path: str) -> dict[str, np.ndarray]:
   with open(path, newline='', encoding='utf-8') as f:
     rows: list[dict[str, str]] = list(csv.DictReader(f))
   columns = rows[0].keys() if rows else ()
-  return {name: np.array([float(row[name] or 'nan') for row in rows]) for name in columns}
+  values = {}
+  for name in columns:
+    values[name] = np.array([float(row[name] or 'nan') for row in rows])
+  return values
 
 
 def plot_run(metrics: Mapping[str, np.ndarray], plot_path: str, title: str) -> None:

@@ -177,13 +177,12 @@ def client_accuracies(
   federation = experiment.federation
   test, classes = federation.test, federation.num_classes
   has_label = test.y >= 0
-  hits = np.concatenate(
-    [
-      # A batch at a time: the scores of all places of all sequences would fill the memory.
-      np.argmax(model.predict_on_batch(test.x[rows]), axis=-1) == test.y[rows]
-      for rows in (slice(i, i + _PREDICTION_BATCH) for i in range(0, len(test), _PREDICTION_BATCH))
-    ]
-  )[has_label]
+  hits_of_batches = []
+  # A batch at a time: the scores of all places of all sequences would fill the memory.
+  for begin in range(0, len(test), _PREDICTION_BATCH):
+    rows = slice(begin, begin + _PREDICTION_BATCH)
+    hits_of_batches.append(np.argmax(model.predict_on_batch(test.x[rows]), axis=-1) == test.y[rows])
+  hits = np.concatenate(hits_of_batches)[has_label]
   labels = test.y[has_label]
   totals = np.bincount(labels, minlength=classes)
   accuracies = np.bincount(labels, hits, classes) / np.maximum(totals, 1)

@@ -120,7 +120,8 @@ class Child:
     with open(self._log, 'rb') as f:
       f.seek(max(self._log_began, f.seek(0, os.SEEK_END) - _BYTES_OF_LOG_READ))
       lines = [line.strip() for line in f.read().decode(errors='replace').splitlines() if line.strip()]
-    said = next((line for line in reversed(lines) if 'Error: ' in line), lines[-1] if lines else 'it printed nothing')
+    last = lines[-1] if lines else 'it printed nothing'
+    said = next((line for line in reversed(lines) if 'Error: ' in line), last)
     code = self.exitcode
     if code == command_line.INTERRUPTED:
       return 'interrupted, but not by the sweep'

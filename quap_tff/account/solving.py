@@ -73,11 +73,14 @@ def solve(
     )
   of_client = _Rounds(rounds, every, rounds_after, correlation)
   norm = of_client.norm() if is_correlated else 1.0
+  of_one_round = None if noise_multiplier is None else noise_multiplier / norm
+  # Correlated noise is that of one round with this norm.
+  counted_rounds = 1 if is_correlated else rounds
   solution = accountants.solve(
     epsilon=epsilon,
     delta=delta,
-    noise_multiplier=None if noise_multiplier is None else noise_multiplier / norm,
-    rounds=1 if is_correlated else rounds,
+    noise_multiplier=of_one_round,
+    rounds=counted_rounds,
     sampling_rate=sampling_rate,
     accountant=accountant,
   )

@@ -85,7 +85,8 @@ class Population:
 
   def round_rng(self, round_num: int) -> np.random.Generator:
     """The generator of one round's draw."""
-    return rng_lib.generator(self.seed if self.cohort_seed is None else self.cohort_seed, 'cohort', round_num)
+    seed = self.seed if self.cohort_seed is None else self.cohort_seed
+    return rng_lib.generator(seed, 'cohort', round_num)
 
 
 class ParticipationModel:

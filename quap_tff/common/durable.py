@@ -295,7 +295,8 @@ class _Store:
 
   def __init__(self, folder: Optional[str]):
     self._is_users = folder is None
-    self.folder = os.path.realpath(counters_folder() if folder is None else folder)
+    chosen = counters_folder() if folder is None else folder
+    self.folder = os.path.realpath(chosen)
     for path in (self.folder, *(os.path.join(self.folder, name) for name in (_STATES, _PLACES, _HEIRS))):
       if not os.path.isdir(path):
         self._make(path)
@@ -341,8 +342,9 @@ class _Log:
     is_new = not os.path.lexists(path)
     self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     self._close = weakref.finalize(self, os.close, self._file)
+    patience = 0 if waits else fcntl.LOCK_NB
     try:
-      fcntl.flock(self._file, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+      fcntl.flock(self._file, fcntl.LOCK_EX | patience)
       if is_new:
         _sync_folder(path)
       content = b''.join(iter(lambda: os.read(self._file, 1 << 16), b''))

@@ -80,8 +80,9 @@ def new_folder(path: str) -> Iterator[str]:
 
 def write(path: str, content: Union[str, bytes]) -> None:
   """Writes a file whole; text is UTF-8."""
+  encoded = content.encode() if isinstance(content, str) else content
   with replacing(path) as unfinished, open(unfinished, 'wb') as f:
-    f.write(content.encode() if isinstance(content, str) else content)
+    f.write(encoded)
 
 
 def write_sealed(path: str, content: bytes) -> None:

@@ -120,7 +120,8 @@ def decoded(config: _T, values: json_types.JsonView) -> _T:
           changes[field.name] = field.metadata[_KEY].value(values[field.name])
         except ValueError as error:
           text = str(error)
-          raise ValueError(text if f'--{field.name}' in text else f'--{field.name}: {text}') from error
+          named = text if f'--{field.name}' in text else f'--{field.name}: {text}'
+          raise ValueError(named) from error
     elif dataclasses.is_dataclass(nested := getattr(config, field.name)) and flags_of(nested):
       changes[field.name] = decoded(nested, values)
   return dataclasses.replace(config, **changes)

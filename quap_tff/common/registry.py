@@ -179,7 +179,8 @@ def value_of(config: Choice, *registries: Registry) -> json_types.Json:
       value = getattr(config, field.name)
       if value is not None or checks.IN_KEYS_IF_GIVEN not in field.metadata:
         part = _part_of(value, registries)
-        found.update(part if checks.KEYS_IN_PLACE in field.metadata else {field.name: part})
+        keys = part if checks.KEYS_IN_PLACE in field.metadata else {field.name: part}
+        found.update(keys)
     return found
   return list(config) if isinstance(config, tuple) else config
 

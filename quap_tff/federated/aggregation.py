@@ -167,7 +167,8 @@ class AggregationFactory(tff.aggregators.WeightedAggregationFactory):
       clip: array_types.Structure,
     ) -> list[tf.Tensor]:
       parts = dict(zip(waiting, tf.nest.flatten(part)))
-      summands = rounds.contribution(parts, own_report, message, clip if rounds.clips_by_this_round else None)
+      own_clip = clip if rounds.clips_by_this_round else None
+      summands = rounds.contribution(parts, own_report, message, own_clip)
       return [tf.cast(one, rounds.sum_dtype or one.dtype) for one in summands]
 
     summands_type = contribute.type_signature.result

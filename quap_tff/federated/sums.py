@@ -108,9 +108,10 @@ def summed_by_id(reports: tff.Value, num_clients: int) -> tff.Value:
   def select_present(summed: array_types.Structure) -> array_types.Structure:
     places = tf.repeat(tf.range(num_clients + 1, dtype=tf.int64), summed['client_id'])
     ids = tf.where(places < num_clients, places, -1)
-    return collections.OrderedDict(
-      (name, ids if name == 'client_id' else tf.gather(summed[name], places)) for name in summed
-    )
+    present = collections.OrderedDict()
+    for name in summed:
+      present[name] = ids if name == 'client_id' else tf.gather(summed[name], places)
+    return present
 
   return tff.federated_map(select_present, total)
 

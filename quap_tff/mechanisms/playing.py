@@ -44,7 +44,8 @@ def play_round(
   """
   clients = []
   for update, fields in zip(updates, own):
-    clients.append((list(update), fields if isinstance(fields, dict) else {'client_id': fields}))
+    own_fields = fields if isinstance(fields, dict) else {'client_id': fields}
+    clients.append((list(update), own_fields))
   count = len(clients)
   if not clients:
     # Somebody with an update of zeros shows which reports there would be. Nothing of it is counted.

@@ -157,7 +157,9 @@ def round_indices(
 def _random_part(seed: tf.Tensor, size: int, count: int, taken: Optional[tf.Tensor] = None) -> tf.Tensor:
   """int32[count], distinct, uniformly random among those that are not `taken` (float[size], 1 for taken)."""
   keys = tf.random.stateless_uniform([size], seed)
-  return tf.math.top_k(keys if taken is None else keys - 2.0 * taken, count).indices
+  if taken is not None:
+    keys -= 2.0 * taken
+  return tf.math.top_k(keys, count).indices
 
 
 class SparseState(NamedTuple):

@@ -52,8 +52,10 @@ class ByParticipation(choices.Rates):
 
   def rule(self, flags: dict[str, float]) -> weight_rules.ParticipationWeights:
     """The rule. `flags` are --alpha and --beta."""
+    if self.follows_flags:
+      return weight_rules.ParticipationWeights(**flags)
     parameters = {name: value for name, value in registry.parameter_values(self).items() if value is not None}
-    return weight_rules.ParticipationWeights(**(flags if self.follows_flags else parameters))
+    return weight_rules.ParticipationWeights(**parameters)
 
 
 _TRUSTS = (certified_configs.CertifiedConfig.trust, held_config.HeldConfig.trust)

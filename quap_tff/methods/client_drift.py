@@ -134,7 +134,8 @@ class ScaffoldMethod(_Extended):
 
   def _extension(self, mean_epochs: Optional[float]) -> heterogeneity.Scaffold:
     # With noise, a sum of the changes of the clients' controls would be a second release, and an exact one.
-    return heterogeneity.Scaffold(self.option, 'released' if self._is_noised else 'sum')
+    server_control = 'released' if self._is_noised else 'sum'
+    return heterogeneity.Scaffold(self.option, server_control)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,7 +195,8 @@ class FedVarpMethod(_Extended):
 
   def _extension(self, mean_epochs: Optional[float]) -> heterogeneity.FedVarp:
     if self.memory == 'auto':
-      return heterogeneity.FedVarp('released' if self._is_noised else 'clients')
+      memory = 'released' if self._is_noised else 'clients'
+      return heterogeneity.FedVarp(memory)
     if self.memory == 'clients' and self._is_noised:
       raise ValueError(
         f'fedvarp:base={self._base_name},memory=clients: the server would store single updates and use them again '

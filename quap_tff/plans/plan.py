@@ -180,9 +180,11 @@ class Plan(run_account.RunAccount):
     self.core.check_before_training()
     own = self.mechanism.server_parts(model_fn, self.model, server_optimizer)
     aggregator, server_optimizer = own if own is not None else (self._lifted(rate), server_optimizer)
+    if around is not None:
+      aggregator = around(aggregator)
     return learning_process.compose(
       model_fn,
-      aggregator if around is None else around(aggregator),
+      aggregator,
       client_optimizer,
       server_optimizer,
       client_work,

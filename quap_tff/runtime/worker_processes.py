@@ -56,7 +56,8 @@ class WorkerProcess:
   """
 
   def __init__(self) -> None:
-    with socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET) as s:
+    family = socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET
+    with socket.socket(family) as s:
       # The kernel names a free port. It is closed again for the worker, to which no socket can be handed.
       s.bind(('', 0))
       port = s.getsockname()[1]

@@ -343,7 +343,11 @@ def build_full_gradient(model: tff.learning.models.VariableModel) -> Callable[..
 
 def _plus(gradients: Sequence[Optional[tf.Tensor]], terms: Sequence[tf.Tensor]) -> tuple[tf.Tensor, ...]:
   """The sums, where a gradient of None is zero."""
-  return tuple(t if g is None else tf.convert_to_tensor(g) + t for g, t in zip(gradients, terms))
+
+  def plus(gradient: Optional[tf.Tensor], term: tf.Tensor) -> tf.Tensor:
+    return term if gradient is None else tf.convert_to_tensor(gradient) + term
+
+  return tuple(plus(gradient, term) for gradient, term in zip(gradients, terms))
 
 
 def _initial_optimizer_state(

@@ -99,7 +99,8 @@ def _traced(
   x_spec, y_spec = (model.input_spec['x'], model.input_spec['y']) if named else model.input_spec
 
   def forward_pass(x: array_types.Structure, y: tf.Tensor) -> tff.learning.models.BatchOutput:
-    return model.forward_pass(collections.OrderedDict(x=x, y=y) if named else (x, y), training=False)
+    batch = collections.OrderedDict(x=x, y=y) if named else (x, y)
+    return model.forward_pass(batch, training=False)
 
   @tf.function(input_signature=[x_spec, y_spec], autograph=model_functions.needs_autograph(model))
   def traced_batch(x: array_types.Structure, y: tf.Tensor) -> array_types.Structure:

@@ -290,8 +290,11 @@ def input_spec(input_shape: Sequence[int], of_sequences: bool = False) -> array_
 
   For sequences of tokens, it is `<x=int32[?, length], y=int32[?, length]>`. A label of -1 says that there is none.
   """
-  x = tf.TensorSpec((None, *input_shape), tf.int32 if of_sequences else tf.float32)
-  return collections.OrderedDict(x=x, y=x if of_sequences else tf.TensorSpec((None,), tf.int32))
+  if of_sequences:
+    tokens = tf.TensorSpec((None, *input_shape), tf.int32)
+    return collections.OrderedDict(x=tokens, y=tokens)
+  x = tf.TensorSpec((None, *input_shape), tf.float32)
+  return collections.OrderedDict(x=x, y=tf.TensorSpec((None,), tf.int32))
 
 
 def build_model_fn(

@@ -17,9 +17,9 @@ TOPS = ('quap_tff', 'data', 'experiments')
 
 MAXIMA = {
   # A comprehension or generator inside another one.
-  'nested comprehension': 7,
+  'nested comprehension': 4,
   # `a if b else c` inside an f-string, a comprehension or an argument.
-  'condition inside an expression': 123,
+  'condition inside an expression': 53,
   # `name = lambda …`, which `def` names better.
   'lambda with a name': 23,
   # More than two `*` or `**` in a list, tuple, set or dict.

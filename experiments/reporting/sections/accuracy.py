@@ -174,7 +174,8 @@ def at_scale(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
   ):
     title = f'1,000 clients, 50 a round: {what}'
     for block in against(groups, name, title, (), published.AT_SCALE_FLAGS, (), what, measure):
-      blocks.append(block._replace(name='at_scale') if isinstance(block, pages.Table) else block)
+      named = block._replace(name='at_scale') if isinstance(block, pages.Table) else block
+      blocks.append(named)
   return published.notes('at_scale', blocks)
 
 

@@ -320,7 +320,8 @@ def _by_accuracy(groups: Sequence[study.StudyGroup]) -> tuple[str, list[pages.Bl
 def _comparison(groups: Sequence[study.StudyGroup], names: Mapping[study.StudyGroup, str]) -> str:
   """Names the most accurate group, and says whether it is ahead of the best one of another method."""
   best, *others = _ranked(groups)
-  other = next((g for g in others if g.method != best.method), others[0] if others else None)
+  second = others[0] if others else None
+  other = next((g for g in others if g.method != best.method), second)
   if other is None:
     return f'{names[best]} reaches {_accuracy(best)}%'
   gain = study.minus(best, other)

@@ -179,11 +179,12 @@ class HeldConfig(guarantee.GuaranteeConfig):
     chosen = self._plan_for(releases, limits, decay, shares, has_margin=True)
     weights = chosen.weights.astype(np.float32)
     weights = np.where(weights > chosen.weights, np.nextafter(weights, np.float32(0)), weights)
+    divisor = chosen.divisor if self.divisor is None else self.divisor
     settled = dataclasses.replace(
       self.clipped(len(releases)),
       noise_multiplier=chosen.noise_multiplier,
       correlation=correlations.HeldNoise(float(decay)),
-      divisor=chosen.divisor if self.divisor is None else self.divisor,
+      divisor=divisor,
       num_rounds=len(releases),
       planned_weights=tuple(weights.tolist()),
       most_clients=max(map(len, checked)),
@@ -206,7 +207,8 @@ class HeldConfig(guarantee.GuaranteeConfig):
     cohorts = [cohort for cohort in cohorts if len(cohort)]
     members = np.unique(np.concatenate(cohorts))
     covariance = held_noise.covariance(cohorts, decay, self.dropout)
-    costs = _costs(cohorts, members, covariance, decay, self.dropout if has_margin else 0.0)
+    margin = self.dropout if has_margin else 0.0
+    costs = _costs(cohorts, members, covariance, decay, margin)
     ratios = np.sqrt(limits[members] / costs)  # w_i/s
     multiplier = float(1 / ratios.max())
     weights = np.zeros(self.num_clients)

@@ -238,9 +238,10 @@ class BufferedRounds(mechanism.Rounds):
     # Written so that 0·inf never appears: a clip rule without a norm has C = +inf.
     divisor = tf.maximum(tf.cast(count, tf.float32), 1.0)
     sigma = tf.where(noised, multiplier * tf.where(noised, clip, 0.0) / divisor, 0.0)
+    spent = epsilon if has_noise else tf.constant(math.inf)
     metrics = collections.OrderedDict(
       arrived.metrics,
-      epsilon=tf.where(releases, epsilon if has_noise else tf.constant(math.inf), 0.0),
+      epsilon=tf.where(releases, spent, 0.0),
       clipping_norm=clip,
       noise_multiplier=multiplier,
       sigma=sigma,

@@ -172,6 +172,7 @@ class QuapRounds(mechanism.Rounds):
     # Shares of clipped updates are of those that counted.
     finite = tf.reduce_sum(tf.cast(is_finite, tf.float32))
     clipped = tf.reduce_sum(tf.cast(tf.logical_and(is_finite, norms > clip), tf.float32))
+    spent = math.inf if config.noise.placement == 'none' else epsilon
     return mechanism.AdmittedRound(
       client_ids=client_ids,
       weights=config.shares(factor * epsilons),
@@ -189,7 +190,7 @@ class QuapRounds(mechanism.Rounds):
       metrics=collections.OrderedDict(
         round=round_num,
         cohort_size=size,
-        epsilon=tf.where(size > 0, math.inf if config.noise.placement == 'none' else epsilon, 0.0),
+        epsilon=tf.where(size > 0, spent, 0.0),
         clipping_norm=clip,
         noise_multiplier=multiplier,
         sigma=sigma,

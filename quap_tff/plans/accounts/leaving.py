@@ -48,8 +48,12 @@ def check_leaving(leaving: Sequence[Sequence[str]], plan: run_account.RunAccount
   if plan.holds_noise:
     shapes.append(())  # How many clients are in the sum.
   # Noised updates are integers.
-  expected = collections.Counter(f'[{",".join(map(str, shape))}]' if shape else '' for shape in shapes)
-  sums = collections.Counter(kind[5:] for _, _, kind in (secure if plan.holds_noise else leaving) if kind[:3] == 'int')
+  expected: collections.Counter[str] = collections.Counter()
+  for shape in shapes:
+    written = ','.join(map(str, shape))
+    expected[f'[{written}]' if shape else ''] += 1
+  summed = secure if plan.holds_noise else leaving
+  sums = collections.Counter(kind[5:] for _, _, kind in summed if kind[:3] == 'int')
   if expected - sums:
     raise ValueError(f'Of what clients send, {list(map(list, shapes))}, not all is among {leaving!r}.')
   if not plan.holds_noise:

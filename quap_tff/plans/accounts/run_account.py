@@ -332,7 +332,8 @@ class RunAccount(options_lib.PlanOptions):
     """
     if self.secret is not None:
       return [np.zeros(0, np.int64)] * self.secret.num_rounds
-    return list(self.schedule if self.attendance is None else self.attendance)
+    known = self.schedule if self.attendance is None else self.attendance
+    return list(known)
 
   @functools.cached_property
   def planned(self) -> list[guarantees.PlannedRound]:
@@ -456,7 +457,8 @@ class RunAccount(options_lib.PlanOptions):
     self, state: array_types.Structure, measurements: array_types.Structure, cohort: array_types.Ids
   ) -> accounting.RoundRecord:
     """The cost of a round, from the state and the measurements of the aggregation process itself; see `record`."""
-    self.check_round(int(measurements['round']) if 'round' in measurements else 1)
+    round_num = int(measurements['round']) if 'round' in measurements else 1
+    self.check_round(round_num)
     if self.secret is not None:
       # Neither state nor measurements say who came, so nothing is there to compare with.
       return self.secret.spent(state, measurements, checks.cohort(cohort, self.num_clients))
@@ -473,9 +475,10 @@ class RunAccount(options_lib.PlanOptions):
     """What the μ² of a ledger stand for. It goes along to the next run."""
     facts = self.mechanism.facts
     before = self.guarantee.config.spent_before if facts.is_certified else None
+    relation = protections.REPLACE_ONE if facts.trust == 'client' else protections.ZERO_OUT
     return protections.Conditions(
       trust=facts.trust,
-      relation=protections.REPLACE_ONE if facts.trust == 'client' else protections.ZERO_OUT,
+      relation=relation,
       covers=self.protection.covers,
       is_ideal=bool(facts.noise_note) or (before is not None and before.is_ideal),
       colluders=tuple(self.mu_squared_against),
@@ -577,11 +580,13 @@ class RunAccount(options_lib.PlanOptions):
     is_reading = self._came(ledger) or (cohorts is not None and ledger.num_rounds < len(cohorts))
     with_reading = is_reading and protection.model_protected
     planned = () if cohorts is None else cohorts
+    formal = self._with_reading(ledger, planned) if with_reading else self._formal(ledger)
+    epsilon, delta = (ledger.epsilon, ledger.delta) if nominal else (None, None)
     return reports.Report(
       protection=protection,
-      formal=self._with_reading(ledger, planned) if with_reading else self._formal(ledger),
-      nominal_epsilon=ledger.epsilon if nominal else None,
-      nominal_delta=ledger.delta if nominal else None,
+      formal=formal,
+      nominal_epsilon=epsilon,
+      nominal_delta=delta,
       trust=self.mechanism.facts.trust,
     )
 

@@ -50,8 +50,9 @@ def check_needs_no_schedule(
       'min_separation out: the noise is then chosen for the separation that is expected.'
     )
   if attendance is not None or colluders:
+    given = 'attendance' if attendance is not None else 'colluders'
     raise ValueError(
-      f'{"attendance" if attendance is not None else "colluders"} needs rounds whose clients are known before the run. '
+      f'{given} needs rounds whose clients are known before the run. '
       'Give a schedule, or leave it out: no ε against colluders is stated for cohorts as they come.'
     )
 

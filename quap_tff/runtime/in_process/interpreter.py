@@ -41,7 +41,8 @@ class InterpretedProgram:
 
       def root(bindings: streaming.Bindings) -> streaming.Value:
         def run(argument: streaming.Value) -> streaming.Value:
-          return body(bindings if name is None else {**bindings, name: argument})
+          own = bindings if name is None else {**bindings, name: argument}
+          return body(own)
 
         return run
 

@@ -124,7 +124,10 @@ def section_graph(proto: Proto, arguments: Sequence[str], results: Sequence[str]
   fetches = [name for name in dict.fromkeys(results) if name not in arguments]
   nodes = {node.name: node for node in graph_def.node}
   # What a session would not run must not run here: a function would run every op that has an effect.
-  kept = _needed(nodes, [_node_name(name) for name in fetches] + ([initialize] if initialize else []))
+  roots = [_node_name(name) for name in fetches]
+  if initialize:
+    roots.append(initialize)
+  kept = _needed(nodes, roots)
   for name in [node.name for node in graph_def.node if node.name not in kept]:
     del nodes[name]
   if initialize:

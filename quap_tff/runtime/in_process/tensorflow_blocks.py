@@ -79,7 +79,8 @@ def _make_variables(specs: Sequence[VariableSpec], device: str) -> list[tf.Varia
     for dtype, shape in specs:
       # Only the handle is used: the initialize op writes the value before anything reads it.
       sizes = [size or 0 for size in shape.as_list()] if shape.rank is not None else []
-      with tf.device(device if dtype in _GPU_VARIABLE_DTYPES else _CPU):
+      place = device if dtype in _GPU_VARIABLE_DTYPES else _CPU
+      with tf.device(place):
         initial = tf.fill(sizes, '') if dtype == tf.string else tf.zeros(sizes, dtype)
         variables.append(tf.Variable(initial, trainable=False, shape=shape, dtype=dtype))
   return variables
@@ -349,7 +350,8 @@ class Tracer:
     self.variables: list[VariableSpec] = []
 
   def call(self, section: TensorFlowBlock, argument: values.Value) -> values.Value:
-    return section.add_to_current_graph(None if argument is None else _in_graph(argument), self._new_handle)
+    in_graph = None if argument is None else _in_graph(argument)
+    return section.add_to_current_graph(in_graph, self._new_handle)
 
   def _new_handle(self, variable: VariableSpec) -> tf.Tensor:
     self.variables.append(variable)

@@ -64,6 +64,7 @@ def _own_words(cause: BaseException) -> str:
   lines = str(getattr(cause, 'message', None) or cause).splitlines()
   # The message itself follows the last line of the traceback.
   places = [i for i, line in enumerate(lines) if line.startswith('  File "')]
-  text = '\n'.join(lines[places[-1] + 1 :] if places else lines).strip()
+  own_lines = lines[places[-1] + 1 :] if places else lines
+  text = '\n'.join(own_lines).strip()
   assertion = _ASSERTION.search(text)
   return f'{assertion[1].rstrip(". ")} {assertion[2]}.' if assertion else _NODE.sub('', text)
