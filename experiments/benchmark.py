@@ -148,7 +148,8 @@ def _print_table(title: str, rows: Iterable[turns.Row]) -> list[turns.Row]:
       print(f'\n{title}\n{_table_line(row)}', flush=True)
     cells = []
     for value in row.values():
-      cells.append(f'{value:.4g}' if isinstance(value, float) else value)
+      cell = f'{value:.4g}' if isinstance(value, float) else value
+      cells.append(cell)
     print(_table_line(cells), flush=True)
     result.append(row)
   return result

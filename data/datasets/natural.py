@@ -140,6 +140,7 @@ class Femnist(_TffDataset):
 
     clients = [self._examples(path, [part]) for part in read(0, division.clients)]
     tests = self._examples(path, [part for split, ids in tested for part in read(split, ids)])
+    auxiliary = self._examples(path, list(read(0, division.helpers))) if division.helpers else None
     examples = f'{len(tests):,} examples'
     return federation.Federation(
       name=request.name,
@@ -147,7 +148,7 @@ class Femnist(_TffDataset):
       client_ids=division.clients,
       clients=clients,
       test=tests,
-      auxiliary=self._examples(path, list(read(0, division.helpers))) if division.helpers else None,
+      auxiliary=auxiliary,
       **_test_facts(division, examples, 'writers', held_back=examples),
     )
 

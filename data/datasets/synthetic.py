@@ -137,7 +137,8 @@ class Synthetic(base.Dataset):
     # People of their own, whatever the number of clients.
     helpers = math.ceil(request.auxiliary * num_clients)
     rng = rng_lib.generator(request.seed, 'auxiliary')
-    auxiliary = [drawn(rng, self.examples, 1) for _ in range(helpers)]
+    parts = [drawn(rng, self.examples, 1) for _ in range(helpers)]
+    auxiliary = federation.together(parts) if helpers else None
     source = f'{self}\0{request.seed}\0{num_clients}'
     return federation.Federation(
       name=request.name,
@@ -145,6 +146,6 @@ class Synthetic(base.Dataset):
       client_ids=federation.NumberedIds(num_clients),
       clients=federation.OnDemand(num_clients, read, hashlib.sha256(source.encode()).digest()),
       test=drawn(rng_lib.generator(request.seed, 'synthetic_test'), TEST_EXAMPLES, TEST_EXAMPLES),
-      auxiliary=federation.together(auxiliary) if helpers else None,
+      auxiliary=auxiliary,
       test_set=f'{TEST_EXAMPLES:,} examples that no client holds.',
     )

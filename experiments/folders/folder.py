@@ -1,6 +1,6 @@
 """The folder of a run, read only: its files, and whether a run may go on in it. `directory` writes it."""
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 import contextlib
 import json
 import os
@@ -157,12 +157,15 @@ def _check_can_go_on(path: str, run: json_types.JsonView, last_round: int, needs
       'start anew.'
     ) from None
   if needs_same_code and kept and kept[-1]['code'] != code():
-    named = lambda which: f'quap_tff {which["quap_tff"]} with the source digest {which["source_sha256"]}'
     raise RunDirectoryError(
       f'output_dir {path} cannot be continued: its round {last_round} was run by other code: by '
-      f'{named(kept[-1]["code"])}. This is {named(code())}. Continue the run with the code that began it. Or give '
+      f'{_named(kept[-1]["code"])}. This is {_named(code())}. Continue the run with the code that began it. Or give '
       '--allow_code_change: the run then goes on, and run.json says which code ran which rounds.'
     )
+
+
+def _named(which: Mapping[str, str]) -> str:
+  return f'quap_tff {which["quap_tff"]} with the source digest {which["source_sha256"]}'
 
 
 def read_secret(path: str) -> bytes:

@@ -72,6 +72,9 @@ class Outcome:
   def summary(self) -> json_types.JsonObject:
     """The content of summary.json and of the last line of standard output."""
     experiment = self.experiment
+    is_certified = experiment.plan.mechanism.facts.is_certified
+    share_of_ceiling = experiment.plan.share_of_ceiling if is_certified else None
+    output_dir = self.directory.path if self.directory is not None else None
     return final_summary.make(
       experiment.run,
       experiment.federation.num_clients,
@@ -82,6 +85,6 @@ class Outcome:
       date=self.date,
       interrupted=self.interrupted,
       seconds=self.seconds,
-      output_dir=self.directory.path if self.directory is not None else None,
-      share_of_ceiling=experiment.plan.share_of_ceiling if experiment.plan.mechanism.facts.is_certified else None,
+      output_dir=output_dir,
+      share_of_ceiling=share_of_ceiling,
     )

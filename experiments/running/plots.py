@@ -134,7 +134,10 @@ def within_percent(axis: Union[XAxis, YAxis]) -> None:
 def log_of_error(axis: YAxis, values: Sequence[float]) -> None:
   """Makes an axis of percentages, which has `values`, logarithmic in the distance to 100, with plain labels."""
   least, most = 0.1, 100.0  # Distances beyond them are drawn at them.
-  distance = lambda percent: np.clip(100 - np.asarray(percent, float), least, most)
+
+  def distance(percent: Union[float, np.ndarray]) -> np.ndarray:
+    return np.clip(100 - np.asarray(percent, float), least, most)
+
   axis.axes.set_yscale(
     'function', functions=(lambda percent: -np.log10(distance(percent)), lambda height: 100 - 10.0**-height)
   )
@@ -171,7 +174,10 @@ def plot_run(metrics: Mapping[str, np.ndarray], plot_path: str, title: str) -> N
 def panels_of(metrics: Mapping[str, np.ndarray]) -> list[Callable]:
   """Functions that draw the parts of a run that have a curve. A single value makes no curve, and neither do zeros."""
   finite = {name: values[np.isfinite(values)] for name, values in metrics.items()}
-  has = lambda name: name in metrics and len(finite[name]) > 1 and np.any(finite[name] != 0)
+
+  def has(name: str) -> bool:
+    return name in metrics and len(finite[name]) > 1 and bool(np.any(finite[name] != 0))
+
   shown = [panel for names, panel in _PANELS if any(map(has, names))]
   if has(SPENT) and not has('norm_p10') and np.ptp(finite.get('clipping_norm', np.zeros(1))) == 0:
     shown.remove(_clip)

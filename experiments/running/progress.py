@@ -127,8 +127,9 @@ class _Shown(Progress):
     if self._epsilon is not None:
       figures['ε'] = rounding.up_fixed(self._epsilon.of(row), 4)
     # Without clipping, or while no update has been finite, there is no clipping norm.
-    number = lambda value: f'{value:.3g}' if math.isfinite(value) else '-'
-    figures.update({symbol: number(row[name]) for symbol, name in _NOISE.items() if name in row})
+    for symbol, name in _NOISE.items():
+      if name in row:
+        figures[symbol] = f'{row[name]:.3g}' if math.isfinite(row[name]) else '-'
     return figures
 
 

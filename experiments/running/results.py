@@ -148,7 +148,11 @@ def _write_clients(outcome: outcomes.Outcome, path: str, model: tf.keras.Model) 
 
 def _cells(epsilons: np.ndarray) -> list[Union[float, str]]:
   """Cells of clients.csv: empty where a round without noise leaves a client without a finite ε."""
-  return ['' if math.isinf(epsilon) else epsilon for epsilon in epsilons]
+  cells: list[Union[float, str]] = []
+  for epsilon in epsilons:
+    cell = '' if math.isinf(epsilon) else epsilon
+    cells.append(cell)
+  return cells
 
 
 def spent_by_round(ledger: accounting.RunLedger, delta: float) -> np.ndarray:

@@ -175,8 +175,11 @@ class Plan(run_account.RunAccount):
     client_optimizer = client_optimizer if client_optimizer is not None else sgd(0.05)
     server_optimizer = server_optimizer if server_optimizer is not None else sgd(1.0)
     client_work = client_work if client_work is not None else client_update.ClientWorkConfig()
+
     # Looked up only if updates are divided by the learning rate: not every optimizer has one.
-    rate = lambda round_num: client_update.learning_rate_at(client_optimizer, client_work, round_num)
+    def rate(round_num: array_types.Array) -> array_types.Array:
+      return client_update.learning_rate_at(client_optimizer, client_work, round_num)
+
     self.core.check_before_training()
     own = self.mechanism.server_parts(model_fn, self.model, server_optimizer)
     aggregator, server_optimizer = own if own is not None else (self._lifted(rate), server_optimizer)

@@ -19,11 +19,11 @@ MAXIMA = {
   # A comprehension or generator inside another one.
   'nested comprehension': 4,
   # `a if b else c` inside an f-string, a comprehension or an argument.
-  'condition inside an expression': 53,
+  'condition inside an expression': 44,
   # `name = lambda …`, which `def` names better.
-  'lambda with a name': 23,
+  'lambda with a name': 17,
   # More than two `*` or `**` in a list, tuple, set or dict.
-  'literal of many unpackings': 3,
+  'literal of many unpackings': 2,
   # More than `MOST_PARAMETERS`, without self.
   'function of many parameters': 7,
 }

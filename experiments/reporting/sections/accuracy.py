@@ -193,7 +193,9 @@ def ablation(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
     is_documents = first.is_of_documents and first.scenario == 'heterogeneous' and first.has(dataset='mnist', epsilon=6)
     rows = []
     for parts in sorted(published.BY_PARTS):
-      method, cells = published.BY_PARTS[parts], dict(zip(names, ('yes' if part else 'no' for part in parts)))
+      method, cells = published.BY_PARTS[parts], {}
+      for name, part in zip(names, parts):
+        cells[name] = 'yes' if part else 'no'
       own = [g for g in family.groups if g.method == method]
       printed = published.find('ablation', method=method) if is_documents else None
       rows += study.beside(_WHAT, printed, own, method, cells)
@@ -342,10 +344,12 @@ def heterogeneity(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
     quap, fixed = accuracies.get('quap'), accuracies.get('fixed_dp')
     a = concentration(family.groups[0].setting['partition'])
     if quap is not None and fixed is not None:
+      is_known = family.dataset in published.DATASETS
+      printed = published.DIRICHLET_GAIN.get(a) if is_known else None
       rows.append(
         {
           'runs': family.title,
-          'document': published.DIRICHLET_GAIN.get(a) if family.dataset in published.DATASETS else None,
+          'document': printed,
           'QuAP-FL minus Fixed-DP (points)': pages.Quantity(quap.mean - fixed.mean),
         }
       )

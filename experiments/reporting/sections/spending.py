@@ -191,12 +191,14 @@ def budgets(groups: Sequence[study.StudyGroup]) -> list[pages.Block]:
   rows = []
   for rate, value in printed.items():
     near = ratios[np.abs(rates - rate) <= 0.05]
+    in_document = f'{value:.3f}' if is_printed else None
+    in_runs = f'{near.mean():.3f}' if len(near) else 'no such client'
     rows.append(
       {
         'participation rate': f'{rate:.1f}',
-        'document: as printed': f'{value:.3f}' if is_printed else None,
+        'document: as printed': in_document,
         'formula': f'{formula(rate):.3f}',
-        'measured': f'{near.mean():.3f}' if len(near) else 'no such client',
+        'measured': in_runs,
         'clients within 0.05': len(near),
       }
     )

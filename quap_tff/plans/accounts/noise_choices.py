@@ -82,9 +82,11 @@ def least_noise(
   Raises:
     ValueError: If nobody takes part, or ε or δ is out of range.
   """
-  spent = lambda z: spending.spending(
-    [mechanism.RoundRecord(ids, None, np.ones(len(ids)), z) for ids in cohorts], correlation, num_clients
-  ).mu_squared.max(initial=0.0)
+
+  def spent(z: float) -> float:
+    records = [mechanism.RoundRecord(ids, None, np.ones(len(ids)), z) for ids in cohorts]
+    return spending.spending(records, correlation, num_clients).mu_squared.max(initial=0.0)
+
   at_one = spent(1.0)
   if not at_one:
     raise ValueError('Nobody takes part, so there is no noise to choose.')
