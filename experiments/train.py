@@ -164,7 +164,9 @@ def _opening(experiment: 'Experiment', directory: Optional['RunDirectory']) -> I
   yield from _sentences(experiment.plan.protection)[1]
   if run.method.interpretation:
     yield run.method.interpretation
-  if run.method.clip_follows_rounds:
+  if run.by_rule:
+    yield _by_rule(experiment)
+  elif run.method.clip_follows_rounds:
     norm = experiment.plan.guarantee.clip.initial_norm
     yield (
       f'No clipping norm was given, so it is {norm:.4g}, by --rounds and '
@@ -184,6 +186,18 @@ def _opening(experiment: 'Experiment', directory: Optional['RunDirectory']) -> I
       f'--noise_seed={noise_seed} makes the noise reproducible: anyone who knows the seed can subtract it. '
       'For experiments only.'
     )
+
+
+def _by_rule(experiment: 'Experiment') -> str:
+  """The constants that the public rule chose."""
+  run = experiment.run
+  chosen = [f'--{name}={value}' for name, value in run.by_rule.items() if name != 'tuning']
+  if run.method.clip_follows_rounds:
+    chosen.append(f'a clipping norm of {experiment.plan.guarantee.clip.initial_norm:.4g}')
+  return (
+    f'Nobody gave these, so a public rule chose them, which looks at no data: {", ".join(chosen)}. See docs/usage.md, '
+    '"Choosing constants".'
+  )
 
 
 def _emulates_bfloat16(run: 'Run') -> bool:

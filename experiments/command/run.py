@@ -23,6 +23,7 @@ from data import features
 from data.cohorts import dropouts
 from data.cohorts import ParticipationChoice
 from data.cohorts import ParticipationModel
+from experiments.command import public_rule
 from experiments.command import run_choices
 from quap_tff import methods
 from quap_tff import plans
@@ -71,6 +72,7 @@ class Run:
     publication: The published model, and the files that are kept.
     runtime: Where TFF computations run.
     flags: Every flag as it was written, by name, those that the method does not use among them.
+    by_rule: The flags among these that nobody gave and that a public rule chose, see `public_rule`.
   """
 
   data: run_choices.Data
@@ -81,6 +83,7 @@ class Run:
   publication: run_choices.Publication
   runtime: run_choices.Runtime
   flags: json_types.JsonView
+  by_rule: json_types.JsonView = dataclasses.field(default_factory=dict)
 
   @classmethod
   def from_flags(cls, values: json_types.JsonView) -> Run:
@@ -88,7 +91,7 @@ class Run:
 
     Args:
       values: The flags by name: a mapping, or absl's `FlagValues`. Flags that are left out have their defaults, which
-        may be those of the method.
+        may be those of the method, or what a public rule chooses.
 
     Raises:
       ValueError: For a value that a flag does not take. The message names the flag.
@@ -102,7 +105,10 @@ class Run:
       raise ValueError(f'--algorithm: {error}') from error
     own = flag_fields.flags_of(method)
     written = {name: own.get(name, definition).default for name, definition in run_choices.FLAGS.items()}
-    written.update((name, values[name]) for name in written if values.get(name) is not None)
+    given = {name: values[name] for name in written if values.get(name) is not None}
+    written.update(given)
+    by_rule = _by_rule(method, written, given)
+    written.update(by_rule)
     return cls(
       data=flag_fields.decoded(run_choices.Data(), written),
       cohorts=flag_fields.decoded(run_choices.Cohorts(), written),
@@ -112,6 +118,7 @@ class Run:
       publication=flag_fields.decoded(run_choices.Publication(), written),
       runtime=flag_fields.decoded(run_choices.Runtime(), written),
       flags=written,
+      by_rule=by_rule,
     )
 
   @classmethod
@@ -338,6 +345,17 @@ def _digest_of(path: Optional[str]) -> Optional[str]:
       return f'{_DIGEST}{hashlib.sha256(f.read()).hexdigest()}'
   except OSError as error:
     raise ValueError(f'--spent={path} cannot be read: {error.strerror or error}.') from error
+
+
+def _by_rule(method: methods.Method, written: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+  """The flags that a public rule chooses, and the sentence of the certificate on it, unless there is another."""
+  dataset = flag_fields.decoded(run_choices.Data(), {'dataset': written['dataset']}).dataset
+  rounds = flag_fields.decoded(run_choices.Schedule(), {'rounds': written['rounds']}).rounds
+  name = written['dataset'].partition(':')[0]
+  chosen = public_rule.chosen_flags(method, dataset, name, rounds, given)
+  if chosen and 'tuning' in method.flag_names() and 'tuning' not in given:
+    chosen['tuning'] = public_rule.sentence(chosen, method.clip_follows_rounds)
+  return chosen
 
 
 def unused_flags(method: methods.Method) -> frozenset[str]:

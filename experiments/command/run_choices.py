@@ -75,14 +75,15 @@ class Data:
     data_dir: Folder with the dataset's file (mnist.npz, cifar10.npz, …). Default: the download cache.
     num_clients: Number of clients, N. Default: 100, or all clients of a dataset that has its own.
     partition: How examples are shared out among clients.
-    features: Fixed features that replace the examples. They are computed once and kept.
+    features: Fixed features that replace the examples. They are computed once and kept. Default: none, except with
+      certified and fedavg, where a public rule chooses them (docs/usage.md, "Choosing constants").
   """
 
   dataset: Any = flag('digits', kind='dataset', choices=datasets.DATASETS)
   data_dir: Optional[str] = flag(is_control=True)
   num_clients: Optional[int] = flag()
   partition: partitions.Partition = flag('dirichlet:alpha=0.5', kind='partition', choices=partitions.PARTITIONS)
-  features: maps.Features = flag('none', kind='features', choices=features_lib.FEATURES)
+  features: maps.Features = flag('none', kind='features', choices=features_lib.FEATURES, differs=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,14 +151,14 @@ class LocalTraining:
   """Model and local training.
 
   Attributes:
-    model: Model. auto chooses one by the shape of the examples.
+    model: Model. auto chooses one by the shape of the examples. With certified and fedavg it is linear.
     compute_dtype: Arithmetic. Weights are float32 either way. A CPU without instructions for bfloat16 emulates it, and
       is many times slower than with float32.
     local_epochs: Passes over a client's examples in a round: a number, or a range such as 1..5. From a range, each
-      client has a number of its own, drawn once from the seed.
-    batch_size: Examples in a local step.
+      client has a number of its own, drawn once from the seed. Default: 1, or by the public rule.
+    batch_size: Examples in a local step. Default: 32, or by the public rule.
     max_local_steps: The most local steps that a client takes in a round.
-    client_optimizer: Local optimizer.
+    client_optimizer: Local optimizer. Default: SGD with learning rate 0.05, or by the public rule.
     client_learning_rate_decay: Factor on the local learning rate after each round.
     proximal_strength: FedProx: weight of the pull toward the global model.
     malicious: How malicious clients attack, and their share of the clients. Who they are follows from --seed.
@@ -165,10 +166,12 @@ class LocalTraining:
 
   model: str = flag('auto', kind='model', names=('auto', *models.MODELS))
   compute_dtype: str = flag('float32', kind='compute dtype', names=models.COMPUTE_DTYPES)
-  local_epochs: Epochs = flag(1, parse=Epochs.parse)
-  batch_size: int = flag(32)
+  local_epochs: Epochs = flag(1, parse=Epochs.parse, differs=True)
+  batch_size: int = flag(32, differs=True)
   max_local_steps: Optional[int] = flag()
-  client_optimizer: Any = flag('sgd:learning_rate=0.05', kind='client optimizer', choices=optimizers.OPTIMIZERS)
+  client_optimizer: Any = flag(
+    'sgd:learning_rate=0.05', kind='client optimizer', choices=optimizers.OPTIMIZERS, differs=True
+  )
   client_learning_rate_decay: float = flag(1.0)
   proximal_strength: float = flag(0.0)
   malicious: malicious_lib.Attack = flag('none', kind='attack', choices=malicious_lib.ATTACKS)

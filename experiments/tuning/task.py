@@ -5,14 +5,14 @@ import math
 from typing import NamedTuple, Optional
 
 from experiments.command import flags as experiment_flags
+from experiments.command import public_rule
 from experiments.command import run as run_lib
+from quap_tff.plans import public_constants as constants_lib
 from quap_tff.training import models
 
 _DEFAULT_ROUNDS = 20
-# A batch of all of a client's examples.
-_FULL_BATCH = 100_000
 _METHODS = ('certified', 'fedavg')
-_MODELS = ('auto', 'logistic_regression', 'linear_features')
+_MODELS = ('auto', 'logistic_regression', *public_rule.SCALED_MODELS)
 # Flags of the run that its made twin does not have: data, files, and what the program itself sets.
 _NOT_OF_TWIN = frozenset(
   'dataset data_dir output_dir signing_key tuning algorithm seed rounds eval_every model features batch_size '
@@ -86,20 +86,19 @@ def task_of(arguments: Sequence[str], stated: Stated) -> Task:
   kind = written['algorithm'].partition(':')[0]
   if kind not in _METHODS:
     raise ValueError(f'--algorithm={kind} is not tuned: expected one of {", ".join(_METHODS)}.')
-  if written['model'] not in _MODELS:
+  given_model = given.get('model', '=auto').partition('=')[2]
+  if given_model not in _MODELS:
     raise ValueError(
-      f'--model={written["model"]} is not tuned: leave it out, or give one of {", ".join(_MODELS[1:])}. A private run '
+      f'--model={given_model} is not tuned: leave it out, or give one of {", ".join(_MODELS[1:])}. A private run '
       'of few rounds learns little with more weights.'
     )
   shape, classes, num_clients = _stated(run, stated)
   if written['participation'].startswith('log') and 'rounds' not in given:
     raise ValueError('--participation=log has its rounds: give --rounds.')
-  features = written['features'] if 'features' in given else _features(shape)
+  features = written['features'] if 'features' in given else public_rule.features_of(shape)
   auto = 'logistic_regression' if features == 'none' else 'linear_features'
-  model = auto if written['model'] == 'auto' else written['model']
-  row_norm = _row_norm(shape, stated) if features == 'none' else 1.0
-  # R: the scale of the model's logits multiplies the rows.
-  norm = row_norm * (models.LOGIT_SCALE if model == 'linear_features' else 1.0)
+  model = auto if given_model == 'auto' else given_model
+  row_norm = stated.row_norm or models.row_norm(shape) if features == 'none' else 1.0
   certified = kind == 'certified'
   free = {'client_optimizer': 'rate', 'local_epochs': 'epochs', 'rounds': 'rounds', 'averaging': 'averaging'}
   chosen = {name for flag, name in free.items() if flag not in given}
@@ -111,8 +110,9 @@ def task_of(arguments: Sequence[str], stated: Stated) -> Task:
       '--algorithm.'
     )
   rounds = run.schedule.rounds if 'rounds' in given else _DEFAULT_ROUNDS
-  clip = three_digits(5 / norm) if method.clip_follows_rounds else None
-  start = Constants(three_digits(100 / norm**2), 5, clip, rounds, written['averaging'])
+  rule = constants_lib.public_constants(rounds, row_norm * _scale(model, shape))
+  clip = three_digits(rule.clip) if method.clip_follows_rounds else None
+  start = Constants(three_digits(rule.learning_rate), rule.local_epochs, clip, rounds, written['averaging'])
   made = _made(shape, classes, num_clients, stated.examples, row_norm)
   return Task(given, made, model, features, written['algorithm'], certified, num_clients, frozenset(chosen), start)
 
@@ -145,18 +145,10 @@ def _stated(run: run_lib.Run, stated: Stated) -> tuple[tuple[int, ...], int, int
   return shape, classes, num_clients
 
 
-def _features(shape: Sequence[int]) -> str:
-  """The default features: none of a table, and scattering of images, over 2 pixels if they are small."""
-  if len(shape) == 1:
-    return 'none'
-  return 'scattering:scales=1' if shape[0] < 16 else 'scattering'
-
-
-def _row_norm(shape: Sequence[int], stated: Stated) -> float:
-  """The norm of an example without features. A third of the root is about what drawn characters have."""
-  if len(shape) == 1:
-    return stated.row_norm or math.sqrt(shape[0])
-  return math.sqrt(math.prod(shape)) / 3
+def _scale(model: str, shape: Sequence[int]) -> float:
+  """By how much the model multiplies its rows."""
+  scales = {'linear_features': models.LOGIT_SCALE, 'scaled_linear': models.LOGIT_SCALE / models.row_norm(shape)}
+  return scales.get(model, 1.0)
 
 
 def _made(shape: Sequence[int], classes: int, num_clients: int, examples: int, row_norm: float) -> str:
@@ -211,7 +203,7 @@ def base_flags(task: Task) -> list[str]:
 
 
 def _model_flags(task: Task) -> list[str]:
-  batch = task.given.get('batch_size', f'--batch_size={_FULL_BATCH}')
+  batch = task.given.get('batch_size', f'--batch_size={constants_lib.FULL_BATCH}')
   return [f'--num_clients={task.num_clients}', f'--model={task.model}', f'--features={task.features}', batch]
 
 

@@ -111,6 +111,7 @@ class Method(abc.ABC):
   Attributes:
     gives_certificate: Whether a run ends with a certificate. Then nothing exact about clients' data may be released,
       not even a figure on held-out examples of the clients themselves.
+    follows_public_rule: Whether what nobody gives is chosen by the public rule, see `plans.public_constants`.
     clip_follows_rounds: Whether the clipping norm was not given, so that it follows from rounds and the server's step.
     divides_by_planned_cohort: Whether sums are divided by a number of clients that is planned, whatever clients come.
     client_round_share: The share of the rounds that are rounds of clients. In the others the server trains.
@@ -120,6 +121,7 @@ class Method(abc.ABC):
   """
 
   divides_by_planned_cohort: ClassVar[bool] = False
+  follows_public_rule: ClassVar[bool] = False
   interpretation: ClassVar[str] = ''
   # Where a method has no such field.
   server_optimizer: ClassVar[optimizers.OptimizerChoice] = optimizers.Sgd()

@@ -104,6 +104,9 @@ class CertifiedMethod(
   """
 
   divides_by_planned_cohort = True
+  follows_public_rule = True
+
+  epsilon: float = flag_fields.flag(3.0, differs=True)
 
   weights: Optional[weight_rules.WeightRule] = flag_fields.parameter('weight rule', WEIGHTS, None)
   noise: Optional[correlations.Correlation] = flag_fields.parameter('noise correlation', correlations.FAMILIES, None)

@@ -23,13 +23,13 @@ class Budget:
   """The privacy budget.
 
   Attributes:
-    epsilon: Total budget ε_total, spread over --rounds.
+    epsilon: Total budget ε_total, spread over --rounds. Default: 3 with certified, 6 with all others.
     delta: δ of one round in nominal figures, and total δ in formal ones.
     noise_seed: Seed of the noise, for reproducible experiments only: anyone who knows it can subtract the noise.
       Default: drawn from the operating system's entropy.
   """
 
-  epsilon: float = flag_fields.flag(6.0)
+  epsilon: float = flag_fields.flag(6.0, differs=True)
   delta: float = flag_fields.flag(1e-5)
   noise_seed: Optional[int] = flag_fields.flag()
 
@@ -251,11 +251,13 @@ class Tuned:
   """How the constants of a run were chosen.
 
   Attributes:
-    tuning: A sentence for the certificate. It says how the constants of the run were chosen.
+    tuning: A sentence for the certificate. It says how the constants of the run were chosen. Default: that they were
+      chosen by the public rule, if they were, and otherwise that this is not stated.
   """
 
   tuning: str = flag_fields.flag(
-    "Not stated. The guarantee is that of this run, if its constants were chosen without these clients' data."
+    "Not stated. The guarantee is that of this run, if its constants were chosen without these clients' data.",
+    differs=True,
   )
 
 

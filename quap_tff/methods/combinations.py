@@ -75,6 +75,8 @@ class AdaptiveBudgetClip(choices.AdaptiveBudgets, choices.Clip, _Combination):
 class FedAvg(choices.SparseChoice, choices.Robust, choices.ServerOptimizer, base.SimpleMethod):
   """Federated averaging without clipping and noise. Each client counts the same. This is the documents' upper bound."""
 
+  follows_public_rule = True
+
   def configure(self, setting: base.Setting) -> configs.QuapConfig:
     return configs.QuapConfig(
       num_clients=setting.num_clients,

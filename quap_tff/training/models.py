@@ -10,6 +10,7 @@ import collections
 from collections.abc import Sequence
 import inspect
 import json
+import math
 from typing import Callable, Optional
 import zipfile
 
@@ -28,7 +29,7 @@ model_functions = lazy.module('quap_tff.training.model_functions')
 # The choices of a compute dtype, and Keras' names of them.
 COMPUTE_DTYPES = {'float32': 'float32', 'bfloat16': 'mixed_bfloat16'}
 # Scale of `linear_features`: a choice of units, by which updates on features of unit norm are of norm 1 or so. Scale s,
-# learning rate r and clipping norm C do what scale 1, s²·r and s·C do.
+# learning rate r and clipping norm C do what scale 1, s²·r and s·C do. `scaled_linear` brings its rows to this norm.
 LOGIT_SCALE = 10.0
 
 
@@ -41,9 +42,11 @@ class LayerMaker:
   Args:
     compute_dtype: 'float32' or 'bfloat16'.
     seed: A non-negative integer, or `None` for TensorFlow's own unseeded initial weights.
+    input_shape: The shape of an example.
   """
 
-  def __init__(self, compute_dtype: str = 'float32', seed: Optional[int] = None):
+  def __init__(self, compute_dtype: str = 'float32', seed: Optional[int] = None, input_shape: Sequence[int] = ()):
+    self.input_shape = tuple(input_shape)
     self._policy = tf.keras.mixed_precision.Policy(registry.lookup('compute dtype', compute_dtype, COMPUTE_DTYPES))
     self._seed = None if seed is None else checks.integer('model seed', seed, at_least=0)
     self._count = 0
@@ -162,6 +165,28 @@ def logistic_regression(make: LayerMaker, num_classes: int) -> list[tf.keras.lay
   return [make(tf.keras.layers.Flatten, name='flatten'), make.logits(num_classes)]
 
 
+def scaled_linear(make: LayerMaker, num_classes: int) -> list[tf.keras.layers.Layer]:
+  """A linear model from zero on examples that are scaled to a norm of about 10: logits = W·(10/R)·x + b.
+
+  R is a public function of the shape, see `row_norm`. So one learning rate and one clipping norm suit all shapes.
+  """
+  return [
+    make(tf.keras.layers.Flatten, name='flatten'),
+    make(tf.keras.layers.Rescaling, LOGIT_SCALE / row_norm(make.input_shape), name='scale', dtype='float32'),
+    make(tf.keras.layers.Dense, num_classes, kernel_initializer='zeros', dtype='float32', name='logits'),
+  ]
+
+
+def row_norm(shape: Sequence[int]) -> float:
+  """R, the norm that an example of this shape is expected to have, from the shape alone.
+
+  Standardised columns have √columns. Images with pixels in [0, 1] get a third of the root of their size, which is
+  about what drawn characters have.
+  """
+  root = math.sqrt(math.prod(shape))
+  return root if len(shape) == 1 else root / 3
+
+
 def mlp(make: LayerMaker, num_classes: int) -> list[tf.keras.layers.Layer]:
   """Two hidden Dense layers of 200 units on the flattened example: the "2NN" of McMahan et al. 2017.
 
@@ -234,6 +259,7 @@ MODELS: dict[str, Callable[[LayerMaker, int], list[tf.keras.layers.Layer]]] = {
   'logistic_regression': logistic_regression,
   'mlp': mlp,
   'mnist_cnn': mnist_cnn,
+  'scaled_linear': scaled_linear,
   'shakespeare_bigram': shakespeare_bigram,
   'shakespeare_gru': shakespeare_gru,
   'shakespeare_lstm': shakespeare_lstm,
@@ -269,7 +295,7 @@ def build_keras_model(
   layers_of = registry.lookup('model', name, MODELS)
   shape = tuple(checks.integer('every dimension of the input shape', int(d), at_least=1) for d in input_shape)
   num_classes = checks.integer('num_classes', num_classes, at_least=2)
-  make = LayerMaker(compute_dtype, seed)
+  make = LayerMaker(compute_dtype, seed, shape)
   dtype = 'int32' if name in OF_SEQUENCES else 'float32'
   first = tf.keras.layers.InputLayer(input_shape=shape, dtype=dtype, name='input')
   try:

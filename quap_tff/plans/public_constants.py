@@ -1,0 +1,49 @@
+"""The rule for the constants of a run for which nobody chose any. It looks at no data."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from quap_tff.mechanisms.parts import clip_rules
+from quap_tff.training import models
+
+# Of rows of norm 1, or of any norm R over R².
+_RATE = 100.0
+_LOCAL_EPOCHS = 5
+# More examples than a client has: each step is of all of them.
+FULL_BATCH = 100_000
+
+
+class PublicConstants(NamedTuple):
+  """The constants of a linear model.
+
+  Attributes:
+    learning_rate: The clients' learning rate, for plain SGD.
+    local_epochs: Passes over a client's examples in a round.
+    batch_size: Examples in a step.
+    clip: The clipping norm, over a server's step of 1.
+  """
+
+  learning_rate: float
+  local_epochs: int
+  batch_size: int
+  clip: float
+
+
+def public_constants(num_rounds: int, row_norm: float = models.LOGIT_SCALE) -> PublicConstants:
+  """Constants for a linear model, from public numbers alone: rate 100/R², five epochs, norm min(10, 100/T)/R.
+
+  Logits are W·x, so the unit of W is one over that of x. If rows get k times as long, the same logits need weights and
+  updates that are k times as short, and a gradient is k times as long. So a norm goes with 1/R, and a rate with 1/R².
+  The sum of all rounds' clipped updates may be 100/R long, which changes the logit of a row by 100 at most. More rounds
+  cannot go farther: their updates are as much shorter. A step of all of a client's examples has no noise of its own, and
+  five of them leave the direction of the gradient little. The numbers were chosen on rows and on glyphs that the program
+  makes (docs/usage.md, "Choosing constants").
+
+  Args:
+    num_rounds: T, the planned rounds.
+    row_norm: R, the norm of a row as the model's weights see it. It is 10 for `linear_features` on features of norm 1,
+      and for `scaled_linear`. It is √columns for `logistic_regression` on standardised columns. You state it as public.
+  """
+  clip = clip_rules.public_norm(num_rounds) * models.LOGIT_SCALE / row_norm
+  return PublicConstants(_RATE / row_norm**2, _LOCAL_EPOCHS, FULL_BATCH, clip)
