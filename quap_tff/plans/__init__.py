@@ -10,6 +10,7 @@ __getattr__, __dir__ = lazy.exports(
     'accounts.run_account': ['RunAccount'],
     'built_process': ['BuiltProcess'],
     'plan': ['Plan'],
+    'public_rule': ['public_constants'],
     'scheduled': ['stock_plan'],
   },
 )

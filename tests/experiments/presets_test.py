@@ -46,6 +46,14 @@ class TestPresets:
     run = harness.run(_flagfile(name))
     assert run.method.gives_certificate == (name in CERTIFIED)
 
+  @pytest.mark.parametrize('name', NAMES)
+  def test_leaves_nothing_to_the_public_rule(self, name):
+    """Its constants are its own, also under the methods that have those of a public rule."""
+    own = harness.run(_flagfile(name))
+    for method in ([], ['--algorithm=fedavg'], ['--algorithm=certified:clip=0.5']):
+      run = harness.run(_flagfile(name), *method)
+      assert not run.by_rule and (run.local, run.data) == (own.local, own.data)
+
   @pytest.mark.parametrize('name', OF_DOCUMENTS)
   def test_has_what_the_documents_print(self, name):
     with harness.parsed(_flagfile(name)) as values:

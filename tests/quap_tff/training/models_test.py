@@ -26,6 +26,7 @@ CASES = [
   ('linear_features', (256,), 10, 2_560, 2_560),
   ('logistic_regression', (8, 8, 1), 10, 650, 650),
   ('mlp', (28, 28, 1), 10, 199_210, 2_010),
+  ('scaled_linear', (12,), 3, 39, 39),
   ('shakespeare_lstm', (80,), 90, 820_522, 23_130),
   ('shakespeare_gru', (80,), 90, 65_322, 11_610),
   ('shakespeare_bigram', (80,), 90, 8_100, 8_100),
@@ -99,6 +100,16 @@ class TestModels:
     kernel = np.arange(12, dtype=np.float32).reshape(4, 3)
     model.set_weights([kernel])
     np.testing.assert_allclose(model(x), 10 * x @ kernel, rtol=1e-5)
+
+  @pytest.mark.parametrize('shape, norm', [((16,), 4), ((6, 6, 1), 2)])
+  def test_scaled_linear_starts_at_zero_on_rows_of_norm_ten(self, shape, norm):
+    model = models.build_keras_model('scaled_linear', shape, 3, seed=1)
+    x = np.random.default_rng(0).random((5, *shape), np.float32)
+    x *= norm / np.linalg.norm(x.reshape(5, -1), axis=1).reshape(5, *[1] * len(shape))
+    assert not model(x).numpy().any()
+    rows = x.reshape(5, -1) / norm
+    model.set_weights([rows.T[:, :3], np.arange(3, dtype=np.float32)])
+    np.testing.assert_allclose(model(x), 10 * rows @ rows.T[:, :3] + np.arange(3), rtol=1e-5)
 
   def test_stock_layers_predict_the_same_and_keep_names_and_dtypes(self):
     model = models.build_keras_model('mnist_cnn', (8, 8, 1), 10, 'bfloat16', seed=1)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from quap_tff.common import checks
 from quap_tff.mechanisms.parts import clip_rules
+from quap_tff.training import client_update
 from quap_tff.training import models
+from quap_tff.training import optimizers
 
-# Of rows of norm 1, or of any norm R over R².
+# For rows of norm 1.
 _RATE = 100.0
 _LOCAL_EPOCHS = 5
 # More examples than a client has: each step is of all of them.
@@ -29,6 +32,11 @@ class PublicConstants(NamedTuple):
   batch_size: int
   clip: float
 
+  def training(self) -> dict[str, Any]:
+    """The arguments `client_optimizer` and `client_work` of `Plan.build_process` and of `Server`."""
+    work = client_update.ClientWorkConfig(local_epochs=self.local_epochs, batch_size=self.batch_size)
+    return {'client_optimizer': optimizers.Sgd(self.learning_rate).build(), 'client_work': work}
+
 
 def public_constants(num_rounds: int, row_norm: float = models.LOGIT_SCALE) -> PublicConstants:
   """Constants for a linear model, from public numbers alone: rate 100/R², five epochs, norm min(10, 100/T)/R.
@@ -36,14 +44,20 @@ def public_constants(num_rounds: int, row_norm: float = models.LOGIT_SCALE) -> P
   Logits are W·x, so the unit of W is one over that of x. If rows get k times as long, the same logits need weights and
   updates that are k times as short, and a gradient is k times as long. So a norm goes with 1/R, and a rate with 1/R².
   The sum of all rounds' clipped updates may be 100/R long, which changes the logit of a row by 100 at most. More rounds
-  cannot go farther: their updates are as much shorter. A step of all of a client's examples has no noise of its own, and
-  five of them leave the direction of the gradient little. The numbers were chosen on rows and on glyphs that the program
-  makes (docs/usage.md, "Choosing constants").
+  do not go farther. A step of all of a client's examples has no noise of its own. How large cohorts are moves none of
+  this, because a round's update is a mean. The numbers were chosen on rows and glyphs that the program makes
+  (docs/usage.md, "Choosing constants").
 
   Args:
     num_rounds: T, the planned rounds.
-    row_norm: R, the norm of a row as the model's weights see it. It is 10 for `linear_features` on features of norm 1,
-      and for `scaled_linear`. It is √columns for `logistic_regression` on standardised columns. You state it as public.
+    row_norm: R, the norm of a row as the model's weights see it. It is 10 for `scaled_linear` on standardised columns,
+      and for `linear_features` on features of norm 1. It is √columns for `logistic_regression` on standardised columns.
+      It must not be computed from clients' data.
+
+  Raises:
+    ValueError: For numbers that are not above 0.
   """
+  checks.integer('num_rounds', num_rounds, at_least=1)
+  checks.number('row_norm', row_norm, above=0)
   clip = clip_rules.public_norm(num_rounds) * models.LOGIT_SCALE / row_norm
   return PublicConstants(_RATE / row_norm**2, _LOCAL_EPOCHS, FULL_BATCH, clip)
