@@ -169,8 +169,8 @@ def _opening(experiment: 'Experiment', directory: Optional['RunDirectory']) -> I
   elif run.method.clip_follows_rounds:
     norm = experiment.plan.guarantee.clip.initial_norm
     yield (
-      f'No clipping norm was given, so it is {norm:.4g}, by --rounds and '
-      "--server_optimizer alone. To choose a better one without these clients' data, see docs/usage.md, "
+      f'No clipping norm was given, so it is {norm:.4g}, by --rounds, --server_optimizer and the size of cohorts '
+      "alone. To choose a better one without these clients' data, see docs/usage.md, "
       '"Choosing constants".'
     )
   if run.cohorts.participation.statement:

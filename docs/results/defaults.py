@@ -66,7 +66,7 @@ def runs_of(method: str) -> list[tuple[str, ...]]:
 
 
 def accuracy(arguments: list[str]) -> float:
-  """The test accuracy of a run, in percent. Its account is planned and not reported, which takes a third of the time."""
+  """The test accuracy of a run, in percent. Its account is planned and not reported, which saves a third."""
   with experiment_flags.parsed(arguments) as values:
     experiment = setup.from_flags(values)
   with runtime.activate(experiment.runtime):

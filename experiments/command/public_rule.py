@@ -12,7 +12,7 @@ from quap_tff import plans
 # The models whose rows have the norm that the rule takes for granted.
 SCALED_MODELS = ('linear_features', 'scaled_linear')
 _OF_UNIT_NORM = ('synthetic',)
-# Up to so many pixels along a side, scattering features are cheap, and over two pixels they say more about small images.
+# Up to so many pixels along a side, scattering features are cheap. Those of small images are over two pixels.
 _MOST_PIXELS, _SMALL = 32, 16
 _NAMES = {
   'features': 'features',

@@ -86,6 +86,11 @@ class Setting:
     return self.rounds_of(self.participation.drawn)
 
   @property
+  def mean_cohort_size(self) -> Optional[float]:
+    """The mean number of clients in a round; None if it is not known."""
+    return self.participation.mean_cohort_size if self.participation is not None else None
+
+  @property
   def mean_dropout(self) -> float:
     """The share of the clients that are drawn and expected not to come."""
     return self.participation.mean_dropout if self.participation is not None else 0.0

@@ -80,7 +80,7 @@ class CertifiedMethod(
       'spend_evenly', the only one, with trust=secure_sum. 'participation' uses --alpha and --beta.
     noise: How the noise of a round takes back noise of earlier rounds, a spec of `correlation.FAMILIES`. auto: 'ar1'
       with trust=server, 'held' with trust=secure_sum, and 'independent' with a threshold or with secret cohorts.
-    clip: The clipping norm. With `quantile`, the first clipping norm. auto: 10 over --rounds, and 1 at most, over the
+    clip: The clipping norm. With `quantile`, the first clipping norm. auto: by the rounds, the size of cohorts and the
       step of --server_optimizer (`clip_rules.public_norm`). It follows from no client's data.
     quantile: If given, Andrew et al.'s private quantile tracks this quantile of the norms.
     count_stddev: The standard deviation of the noised count that the private quantile needs, 20 by default. Only with
@@ -281,13 +281,14 @@ class CertifiedMethod(
         f'--sparsity: under noise={registry.name_of(self.correlation, correlations.FAMILIES)}, a round would take back '
         'noise of other weights than those it updates. Use noise=independent, or --sparsity=none.'
       )
+    norm = clip_rules.public_norm(setting.rounds, self.server_optimizer.length, setting.mean_cohort_size)
     shared: dict[str, checks.Unchecked] = dict(
       num_clients=setting.num_clients,
       epsilon=self.epsilon,
       delta=self.delta,
       noise_multiplier=self.noise_multiplier,
       num_rounds=setting.rounds,
-      clip=self._clip_rule(clip_rules.public_norm(setting.rounds, self.server_optimizer.length)),
+      clip=self._clip_rule(norm),
       clip_split=self.clip_split,
       own_epsilon=self._own_epsilon(setting),
       spent_before=self._spent_before(setting),

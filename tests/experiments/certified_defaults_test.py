@@ -44,7 +44,7 @@ class TestDefaults:
   @pytest.mark.slow
   @pytest.mark.parametrize('name', ['certified', 'certified_stopped'])
   def test_a_norm_that_nobody_chose_is_named_before_the_first_round(self, name, library):
-    said = 'No clipping norm was given, so it is 1, by --rounds' in library.run(name).err
+    said = 'No clipping norm was given, so it is 0.125, by --rounds' in library.run(name).err
     assert said == ('clip' not in runs.RUNS[name][0])
 
   @pytest.mark.slow
@@ -52,7 +52,7 @@ class TestDefaults:
   def test_nor_is_one_of_a_base(self, capsys):
     flags = ('--algorithm=scaffold:base=certified', '--rounds=2', '--stop_after=1')
     assert harness.main(*harness.TINY, *flags) == 0
-    assert 'No clipping norm was given, so it is 1, by --rounds' in capsys.readouterr().err
+    assert 'No clipping norm was given, so it is 0.5, by --rounds' in capsys.readouterr().err
 
   @pytest.mark.slow
   @pytest.mark.thorough

@@ -27,8 +27,9 @@ TFF_SMALLEST_CLIP, TFF_LARGEST_NORM = 1e-10, 1e19
 # The most that rounding its entries to float32 adds to the norm of an update, as a share.
 _ROUNDING = 2.0**-24
 
-# How far a round, and all rounds together, may move a model whose clipping norm nobody chose.
-_FARTHEST_ROUND, _FARTHEST = 1.0, 10.0
+# How far a round, and all rounds together, may move a model whose clipping norm nobody chose: as far as all may, but by
+# each client of a cohort no farther than this.
+_FARTHEST_ROUND, _FARTHEST, _FARTHEST_OF_CLIENT = 1.0, 10.0, 1 / 3
 
 # Draws a float64 scalar of noise with a standard deviation.
 Noise = Callable[[float], 'tf.Tensor']
@@ -147,19 +148,22 @@ class Fixed(ClipRule):
     return self.norm
 
 
-def public_norm(num_rounds: int, step: float = 1.0) -> float:
-  """C = min(1, 10/T)/step: the clipping norm of a run for which none was chosen. It follows from no client's data.
+def public_norm(num_rounds: int, step: float = 1.0, cohort_size: Optional[float] = None) -> float:
+  """C = min(1, min(10, M/3)/T)/step: the clipping norm of a run for which none was chosen.
 
-  With it a mean of clipped updates moves the model by 1 at most in a round, and by 10 at most in all rounds. Noise is
-  in proportion to C. So C moves neither ε nor, as long as updates are no shorter than C, the ratio of signal to noise;
-  it says how far the model goes. The two numbers are a rule of thumb, from federations of digits and of numbers that
-  the program makes (docs/usage.md, "Choosing constants").
+  It follows from no client's data. With it a mean of clipped updates moves the model by 1 at most in a round, and by 10
+  at most in all rounds. Noise is in proportion to C. So C moves neither ε nor, as long as updates are no shorter than
+  C, the ratio of signal to noise; it says how far the model goes. A small cohort has much noise in its mean, and still
+  more where updates are shorter than C. So its model goes less far. The numbers are a rule of thumb, from federations
+  of digits and of numbers that the program makes (docs/usage.md, "Choosing constants").
 
   Args:
     num_rounds: T.
     step: By how much the server moves the model for a mean of norm 1.
+    cohort_size: M, the mean number of clients in a round; None, where it is not known, for a large one.
   """
-  return min(_FARTHEST_ROUND, _FARTHEST / num_rounds) / step
+  farthest = _FARTHEST if cohort_size is None else min(_FARTHEST, _FARTHEST_OF_CLIENT * cohort_size)
+  return min(_FARTHEST_ROUND, farthest / num_rounds) / step
 
 
 @dataclasses.dataclass(frozen=True)

@@ -117,9 +117,17 @@ class TestFeatures:
 
 
 class TestConstants:
-  @pytest.mark.parametrize('rounds, clip', [(1, 1), (20, 0.5), (200, 0.05)])
-  def test_the_norm_falls_with_the_rounds(self, rounds, clip):
-    assert plans.public_constants(rounds) == pytest.approx((1, 5, 100_000, clip))
+  @pytest.mark.parametrize(
+    'rounds, size, clip',
+    [(1, None, 1), (20, None, 0.5), (200, None, 0.05), (20, 30, 0.5), (20, 99, 0.5), (20, 9, 0.15), (2, 9, 1)],
+  )
+  def test_the_norm_falls_with_the_rounds_and_for_small_cohorts(self, rounds, size, clip):
+    assert plans.public_constants(rounds, cohort_size=size) == pytest.approx((1, 5, 100_000, clip))
+
+  def test_a_run_has_the_norm_of_its_cohorts(self):
+    run = harness.run('--dataset=digits', '--algorithm=certified', '--rounds=20')
+    config = run.method.configure(run.setting(30, run.participation(30))).configuration
+    assert config.clip.initial_norm == pytest.approx(0.15)
 
   def test_longer_rows_have_shorter_steps(self):
     found = plans.public_constants(20, row_norm=math.sqrt(12))
@@ -142,4 +150,4 @@ def test_a_first_certified_run_on_a_table_learns(tmp_path, capsys):
   assert harness.main(*arguments, '--progress=none') == 0
   out, err = capsys.readouterr()
   assert harness.last_line(out)['test_accuracy'] > 0.7
-  assert '--model=scaled_linear, --client_optimizer=sgd:learning_rate=1' in err and 'a clipping norm of 0.5' in err
+  assert '--model=scaled_linear, --client_optimizer=sgd:learning_rate=1' in err and 'a clipping norm of 0.3167' in err
