@@ -347,7 +347,7 @@ def _digest_of(path: Optional[str]) -> Optional[str]:
     raise ValueError(f'--spent={path} cannot be read: {error.strerror or error}.') from error
 
 
-def _by_rule(method: methods.Method, written: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def _by_rule(method: methods.Method, written: json_types.JsonView, given: json_types.JsonView) -> json_types.JsonObject:
   """The flags that a public rule chooses, and the sentence of the certificate on it, unless there is another."""
   dataset = flag_fields.decoded(run_choices.Data(), {'dataset': written['dataset']}).dataset
   rounds = flag_fields.decoded(run_choices.Schedule(), {'rounds': written['rounds']}).rounds
