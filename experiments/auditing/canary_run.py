@@ -79,7 +79,7 @@ class AuditResult(NamedTuple):
   scores: np.ndarray
   heads: np.ndarray
   unseen: np.ndarray
-  found: one_run.Found
+  found: one_run.CanaryScores
   bounds: dict[str, Any]
   groups: list[dict[str, Any]]
 
@@ -166,7 +166,12 @@ def _result(
 
 
 def _groups(
-  found: one_run.Found, scores: np.ndarray, heads: np.ndarray, counts: np.ndarray, delta: float, confidence: float
+  found: one_run.CanaryScores,
+  scores: np.ndarray,
+  heads: np.ndarray,
+  counts: np.ndarray,
+  delta: float,
+  confidence: float,
 ) -> list[dict[str, Any]]:
   """What each third of the canaries by participation proves; ties are ordered by id."""
   groups = []

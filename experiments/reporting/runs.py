@@ -61,6 +61,8 @@ def parse_choice(flag: str, spec: str) -> tuple[str, dict[str, str], dict[str, s
   except ValueError:
     given = dict(argument.partition('=')[::2] for argument in arguments.split(',') if argument)
     return name, given, given
+  if isinstance(choice, methods.Method):
+    choice = choice.written_out
   values, fields = registry.parameter_values(choice), registry.parameters(choice)
   shortest = {}
   for key, value in values.items():
@@ -122,7 +124,12 @@ class RunFolder:
 
   @property
   def algorithm(self) -> str:
-    return canonical('algorithm', self.identity.get('algorithm', 'quap'))
+    spec = self.identity.get('algorithm', 'quap')
+    name, _, given = spec.partition(':')
+    if self.has_secret_cohorts and name == 'certified' and 'noise=' not in given:
+      # Not the noise that suits public cohorts.
+      spec = f'{name}:{",".join(filter(None, [given, "noise=independent"]))}'
+    return canonical('algorithm', spec)
 
   @property
   def has_secret_cohorts(self) -> bool:

@@ -33,7 +33,7 @@ _BOUNDS = frozenset(
 )
 _KEYS = (
   _BOUNDS
-  | frozenset(one_run.Found._fields)
+  | frozenset(one_run.CanaryScores._fields)
   | frozenset(
     'certificate_sha256 sha256 assumptions claimed_epsilon claim delta canaries canary_clients confidence repeats part '
     'algorithm dataset game groups seconds refuted'.split()
@@ -206,7 +206,7 @@ def _expected(record: Mapping[str, Any], certificate: Mapping[str, Any]) -> dict
   """The record with what follows from the certificate and from the counts."""
   guarantee, issuer, game = certificate['guarantee'], certificate['issuer'], record['game']
   each = confidences(record['confidence'], game is not None)
-  scores = one_run.Found(*(record[name] for name in one_run.Found._fields))
+  scores = one_run.CanaryScores(*(record[name] for name in one_run.CanaryScores._fields))
   expected = {
     **record,
     **one_run.as_dict(scores, record['delta'], each.canaries, is_gaussian=True),
@@ -227,7 +227,9 @@ def _expected(record: Mapping[str, Any], certificate: Mapping[str, Any]) -> dict
   return {**expected, 'sha256': certificates.sealed(record)['sha256']}
 
 
-def _expected_group(group: Mapping[str, Any], scores: one_run.Found, delta: float, confidence: float) -> dict[str, Any]:
+def _expected_group(
+  group: Mapping[str, Any], scores: one_run.CanaryScores, delta: float, confidence: float
+) -> dict[str, Any]:
   measured = (group['coins'], group['inserted'], group['inserted_mean'])
   return {**group, **one_run.of_group(scores, *measured, delta, confidence)}
 

@@ -149,6 +149,11 @@ class Method(abc.ABC):
   def auxiliary_share(self) -> float:
     return 0.0
 
+  @property
+  def written_out(self) -> Method:
+    """The method with everything that suits its other parameters in place of what is not given."""
+    return self
+
   @abc.abstractmethod
   def configure(self, setting: Setting) -> mechanisms.Configuration:
     """The configuration before a noise is chosen. This is cheap, and also done before data are read.

@@ -180,6 +180,10 @@ class CertifiedMethod(
       return correlations.Ar1()
     return correlations.HeldNoise() if self.threshold is None else correlations.Independent()
 
+  @property
+  def written_out(self) -> CertifiedMethod:
+    return dataclasses.replace(self, weights=self.weight_rule, noise=self.correlation)
+
   def _check_held(self) -> None:
     if not isinstance(self.correlation, (correlations.HeldNoise, correlations.Independent)):
       raise ValueError(

@@ -108,7 +108,7 @@ def _kept(path):
 
 
 def _scores(summary):
-  return one_run.Found(*(summary[name] for name in one_run.Found._fields))
+  return one_run.CanaryScores(*(summary[name] for name in one_run.CanaryScores._fields))
 
 
 def _of_game(summary, confidence):

@@ -59,7 +59,7 @@ _SHARES = (1.0, 0.8, 0.6, 0.5, 0.4, 0.3, 0.25, 0.2, 0.15, 0.1, 0.07, 0.05, 0.03)
 GROUPS = ('rare', 'middle', 'frequent')
 
 
-class Found(NamedTuple):
+class CanaryScores(NamedTuple):
   """What the scores of some runs with canaries say.
 
   Attributes:
@@ -81,7 +81,7 @@ class Found(NamedTuple):
   correct: int
 
 
-def found(scores: Any, heads: Any, unseen: Any, mu: Any, guesses: int) -> Found:
+def found(scores: Any, heads: Any, unseen: Any, mu: Any, guesses: int) -> CanaryScores:
   """Counts and means of scores.
 
   Args:
@@ -104,10 +104,10 @@ def found(scores: Any, heads: Any, unseen: Any, mu: Any, guesses: int) -> Found:
   without = np.concatenate([scores[~heads], unseen])
   mean = float(scores[heads].mean()) if heads.any() else 0.0
   rms = float(np.sqrt(np.mean(np.square(without))))
-  return Found(len(scores), int(heads.sum()), len(without), mean, rms, guesses, correct)
+  return CanaryScores(len(scores), int(heads.sum()), len(without), mean, rms, guesses, correct)
 
 
-def gaussian_mu(scores: Found, error: float) -> float:
+def gaussian_mu(scores: CanaryScores, error: float) -> float:
   """A lower bound on the mean μ of canaries, which is wrong with a probability of at most `error`.
 
   It needs Gaussian noise that is independent in orthogonal directions.
@@ -150,7 +150,7 @@ def _range_of_deviation(degrees: int) -> tuple[float, float]:
   return float(np.sqrt(low / degrees)), float(np.sqrt(high / degrees))
 
 
-def gaussian_dp_mu(scores: Found, error: float) -> float:
+def gaussian_dp_mu(scores: CanaryScores, error: float) -> float:
   """A lower bound on μ of a μ-GDP mechanism, which is wrong with a probability of at most `error`."""
 
   def is_refuted(mu: float) -> bool:
@@ -159,7 +159,7 @@ def gaussian_dp_mu(scores: Found, error: float) -> float:
   return _largest(is_refuted, _MOST_MU) * (1 - _MARGIN)
 
 
-def _least_mass(scores: Found, error: float, mu: float) -> float:
+def _least_mass(scores: CanaryScores, error: float, mu: float) -> float:
   """Σ p_j, at least, of a μ-GDP mechanism with P(j ≥ c) = `error`; any number above 1 if it is above 1."""
   coins, guesses = scores.coins, scores.guesses
   mass, right, wrong = error, error * scores.correct / coins, error * (guesses - scores.correct) / coins
@@ -174,7 +174,7 @@ def _least_mass(scores: Found, error: float, mu: float) -> float:
   return mass
 
 
-def any_epsilon(scores: Found, delta: float, error: float) -> float:
+def any_epsilon(scores: CanaryScores, delta: float, error: float) -> float:
   """A lower bound on ε of an (ε, δ)-DP mechanism, which is wrong with a probability of at most `error`."""
   if not scores.correct:
     return 0.0
@@ -204,7 +204,7 @@ def planned_guesses(mu: float, coins: int, error: float) -> int:
   for share in _SHARES:
     guesses = max(round(coins * share), 1)
     correct = round(guesses * _accuracy(mu, guesses / coins))
-    bound = gaussian_dp_mu(Found(coins, 0, 0, 0.0, 0.0, guesses, correct), error)
+    bound = gaussian_dp_mu(CanaryScores(coins, 0, 0, 0.0, 0.0, guesses, correct), error)
     if bound > best:
       best, chosen = bound, guesses
   return chosen
@@ -222,7 +222,7 @@ def _accuracy(mu: float, share: float) -> float:
   return float(special.ndtr(mu / 2 - distance)) / share
 
 
-def as_dict(scores: Found, delta: float, confidence: float, is_gaussian: bool) -> dict[str, Any]:
+def as_dict(scores: CanaryScores, delta: float, confidence: float, is_gaussian: bool) -> dict[str, Any]:
   """The scores and the bounds that they prove, as JSON has them. Each bound holds with the confidence.
 
   Args:
@@ -248,7 +248,7 @@ def as_dict(scores: Found, delta: float, confidence: float, is_gaussian: bool) -
 
 
 def of_group(
-  scores: Found, coins: int, inserted: int, inserted_mean: float, delta: float, confidence: float
+  scores: CanaryScores, coins: int, inserted: int, inserted_mean: float, delta: float, confidence: float
 ) -> dict[str, Any]:
   """The scores and the bounds of one of `GROUPS`, as JSON has them. It needs what `gaussian_mu` needs.
 

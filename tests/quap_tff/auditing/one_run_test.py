@@ -71,7 +71,7 @@ class TestGaussian:
     assert one_run._t_tail(statistic, mean, degrees) == pytest.approx(expected, rel=0.01)
 
   def test_bound_is_where_the_tail_is_the_error(self):
-    found = one_run.Found(400, 200, 400, 0.75, 1.1, 100, 70)
+    found = one_run.CanaryScores(400, 200, 400, 0.75, 1.1, 100, 70)
     bound = one_run.gaussian_mu(found, _ERROR)
     statistic = math.sqrt(200) * 0.75 / 1.1
     assert stats.nct.sf(statistic, 400, math.sqrt(200) * bound) == pytest.approx(_ERROR, rel=1e-4)
@@ -84,7 +84,7 @@ class TestGaussian:
 class TestGaussianDp:
   def test_no_distribution_of_right_guesses_has_less_mass(self):
     # Two canaries, both guessed: the inequalities by hand, on a grid of all distributions.
-    found, grid, least = one_run.Found(2, 1, 1, 1.0, 1.0, 2, 2), np.linspace(0, 1, 201), 2.0
+    found, grid, least = one_run.CanaryScores(2, 1, 1, 1.0, 1.0, 2, 2), np.linspace(0, 1, 201), 2.0
     for two, one in itertools.product(grid, grid):
       # A_2 = p_2, B_1 = p_1/2; A_1 = p_2 + p_1/2, B_0 = p_1/2 + p_0.
       nothing = max(special.ndtr(special.ndtri(two + one / 2) - _MU) - one / 2, 0)
@@ -95,7 +95,7 @@ class TestGaussianDp:
 
   def test_all_right_in_one_canary_is_randomized_response(self):
     # One coin: a guess is right with a probability of at most Φ(μ/2).
-    found = one_run.Found(1, 1, 1, 1.0, 1.0, 1, 1)
+    found = one_run.CanaryScores(1, 1, 1, 1.0, 1.0, 1, 1)
     for mu in (0.2, 1.0, 3.0):
       most = float(special.ndtr(mu / 2))
       assert one_run._least_mass(found, most - 1e-6, mu) < 1 < one_run._least_mass(found, most + 1e-6, mu)
@@ -103,7 +103,7 @@ class TestGaussianDp:
   def test_bound_is_where_the_mass_is_one(self):
     # Many right guesses of many, and the same with few: the bisection must not be deceived by masses far above 1.
     for coins, guesses, correct in ((100, 100, 80), (1300, 196, 165), (20, 20, 20)):
-      found = one_run.Found(coins, 1, 1, 1.0, 1.0, guesses, correct)
+      found = one_run.CanaryScores(coins, 1, 1, 1.0, 1.0, guesses, correct)
       bound = one_run.gaussian_dp_mu(found, _ERROR)
       assert one_run._least_mass(found, _ERROR, bound + 1e-6) <= 1 + 1e-6
       for mu in np.linspace(0, 0.999 * bound, 20):
@@ -113,14 +113,14 @@ class TestGaussianDp:
 class TestAny:
   def test_by_hand(self):
     # Without δ: all of 100 guesses are right, so the rate of right guesses is at least 0.05^(1/100).
-    found = one_run.Found(100, 50, 50, 1.0, 1.0, 100, 100)
+    found = one_run.CanaryScores(100, 50, 50, 1.0, 1.0, 100, 100)
     rate = _ERROR**0.01
     assert one_run.any_epsilon(found, 1e-300, _ERROR) == pytest.approx(math.log(rate / (1 - rate)))
     assert one_run.any_epsilon(found, 1e-5, _ERROR) < one_run.any_epsilon(found, 1e-300, _ERROR)
     assert one_run.any_epsilon(found._replace(correct=0), 1e-5, _ERROR) == 0
 
   def test_delta_costs_what_the_theorem_says(self):
-    found = one_run.Found(40, 20, 20, 1.0, 1.0, 10, 9)
+    found = one_run.CanaryScores(40, 20, 20, 1.0, 1.0, 10, 9)
     epsilon = one_run.any_epsilon(found, 1e-3, _ERROR)
     rate = special.expit(epsilon)
     chance = stats.binom.pmf(np.arange(11), 10, rate)
@@ -200,14 +200,14 @@ class TestPlannedGuesses:
 
 
 def test_without_gaussian_noise_one_bound_is_left():
-  found = one_run.Found(100, 50, 60, 1.0, 1.0, 100, 90)
+  found = one_run.CanaryScores(100, 50, 60, 1.0, 1.0, 100, 90)
   bounds = one_run.as_dict(found, _DELTA, 0.95, is_gaussian=False)
   assert bounds['mu_lower_bound'] is None and bounds['epsilon_lower_bound_by_gaussian_dp'] is None
   assert bounds['epsilon_lower_bound'] == bounds['epsilon_lower_bound_by_any_dp'] > 0
 
 
 def test_bounds_are_rounded_down():
-  found = one_run.Found(100, 50, 60, 1.0, 1.0, 100, 90)
+  found = one_run.CanaryScores(100, 50, 60, 1.0, 1.0, 100, 90)
   bounds = one_run.as_dict(found, _DELTA, 0.95, is_gaussian=True)
   exact = float(tradeoff.epsilon_of(bounds['mu_lower_bound'], _DELTA))
   assert exact * (1 - 1e-11) < bounds['epsilon_lower_bound'] < exact

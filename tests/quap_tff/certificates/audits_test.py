@@ -18,7 +18,7 @@ from quap_tff.common.numbers import rounding
 from tests.quap_tff.certificates import made
 
 # Six canaries of two runs, and three hundred directions that nobody added; and the game.
-_CANARIES = one_run.Found(12, 7, 305, 1.07, 0.93, 12, 9)
+_CANARIES = one_run.CanaryScores(12, 7, 305, 1.07, 0.93, 12, 9)
 _GAME = lower_bounds.Guesses(2495, 5000, 1171, 5000)
 # A game that nobody can lose so often if the claim holds.
 _REFUTING = lower_bounds.Guesses(4900, 5000, 100, 5000)
