@@ -2,7 +2,7 @@
 # Makes all runs of docs/results.md but those of `make compare`, and reports. A second call continues them.
 #
 #     DATA=FOLDER docs/results/run.sh tune tune_cifar10             # then put the best pairs into this file
-#     DATA=FOLDER docs/results/run.sh mnist writers femnist cifar10 others documents report
+#     DATA=FOLDER docs/results/run.sh mnist writers femnist cifar10 secret others documents report
 #
 # DATA has mnist.npz, mnist_writers.npz and cifar10.npz. FEMNIST, by default the same folder, has emnist_all.sqlite. RUNS
 # gets the runs. FEATURES replaces the features of handwriting, and SWEEP=--dry_run only lists the runs, once the
@@ -135,10 +135,10 @@ extractor() {  # The default features' network.
     python -m experiments.pretrain --public_data=glyphs "--output=$RUNS/extractor" || exit
 }
 
-steps='tune, tune_cifar10, mnist, writers, femnist, cifar10, others, documents or report'
+steps='tune, tune_cifar10, mnist, writers, femnist, cifar10, secret, others, documents or report'
 [ $# -gt 0 ] || { echo "give steps: $steps" >&2; exit 2; }
 for step; do
-  case $step in tune | mnist | writers | femnist | others) extractor ;; tune_cifar10 | cifar10) imagenet ;; esac
+  case $step in tune | mnist | writers | femnist | secret | others) extractor ;; tune_cifar10 | cifar10) imagenet ;; esac
   case $step in
     tune)
       tuned mnist '0.1 0.15 0.25 0.5' '0.05 0.1 0.25' 30 0.3 46 "${common[@]}" --dataset=glyphs --eval_every=60
@@ -175,6 +175,24 @@ for step; do
         photographs "cohorts$epsilon" 3 'uniform|beta:a=2,b=5' 46 "${cohorts[@]}" "--epsilon=$epsilon"
       done
       ;;
+    secret)  # Cohorts by coins, secret and public. DP-FedAvg has the best of a grid on these digits for each kind.
+      coins='--vary=participation=bernoulli:q=0.3|beta_bernoulli|extreme_imbalance'
+      digits=(--flagfile=experiments/presets/digits_secure_sum.flags --rounds=20 --eval_every=20 --noclient_metrics)
+      secretly=("${exact[@]}" --cohort_seed=secret)
+      average=--averaging=tail:start=16
+      axis='--vary=algorithm=tff_dp_fedavg:clip=0.25|tff_dp_fedavg:clip=0.5|tff_dp_fedavg:clip=1|tff_dp_fedavg:clip=2'
+      sweep tune/digits/secret "$axis" "$rates" '--vary=participation=beta_bernoulli|extreme_imbalance' \
+        '--vary=seed=11|77|500' -- "${digits[@]}" "${secretly[@]}" "$average"
+      axis='--vary=algorithm=tff_dp_fedavg:clip=1|tff_dp_fedavg:clip=0.5|tff_dp_fedavg:clip=0.25'
+      axis+=';client_optimizer=sgd:learning_rate=1|sgd:learning_rate=0.3|sgd:learning_rate=1'
+      sweep secret/digits/theirs "$axis;${coins#--vary=}" "$seeds" -- "${digits[@]}" "${secretly[@]}" "$average"
+      sweep secret/digits/ours "$coins" "$seeds" -- "${digits[@]}" --algorithm=certified:clip=1 --cohort_seed=secret
+      sweep secret/digits/public "$coins" "$seeds" -- "${digits[@]}" --algorithm=certified:clip=0.5
+      sweep secret/mnist/theirs "$coins" "$seeds" -- "${mnist[@]}" "${secretly[@]}" --averaging=tail:start=46 \
+        --algorithm=tff_dp_fedavg:clip=0.25
+      sweep secret/mnist/ours "$coins" "$seeds" -- "${mnist[@]}" --algorithm=certified:clip=0.25 --cohort_seed=secret
+      sweep secret/mnist/public "$coins" "$seeds" -- "${mnist[@]}"
+      ;;
     others)  # Who pays, FEMNIST's ceilings, ε = 1 with few features, and everybody in each round on other features.
       # Runs without a certificate write clients' accuracies.
       axis="--vary=algorithm=$(printf 'certified:weights=%s,noise=ar1,clip=0.25,certificate=false\n' \
@@ -204,6 +222,8 @@ for step; do
       python -m experiments.report "$RUNS"/mnist/*/ "--output_dir=$RUNS/report/mnist" || failed=1
       python -m experiments.report "$RUNS"/{writers,femnist}/*/ "--output_dir=$RUNS/report/handwriting" || failed=1
       python -m experiments.report "$RUNS/cifar10" "--output_dir=$RUNS/report/cifar10" || failed=1
+      python -m experiments.report "$RUNS"/secret/digits/*/ "--output_dir=$RUNS/report/secret_digits" || failed=1
+      python -m experiments.report "$RUNS"/secret/mnist/*/ "--output_dir=$RUNS/report/secret_mnist" || failed=1
       python -m experiments.report "$RUNS"/others/*/ "--output_dir=$RUNS/report/others" || failed=1
       python -m experiments.report "$RUNS/documents" "--output_dir=$RUNS/report/documents" || failed=1
       ;;

@@ -55,7 +55,7 @@ def test_the_sweeps_are_right_and_have_the_seeds(call, monkeypatch, imagenet):
   del imagenet
   monkeypatch.chdir(harness.REPOSITORY)
   status, calls = call(
-    'tune', 'tune_cifar10', 'mnist', 'writers', 'femnist', 'cifar10', 'others', 'documents', 'report'
+    'tune', 'tune_cifar10', 'mnist', 'writers', 'femnist', 'cifar10', 'secret', 'others', 'documents', 'report'
   )
   assert status == 0
   seeds, bases = collections.defaultdict(set), {}
@@ -76,12 +76,12 @@ def test_the_sweeps_are_right_and_have_the_seeds(call, monkeypatch, imagenet):
   counts = collections.defaultdict(set)
   for (dataset, epsilon, _), found in seeds.items():
     counts[dataset, epsilon].add(len(found))
-  five = (('mnist', 3.0), ('mnist_writers', 3.0), ('cifar10', 3.0), ('cifar10', 6.0))
+  five = (('mnist', 3.0), ('mnist_writers', 3.0), ('cifar10', 3.0), ('cifar10', 6.0), ('digits', 3.0))
   assert counts == {**dict.fromkeys(five, {5}), ('femnist', 3.0): {3}}
   assert [module for _, module, *_ in calls if module != 'experiments.sweep'] == [
     'experiments.reporting.best',
     'experiments.reporting.best',
-    *['experiments.report'] * 5,
+    *['experiments.report'] * 7,
   ]
 
 
