@@ -64,10 +64,15 @@ _WEIGHTS = flags.DEFINE_string(
 )
 _UNSTATED, _OF_OWN = 'not stated', 'a model of its own'
 
+# Nothing is trained here, so the public rule has nothing to choose. Flags that are given stay as they are.
+_OF_OWN_PROGRAM = ('--features=none', '--model=logistic_regression')
+
 
 def main(argv: list[str]) -> int:
   """Exports the run that the flags in `argv[1:]` describe; returns the exit status."""
   rest = command_line.parse(_FLAGS, argv, __doc__, known_only=True)
+  if _WEIGHTS.value is not None:
+    rest = [*_OF_OWN_PROGRAM, *rest]
   run = experiment_flags.checked_run(experiment_flags.read_flags([argv[0], *rest]))
   output, clients = _OUTPUT.value, _CLIENTS.value
   if output is None or os.path.lexists(output):

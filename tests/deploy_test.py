@@ -117,6 +117,7 @@ class TestCommands:
       '127.0.0.1:8000',
       'server.pem',
       'superexec.secret',
+      '',
     )
 
   def test_of_the_superlink_is_that_of_the_page(self):

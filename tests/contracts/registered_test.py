@@ -29,6 +29,7 @@ from quap_tff.mechanisms.parts import weighting
 from quap_tff.mechanisms.quap import pt_adp
 from quap_tff.mechanisms.quap.config import NoiseConfig
 from quap_tff.mechanisms.quap.config import QuapConfig
+from quap_tff.mechanisms.secret_cohorts import config as secret_config
 from tests.contracts import mechanisms
 from tests.quap_tff import examples
 
@@ -68,6 +69,17 @@ def _certified(**changes):
   if not isinstance(changes.get('correlation'), correlation.HeldNoise):
     fields['weights'] = weight_rules.UniformWeights()
   return plans.Plan.certified(examples.guarantee(**{**fields, **changes}), mechanisms.SCHEDULE)
+
+
+def _secret_cohorts():
+  config = secret_config.SecretCohortsConfig(
+    num_clients=mechanisms.NUM_CLIENTS,
+    epsilon=3.0,
+    delta=1e-5,
+    rates=(0.5, 0.5, 0.5, 0.2, 0.2),
+    num_rounds=len(mechanisms.SCHEDULE),
+  )
+  return plans.Plan.certified(config)
 
 
 def _noise(name):
@@ -119,6 +131,7 @@ _FURTHER = {
   'certified, counted norms, split': lambda: _certified(
     clip=clip_rules.PrivateQuantile(0.5, 1.0, count_stddev=20.0), clip_split='size'
   ),
+  'certified, secret cohorts': _secret_cohorts,
   'certified, correlated, online': lambda: _certified(
     correlation=correlation.Blt((0.3, 0.2), (0.9, 0.5)), weights=weight_rules.Online()
   ),

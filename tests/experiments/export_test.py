@@ -106,6 +106,8 @@ class TestWeights:
       folder = run.certify(dataset='digits', cohorts='By a public seed.', tuning='None.')
     verdict = quap_tff.certificates.verify(folder)
     assert not verdict.problems and "came from a program of the issuer's own" in verdict.statement
+    # The public rule chose no training.
+    assert 'learning rate' not in bundle.about.tuning
 
   def test_data_are_read_only_for_the_clients_file(self, weights, tmp_path, monkeypatch):
     monkeypatch.setattr(export.setup.data, 'load', lambda *args, **options: pytest.fail('data were read'))

@@ -8,6 +8,9 @@ import sys
 import numpy as np
 import pytest
 
+pytest.importorskip('flwr', reason='make test-deploy sets up the newest Python that Flower runs on, and Flower.')
+
+# ruff: noqa: E402
 from quap_tff.flower import own_program
 from tests import processes
 from tests.quap_tff.flower import federation
