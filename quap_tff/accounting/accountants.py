@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
 import math
-from typing import Callable, NamedTuple, Optional, Union
+from typing import Any, Callable, NamedTuple, Optional, Union
 
 import numpy as np
 
@@ -32,8 +32,8 @@ UNIT = 'one client with all of its data'
 MIN_FACTOR, MAX_FACTOR = 1e-6, 1e12
 # How much larger than the least noise a solution is, as a share: room for noise multipliers in float32.
 _FLOAT32_ROOM = 1e-6
-# The first step of a search that begins at a good guess, in the logarithm of the noise.
-_NEAR = 0.02
+# A search that begins at a good guess ends within this share of ε, or after as many steps.
+_NEAR, _MOST_STEPS = 1e-7, 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,9 +187,7 @@ class Solution(NamedTuple):
   history: histories_lib.History
 
 
-def noise_factor(
-  history: histories_lib.History, epsilon: float, delta: float, name: str, step: float = math.log(2)
-) -> float:
+def noise_factor(history: histories_lib.History, epsilon: float, delta: float, name: str) -> float:
   """The least factor on the noise of every round with which the accountant proves (ε, δ).
 
   Args:
@@ -197,7 +195,6 @@ def noise_factor(
     epsilon: ε >= 0 in nats.
     delta: Total δ in (0, 1).
     name: One of `ACCOUNTANTS`.
-    step: The first step of the search, which begins at a factor of 1, in the factor's logarithm.
 
   Returns:
     A factor in [`MIN_FACTOR`, `MAX_FACTOR`], above the least one by at most the accountant's `relative_tolerance`.
@@ -220,7 +217,7 @@ def noise_factor(
 
   bottom, top = math.log(MIN_FACTOR), math.log(MAX_FACTOR)
   # Start at 1, where nothing is extreme, and double the steps.
-  low, high = 0.0, 0.0
+  low, high, step = 0.0, 0.0, math.log(2)
   while excess(low) <= 0 and low > bottom:
     low, high, step = max(bottom, low - step), low, 2 * step
   while excess(high) > 0:
@@ -370,22 +367,47 @@ def sampled_noise_multiplier(
     ValueError: If nobody ever takes part, or no noise is enough.
   """
   checks.number('epsilon', epsilon, above=0)
+  target: dict[str, Any] = dict(epsilon=epsilon, delta=delta, rounds=rounds)
   rate = float(np.max(rates))
   if not rate:
     raise ValueError('There is no noise to choose: all participation rates are 0.')
-  if guess is None:
-    solution = solve(epsilon=epsilon, delta=delta, rounds=rounds, sampling_rate=rate)
-    name, multiplier = solution.accountant, solution.noise_multiplier
-  else:
-    history = histories_lib.History.gaussian(guess, rounds, rate)
-    name = default_name(history, delta)
-    multiplier = guess * noise_factor(history, epsilon, delta, name, _NEAR)
+  name = default_name(histories_lib.History.gaussian(1.0, rounds, rate), delta)
+  found = _near(guess, rounds, rate, epsilon, delta, name) if guess is not None else None
+  multiplier = found if found is not None else solve(**target, sampling_rate=rate).noise_multiplier
   by = get(name)
   multiplier *= 1 + _FLOAT32_ROOM
   # The library's grid follows the noise, so its ε is not exactly monotonic.
   while by.epsilon(histories_lib.History.gaussian(multiplier, rounds, rate), delta) > epsilon:
     multiplier *= 1 + _FLOAT32_ROOM
   return multiplier
+
+
+def _near(guess: float, rounds: int, rate: float, epsilon: float, delta: float, name: str) -> Optional[float]:
+  """z at which ε is nearly reached, by the secant method in logarithms; None if it does not come near.
+
+  Callers round z to the private side.
+  """
+  by = get(name)
+
+  def excess(log_noise: float) -> float:
+    reached = by.epsilon(histories_lib.History.gaussian(math.exp(log_noise), rounds, rate), delta)
+    return math.log(reached / epsilon) if reached else -math.inf
+
+  before = math.log(guess)
+  excess_before = excess(before)
+  # As if ε were in proportion to 1/z.
+  now = before + excess_before
+  for _ in range(_MOST_STEPS):
+    if not abs(now - math.log(guess)) < 1:
+      return None
+    excess_now = excess(now)
+    if abs(excess_now) < _NEAR:
+      return math.exp(now)
+    if excess_now == excess_before:
+      return None
+    slope = (excess_now - excess_before) / (now - before)
+    before, excess_before, now = now, excess_now, now - excess_now / slope
+  return None
 
 
 def least(excess: Callable[[float], float], low: float, high: float, tolerance: float) -> float:

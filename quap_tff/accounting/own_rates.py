@@ -52,21 +52,24 @@ def least_noise(rates: np.ndarray, rounds: int, epsilon: float, delta: float) ->
   """
   checks.number('epsilon', epsilon, above=0)
   distinct, index = np.unique(rates, return_inverse=True)
+  # The largest first: what the accountant needs for small ones takes long, and guesses make it shorter.
+  distinct, index = distinct[::-1], len(distinct) - 1 - index
   if len(distinct) > _MOST_RATES:
     raise ValueError(f'At most {_MOST_RATES} rates are accounted for, found {len(distinct)}. Use `accounted_rates`.')
   found: list[float] = []
   for place, rate in enumerate(distinct.tolist()):
-    guess = _next_on_line(np.log(distinct[:place]), np.log(found), math.log(rate))
+    guess = _next_on_curve(np.log(distinct[:place]), np.log(found), math.log(rate))
     found.append(accountants.sampled_noise_multiplier(np.array([rate]), rounds, epsilon, delta, guess))
   return np.array(found)[index]
 
 
-def _next_on_line(x: np.ndarray, log_values: np.ndarray, at: float) -> Optional[float]:
-  """A guess at the next value, by a line through the logarithms of the two before; None if there are not two."""
+def _next_on_curve(x: np.ndarray, log_values: np.ndarray, at: float) -> Optional[float]:
+  """A guess at the next value, by a parabola through the logarithms of the three before; None if there are not two."""
   if len(x) < 2:
     return None
-  slope = (log_values[-1] - log_values[-2]) / (x[-1] - x[-2])
-  return math.exp(log_values[-1] + slope * (at - x[-1]))
+  last = slice(-3, None)
+  shifted = x[last] - at
+  return math.exp(np.polyfit(shifted, log_values[last], len(shifted) - 1)[-1])
 
 
 def epsilons(rates: np.ndarray, weights: np.ndarray, noise_multiplier: float, rounds: int, delta: float) -> np.ndarray:

@@ -43,6 +43,15 @@ def test_each_client_spends_its_epsilon_at_the_weight_of_its_own_rate():
   assert least[0] == least[2]
 
 
+@pytest.mark.parametrize('guess', [None, 1.42, 1.0, 50.0, 1e-3])
+def test_a_guess_changes_the_time_and_not_the_noise(guess):
+  least = accounting.sampled_noise_multiplier(np.array([0.1]), 60, 3.0, _DELTA)
+  found = accounting.sampled_noise_multiplier(np.array([0.1]), 60, 3.0, _DELTA, guess)
+  assert abs(found / least - 1) < 3e-6
+  history = accounting.History.gaussian(found, 60, 0.1)
+  assert accounting.account(history, _DELTA, ['pld'])['pld'].epsilon <= 3
+
+
 @pytest.mark.slow
 def test_the_table_of_the_theorem():
   rates = np.array([0.02, 0.05, 0.1, 0.2, 0.3, 0.5])
