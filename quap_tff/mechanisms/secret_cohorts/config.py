@@ -97,7 +97,7 @@ class SecretCohortsConfig(guarantee.GuaranteeConfig):
       needs_secret_cohorts=True,
       unsparse=_NOT_COUNTED,
       game='',
-      unexported='whoever carried it out would see the cohorts, which must stay secret. Play it by a quap_tff.Server',
+      unexported='a program that plays it would see the cohorts, which must stay secret. Play it by a quap_tff.Server',
       unaudited='canaries are scored by the rounds that they are in, and these must stay secret',
     )
 

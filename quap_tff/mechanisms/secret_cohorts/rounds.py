@@ -81,7 +81,7 @@ class SecretRounds(certified.TrustedRounds):
     multiplier = tf.constant(self.core.noise_multiplier, tf.float64)
     sigma = tf.cast(multiplier * tf.cast(state.clip, tf.float64) / self.core.divisor, tf.float32)
     round_num = state.round + 1
-    # Every round releases noise, whoever comes. So the counter is a function of the number of rounds alone.
+    # Every round releases noise. So the counter is a function of the number of rounds alone.
     noise = state.noise._replace(counter=state.noise.counter + 1)
     return mechanism.AdmittedRound(
       client_ids=client_ids,
