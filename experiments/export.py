@@ -145,7 +145,7 @@ def _check_trains_nothing(given: Collection[str]) -> None:
 
 
 def read_weights(path: str) -> dict[str, np.ndarray]:
-  """The arrays of an .npz file by name, in its order; raises `ValueError` if it is none."""
+  """The arrays of an .npz file by name, in its order; raises `ValueError` for another file."""
   try:
     with np.load(path, allow_pickle=False) as kept:
       return dict(kept)

@@ -160,7 +160,7 @@ class _Calls:
     self._selector.register(self._maker, selectors.EVENT_READ)
 
   def serve(self) -> None:
-    """Answers calls until it is told to end, or the process is gone that made this one."""
+    """Answers calls until the node asks it to end, or until the node's process is gone."""
     while True:
       now = time.monotonic()
       left = [max(0.0, call.ends - now) for call in self._running.values()]

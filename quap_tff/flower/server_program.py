@@ -44,7 +44,7 @@ def main(folder: str, superlink: str, root_certificates: str, secret_file: str, 
     evaluate: `module:function`, a function from weights to their accuracy on public test data; '' for none.
 
   Raises:
-    ValueError: If the folder is none, or has no key, or the function cannot be imported.
+    ValueError: If the folder is not a bundle or has no key, or if the function cannot be imported.
     OSError: If a file cannot be read.
   """
   operators.private_key(str(config_of(folder)['operator']))

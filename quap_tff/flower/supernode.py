@@ -137,7 +137,7 @@ def answered(url: str, response: httpx.Response, now: datetime.datetime) -> str:
 
 
 def _seconds_ahead(told: str, now: datetime.datetime) -> float | None:
-  """How far this machine's clock is ahead of an HTTP date; None if it is none."""
+  """How far this machine's clock is ahead of an HTTP date; None for another text."""
   try:
     return (now - email.utils.parsedate_to_datetime(told)).total_seconds()
   except (TypeError, ValueError):

@@ -159,7 +159,7 @@ class TestCanaryRun:
     with _experiment('--algorithm=quap', '--model=mlp', '--noise_seed=1') as experiment:
       found = canary_run.audit_run(experiment, canary_run.Settings(6, 100, 6, part='unnoised'))
     assert found.claim.kind == 'nominal'
-    # Each coin is told, and all are guessed.
+    # The test says how each coin fell, and the audit guesses all of them.
     assert found.found.correct == found.found.guesses == found.found.coins == 36
     assert found.scores[found.heads].min() > 10 * np.abs(found.scores[~found.heads]).max()
     # Without noise there is no Gaussian curve, and one analysis is left.

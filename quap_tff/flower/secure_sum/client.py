@@ -191,7 +191,7 @@ class SecureSum:
       )
     if not np.array_equal(np.sort(history[-1].cohort), agreed.cohort):
       raise messages.RefusedRoundError('The clients of the announced nodes are not the cohort of the history.')
-    # What this node has seen for itself, as against what it is told.
+    # This node has seen these itself. The server has not told it.
     known = self._openings.by_round()
     for before, link in zip(history, history[1:]):
       own = known.get(before.round_num)
@@ -217,7 +217,7 @@ def _check_order(session: records.Session, heading: messages.Heading, stage: Any
       f'The server goes on with round {heading.round_num}, and round {session.round_num} was set up here. Begin it '
       'with its setup.'
     )
-  # After the last stage there is none.
+  # No stage follows the last one.
   expected = _ORDER[_ORDER.index(session.stage) + 1 :][:1] if session.stage else _ORDER[:1]
   if stage not in expected:
     raise messages.RefusedRoundError(

@@ -31,10 +31,10 @@ _AHEAD = 4
 _BLOCK, _SMALL_BYTES, _MANY_CLIENTS = 4, 2**20, 2000
 
 
-# What a cache is asked for, and what it makes of it.
+# The key of a cache, and the value that the cache makes from it.
 _Key = TypeVar('_Key')
 _Made = TypeVar('_Made')
-# What a client's thread gets, and what it makes of it.
+# The argument of a client's thread, and its result.
 _Item = TypeVar('_Item')
 _Result = TypeVar('_Result')
 

@@ -53,7 +53,7 @@ class TestCall:
     assert float(found) == 3.0
 
   def test_leaves_nothing_to_the_next_one(self, opened):
-    """A function that adds what it remembers of the clients before gives each the same, whoever came before."""
+    """A function that adds updates of earlier clients gives each client the update that it would have alone."""
     before = [own_functions.leaks(_WEIGHTS, client, 1)[0] for client in (5, 2)]
     assert before[1][0, 0] == 5002  # In one process, it leaks.
     function = opened('leaks')

@@ -1,6 +1,6 @@
 """The ServerApp with a grid that waits for answers, and not for time to pass.
 
-Flower's grid looks for answers every three seconds, and waits as long as it is told for a node that does not answer. A
+Flower's grid looks for answers every three seconds, and waits for a silent node until its time-out. A
 test knows which nodes do not answer in which round. It names them in a file, and this grid waits for all the others,
 however long they take.
 
