@@ -13,22 +13,30 @@ _SETS = ('avx', 'avx2', 'avx512f', 'avx512_vnni', 'avx512_bf16', 'amx_bf16')
 # Instructions for bfloat16: Intel's and AMD's, and Arm's.
 _BFLOAT16 = {'avx512_bf16', 'amx_bf16', 'bf16'}
 _STARTS_ONEDNN = {'avx512_vnni', 'avx512_bf16', 'amx_bf16', 'amx_int8', 'amx_tile'}
-# Keeps oneDNN from the instructions beyond a set.
+# Keeps oneDNN from the instructions beyond a set. With one of `_NARROW`, a processor stands in for one with AVX2 alone.
 _LIMIT = 'ONEDNN_MAX_CPU_ISA'
+_NARROW = {'SSE41', 'AVX', 'AVX2'}
 
 
 def instructions(cpuinfo: Optional[str] = None) -> set[str]:
   """The instructions that the first processor lists; none where nothing is known.
 
   Args:
-    cpuinfo: The text of /proc/cpuinfo; None reads it.
+    cpuinfo: The text of /proc/cpuinfo. None reads it, and leaves out what the environment keeps oneDNN from.
   """
-  if cpuinfo is None:
-    try:
-      with open('/proc/cpuinfo', encoding='utf-8') as file:
-        cpuinfo = file.read()
-    except OSError:
-      return set()
+  if cpuinfo is not None:
+    return _listed(cpuinfo)
+  try:
+    with open('/proc/cpuinfo', encoding='utf-8') as file:
+      known = _listed(file.read())
+  except OSError:
+    return set()
+  if os.environ.get(_LIMIT, '').upper() not in _NARROW:
+    return known
+  return {name for name in known if not name.startswith(('avx512', 'amx'))}
+
+
+def _listed(cpuinfo: str) -> set[str]:
   lists = [line.partition(':')[2].split() for line in cpuinfo.splitlines() if line.startswith(('flags', 'Features'))]
   return set(lists[0]) if lists else set()
 

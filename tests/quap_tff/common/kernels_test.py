@@ -1,5 +1,6 @@
 """The kernels that TensorFlow computes with."""
 
+import io
 import sys
 
 import pytest
@@ -36,6 +37,18 @@ def test_emulation_is_asked_of_this_machine():
   except OSError:
     own = ''
   assert kernels.emulates_bfloat16() == kernels.emulates_bfloat16(own)
+
+
+def test_a_processor_that_onednn_may_not_use_in_full_stands_in_for_a_narrower_one(monkeypatch):
+  wide = f'flags\t\t: {_OLD} avx512f avx512_bf16 amx_tile\n'
+  monkeypatch.setattr('builtins.open', lambda *_, **__: io.StringIO(wide))
+  monkeypatch.delenv('ONEDNN_MAX_CPU_ISA', raising=False)
+  assert kernels.starts_onednn() and not kernels.emulates_bfloat16()
+  monkeypatch.setenv('ONEDNN_MAX_CPU_ISA', 'AVX512_CORE_BF16')
+  assert kernels.starts_onednn() and not kernels.emulates_bfloat16()
+  monkeypatch.setenv('ONEDNN_MAX_CPU_ISA', 'avx2')
+  assert not kernels.starts_onednn() and kernels.emulates_bfloat16()
+  assert kernels.instructions() == set(_OLD.split())
 
 
 def test_onednn_starts_by_itself_on_some_processors():
