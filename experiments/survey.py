@@ -20,11 +20,11 @@ from data import cohorts
 from data import datasets
 from data import partition
 from experiments.command import command_line
+from experiments.systems import randomized_response
 from quap_tff.common import checks
 from quap_tff.common import lazy
 from quap_tff.common import registry
 from quap_tff.common.numbers import rounding
-from quap_tff.mechanisms import randomized_response
 
 data = lazy.module('data')
 

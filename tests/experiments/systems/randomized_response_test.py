@@ -1,4 +1,4 @@
-"""Tests of `quap_tff.mechanisms.randomized_response`: probabilities and ε by hand, and estimates that are unbiased."""
+"""Tests of `experiments.systems.randomized_response`: probabilities and ε by hand, and estimates that are unbiased."""
 
 import itertools
 import math
@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
+from experiments.systems import randomized_response as rr
 from quap_tff.common import registry
-from quap_tff.mechanisms import randomized_response as rr
 
 _ANSWERS = np.repeat([0, 1, 2], [500, 300, 200])
 _SHARES = np.array([0.5, 0.3, 0.2])
