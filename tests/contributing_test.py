@@ -19,8 +19,8 @@ from quap_tff import methods
 from quap_tff.certificates.folders import folder
 from quap_tff.mechanisms.certified import weight_rules
 from quap_tff.mechanisms.certified.config import CertifiedConfig
+from quap_tff.mechanisms.parts import aggregators
 from quap_tff.mechanisms.parts import clip_rules
-from quap_tff.mechanisms.parts import robust
 from tests import processes
 from tests.experiments import harness
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 _REGISTRIES = (
   methods.METHODS,
   clip_rules.RULES,
-  robust.AGGREGATORS,
+  aggregators.AGGREGATORS,
   weight_rules.RULES,
   cohorts.PARTICIPATION_MODELS,
   datasets.DATASETS,

@@ -11,6 +11,7 @@ from data import features as features_lib
 from data import partition as partitions
 from data.cohorts import dropouts
 from data.features import maps
+from experiments import systems  # noqa: F401 (it registers choices, which the flags list)
 from quap_tff import methods
 from quap_tff.common import checks
 from quap_tff.common import flag_fields

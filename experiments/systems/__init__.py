@@ -4,3 +4,7 @@ A file begins with its paper's equations and ends with the lines that register i
 program of your own. To import this package is to register them all. The library knows none of them, and its wheel has
 none.
 """
+
+from experiments.systems import robust
+
+__all__ = ['robust']

@@ -19,11 +19,11 @@ from quap_tff.common import checks
 from quap_tff.common import flag_fields
 from quap_tff.mechanisms import mechanism as mechanisms
 from quap_tff.mechanisms import sparsity as sparsities
+from quap_tff.mechanisms.parts import aggregators
 from quap_tff.mechanisms.parts import budgets
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import layers
 from quap_tff.mechanisms.parts import participation as participations
-from quap_tff.mechanisms.parts import robust as robust_lib
 from quap_tff.mechanisms.quap import config as configs
 from quap_tff.methods import choices
 from quap_tff.training import optimizers
@@ -131,7 +131,7 @@ class Method(abc.ABC):
   # Where a method has no such field.
   server_optimizer: ClassVar[optimizers.OptimizerChoice] = optimizers.Sgd()
   sparsity: ClassVar[sparsities.Sparsity] = sparsities.NotSparse()
-  aggregator: ClassVar[robust_lib.Aggregator] = robust_lib.Mean()
+  aggregator: ClassVar[aggregators.Aggregator] = aggregators.Mean()
 
   @property
   def gives_certificate(self) -> bool:

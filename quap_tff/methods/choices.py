@@ -8,11 +8,11 @@ from typing import Any, Optional
 from quap_tff.common import flag_fields
 from quap_tff.mechanisms import sparsity as sparsities
 from quap_tff.mechanisms.noise import gaussian
+from quap_tff.mechanisms.parts import aggregators
 from quap_tff.mechanisms.parts import budgets
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import layers
 from quap_tff.mechanisms.parts import participation as participations
-from quap_tff.mechanisms.parts import robust as robust_lib
 from quap_tff.mechanisms.quap import config as configs
 from quap_tff.plans import scheduled
 from quap_tff.training import optimizers
@@ -228,8 +228,8 @@ class Robust:
       server, so that no secure aggregation is possible, and no privacy figure survives.
   """
 
-  aggregator: robust_lib.Aggregator = flag_fields.flag(
-    'mean', kind='aggregator', choices=robust_lib.AGGREGATORS, is_neutral=True
+  aggregator: aggregators.Aggregator = flag_fields.flag(
+    'mean', kind='aggregator', choices=aggregators.AGGREGATORS, is_neutral=True
   )
 
 

@@ -13,6 +13,7 @@ import types
 import numpy as np
 import pytest
 
+from experiments import systems
 from quap_tff import methods
 from quap_tff import plans
 from quap_tff.certificates.folders import folder as folders
@@ -21,10 +22,10 @@ from quap_tff.mechanisms import mechanism as mechanism_lib
 from quap_tff.mechanisms import sparsity
 from quap_tff.mechanisms.certified import weight_rules
 from quap_tff.mechanisms.noise import correlation
+from quap_tff.mechanisms.parts import aggregators
 from quap_tff.mechanisms.parts import budgets
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import participation
-from quap_tff.mechanisms.parts import robust
 from quap_tff.mechanisms.parts import weighting
 from quap_tff.mechanisms.quap import pt_adp
 from quap_tff.mechanisms.quap.config import NoiseConfig
@@ -104,7 +105,7 @@ KINDS = {
   'clip rule': (clip_rules.RULES, _clip_rule),
   'weight rule': (weight_rules.RULES, _weights),
   'round budget': (budgets.ROUND_RULES, lambda name: _quap(budget=budgets.BudgetConfig(3.0, 4, round_rule=name))),
-  'aggregator': (robust.AGGREGATORS, lambda name: _quap(aggregator=robust.AGGREGATORS[name]())),
+  'aggregator': (aggregators.AGGREGATORS, lambda name: _quap(aggregator=aggregators.AGGREGATORS[name]())),
   'sparsity': (
     sparsity.SPARSITIES,
     lambda name: _quap(dict(sparsity=registry.parse_spec('sparsity', name, sparsity.SPARSITIES), sparsity_seed=1)),
@@ -254,10 +255,13 @@ def test_each_kind_has_one_representative(kind_of, names):
   assert not [name for name, kind in kinds.items() if kind not in chosen]
 
 
+_PRODUCT = ('quap_tff.', f'{systems.__name__}.')
+
+
 def _concrete(base):
   """The classes of this project below `base` that can be made, but for those that tests have."""
   for one in base.__subclasses__():
-    if not inspect.isabstract(one) and one.__module__.startswith('quap_tff.'):
+    if not inspect.isabstract(one) and one.__module__.startswith(_PRODUCT):
       yield one
     yield from _concrete(one)
 

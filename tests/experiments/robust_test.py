@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from experiments.running import loop
+from experiments.systems import robust
 from quap_tff import runtime
-from quap_tff.mechanisms.parts import robust
 from quap_tff.training import malicious
 from tests.experiments import harness
 

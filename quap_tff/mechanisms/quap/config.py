@@ -18,11 +18,11 @@ from quap_tff.common.numbers import arrays
 from quap_tff.common.numbers import rounding
 from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms.noise import gaussian
+from quap_tff.mechanisms.parts import aggregators
 from quap_tff.mechanisms.parts import budgets
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import layers as layers_lib
 from quap_tff.mechanisms.parts import participation as participations
-from quap_tff.mechanisms.parts import robust
 from quap_tff.mechanisms.parts import weighting as weightings
 
 quap = lazy.module('quap_tff.mechanisms.quap.rounds')
@@ -80,10 +80,10 @@ class QuapConfig(mechanism.Mechanism):
       different things under the two (docs/method.md, section 3.1).
     weighting: How much each client counts in the mean, one of `quap_tff.mechanisms.parts.weighting`.
     aggregator: The replacement of the mean of the clipped updates, one of
-      `quap_tff.mechanisms.parts.robust.AGGREGATORS`.
+      `quap_tff.mechanisms.parts.aggregators.AGGREGATORS`.
   """
 
-  choices = (budgets.ROUND_RULES, clip_rules.RULES, robust.AGGREGATORS)
+  choices = (budgets.ROUND_RULES, clip_rules.RULES, aggregators.AGGREGATORS)
 
   num_clients: int
   budget: budgets.BudgetConfig = budgets.BudgetConfig()
@@ -95,7 +95,7 @@ class QuapConfig(mechanism.Mechanism):
   max_agg_norm: Optional[float] = checks.number_field('max_agg_norm', None, above=0)
   update_scale: str = registry.name_field('update scale', 'delta', UPDATE_SCALES)
   weighting: weightings.Weighting = weightings.Equal()
-  aggregator: robust.Aggregator = robust.Mean()
+  aggregator: aggregators.Aggregator = aggregators.Mean()
 
   def __post_init__(self) -> None:
     super().__post_init__()
@@ -104,8 +104,8 @@ class QuapConfig(mechanism.Mechanism):
       raise TypeError(f'clip must be a rule of quap_tff.mechanisms.parts.clip_rules, found {self.clip!r}.')
     if not self.critical_layers:
       raise ValueError('critical_layers is empty. Name a layer, or train without noise (none).')
-    if not isinstance(self.aggregator, robust.Aggregator):
-      raise TypeError(f'aggregator must be one of quap_tff.mechanisms.parts.robust, found {self.aggregator!r}.')
+    if not isinstance(self.aggregator, aggregators.Aggregator):
+      raise TypeError(f'aggregator must be one of quap_tff.mechanisms.parts.aggregators, found {self.aggregator!r}.')
     if not isinstance(self.weighting, weightings.Weighting):
       raise TypeError(f'weighting must be one of quap_tff.mechanisms.parts.weighting, found {self.weighting!r}.')
     if not self.weighting.is_equal and (
@@ -113,7 +113,7 @@ class QuapConfig(mechanism.Mechanism):
     ):
       raise ValueError(
         f'Weighting {type(self.weighting).__name__} gives clients shares by the noise of each, in a mean: use '
-        'round_rule="each_own", noise at the server or none, and aggregator robust.Mean().'
+        'round_rule="each_own", noise at the server or none, and the mean for an aggregator.'
       )
     if self.noise.placement == 'client' and self.aggregator.needs_each_update:
       raise ValueError(

@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 
+from experiments.systems import robust
 from quap_tff import plans
 from quap_tff.federated.line_search.line_search import LineSearchConfig
 from quap_tff.federated.stock import stock as stocks
@@ -16,7 +17,6 @@ from quap_tff.mechanisms.noise import correlation
 from quap_tff.mechanisms.parts import budgets
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import participation
-from quap_tff.mechanisms.parts import robust
 from quap_tff.mechanisms.parts import schedules
 from quap_tff.mechanisms.quap import buffered
 from quap_tff.mechanisms.quap import local

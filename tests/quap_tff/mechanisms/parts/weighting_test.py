@@ -8,11 +8,11 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from experiments.systems import robust
 from quap_tff import plans
 from quap_tff import runtime
 from quap_tff.federated import aggregation
 from quap_tff.mechanisms.parts import clip_rules
-from quap_tff.mechanisms.parts import robust
 from quap_tff.mechanisms.parts import weighting
 from quap_tff.mechanisms.parts.budgets import BudgetConfig
 from quap_tff.mechanisms.parts.participation import ParticipationConfig

@@ -1,4 +1,4 @@
-"""Tests of `quap_tff.mechanisms.parts.robust`: aggregates by hand, and rounds with malicious updates through TFF."""
+"""Tests of `experiments.systems.robust`: aggregates by hand, and rounds with malicious updates through TFF."""
 
 import collections
 
@@ -7,11 +7,12 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from experiments.systems import robust
 from quap_tff import accounting
 from quap_tff import plans
 from quap_tff.federated import aggregation
+from quap_tff.mechanisms.parts import aggregators
 from quap_tff.mechanisms.parts import clip_rules
-from quap_tff.mechanisms.parts import robust
 from quap_tff.mechanisms.quap.config import NoiseConfig
 from tests.quap_tff import examples
 from tests.quap_tff import rounds
@@ -31,7 +32,7 @@ class TestByHand:
   @pytest.mark.parametrize(
     'aggregator, updates, expected',
     [
-      (robust.Mean(), [[0, 1], [1, 1], [5, 4]], [2, 2]),
+      (aggregators.Mean(), [[0, 1], [1, 1], [5, 4]], [2, 2]),
       (robust.Median(), [[0, 9, -1], [1, 1, -1], [50, 4, 7]], [1, 4, -1]),
       # Of an even number, it is between the two in the middle.
       (robust.Median(), [[0, 9], [1, 1], [50, 4], [3, 6]], [2, 5]),
@@ -101,13 +102,13 @@ class TestRounds:
     updates = [[3, 4, 0, 0], [30, 40, 0, 0], [0, 0, -3, 1], [0, 0, -1, 1], [1, 0, 0, 1]]
     found, _ = _rounds(_config(robust.Median()), updates)
     np.testing.assert_allclose(found, [[1, 0, 0, 1]], atol=1e-6)
-    mean, _ = _rounds(_config(robust.Mean()), updates)
+    mean, _ = _rounds(_config(aggregators.Mean()), updates)
     np.testing.assert_allclose(mean, [[7 / 5, 8 / 5, -4 / 5, 3 / 5]], rtol=1e-6)
 
   def test_a_malicious_client_moves_the_mean_and_not_the_trimmed_mean(self):
     updates = [[1, 1, 1, 1]] * 4 + [[-1e4, 0, 0, 0]]
     np.testing.assert_allclose(_rounds(_config(robust.TrimmedMean(0.2)), updates)[0], [[1, 1, 1, 1]], rtol=1e-6)
-    assert _rounds(_config(robust.Mean()), updates)[0][0, 0] == pytest.approx(-1 / 5)
+    assert _rounds(_config(aggregators.Mean()), updates)[0][0, 0] == pytest.approx(-1 / 5)
 
   @pytest.mark.parametrize('aggregator', _ROBUST)
   def test_nobody(self, aggregator):
@@ -133,7 +134,7 @@ class TestPrivacy:
     assert plan.protection.covers == accounting.COVERS[2]
     assert type(aggregator).__name__ in plan.protection.statement
     assert not plan.has_nominal
-    mean = plans.Plan(_config(robust.Mean(), noise=NoiseConfig()), client_metrics=False)
+    mean = plans.Plan(_config(aggregators.Mean(), noise=NoiseConfig()), client_metrics=False)
     assert mean.protection.model_protected and mean.has_nominal
 
   @pytest.mark.parametrize('seed', [None, 3])
@@ -152,5 +153,5 @@ class TestPrivacy:
       _config(robust.Median(), noise=NoiseConfig('client'))
 
   def test_something_else_is_refused(self):
-    with pytest.raises(TypeError, match='quap_tff.mechanisms.parts.robust'):
+    with pytest.raises(TypeError, match='quap_tff.mechanisms.parts.aggregators'):
       _config('median')

@@ -1,58 +1,24 @@
-"""Replacements for the mean of the clipped updates, so that a few malicious clients cannot move it far.
+"""Robust aggregators: replacements of the mean that a few malicious clients cannot move far.
 
-    mean              (1/M)·Σ_i u_i
+    mean              (1/M)·Σ_i u_i, the library's own
     median            coordinate by coordinate (Yin, Chen, Ramchandran and Bartlett 2018, definition 1)
     trimmed_mean      the mean of a coordinate without its b largest and b smallest values, b = ⌊share·M⌋ (definition 2)
     geometric_median  argmin_v Σ_i ‖v - u_i‖, by Weiszfeld's smoothed iteration (Pillutla, Kakade and Harchaoui 2022)
 
-The server must see each client's update to compute any but the mean. So secure aggregation, which reveals only a sum,
-is not possible with them. And noise of σ = z·C/M covers only the mean, which one client moves by C/M at most. One
-client can move the others by far more: the median of three numbers follows the middle one wherever it goes. So a run
-with a robust aggregator has no formal privacy figure and no certificate, however much noise it adds.
+No privacy figure survives any but the mean, see `quap_tff.mechanisms.parts.aggregators`.
 """
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 
 from quap_tff.common import checks
 from quap_tff.common.lazy import tf
-
-
-class Aggregator(checks.Checked, abc.ABC):
-  """How clipped updates become one. Subclasses are frozen dataclasses in `AGGREGATORS`.
-
-  Attributes:
-    needs_each_update: Whether the server must see each client's update, and not only their sum.
-  """
-
-  needs_each_update: bool = True
-
-  @abc.abstractmethod
-  def centre(self, updates: list[tf.Tensor]) -> list[tf.Tensor]:
-    """The aggregate.
-
-    Args:
-      updates: For each tensor of shape S of an update, float[M, *S] with M >= 1, in the order of the clients.
-
-    Returns:
-      For each tensor float[*S].
-    """
+from quap_tff.mechanisms.parts import aggregators
 
 
 @dataclasses.dataclass(frozen=True)
-class Mean(Aggregator):
-  """The mean, QuAP-FL's own. One client moves it by C/M at most. It is the only one that a sum is enough for."""
-
-  needs_each_update = False
-
-  def centre(self, updates: list[tf.Tensor]) -> list[tf.Tensor]:
-    return [tf.reduce_mean(one, axis=0) for one in updates]
-
-
-@dataclasses.dataclass(frozen=True)
-class Median(Aggregator):
+class Median(aggregators.Aggregator):
   """The median of each coordinate; of an even number of values, the mean of the two in the middle."""
 
   def centre(self, updates: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -60,7 +26,7 @@ class Median(Aggregator):
 
 
 @dataclasses.dataclass(frozen=True)
-class TrimmedMean(Aggregator):
+class TrimmedMean(aggregators.Aggregator):
   """The mean of each coordinate without its largest and its smallest values.
 
   Attributes:
@@ -75,7 +41,7 @@ class TrimmedMean(Aggregator):
 
 
 @dataclasses.dataclass(frozen=True)
-class GeometricMedian(Aggregator):
+class GeometricMedian(aggregators.Aggregator):
   """The point with the least sum of distances to all updates, each taken as one vector over all layers.
 
   Weiszfeld's iteration starts at the mean: v ← Σ_i β_i·u_i / Σ_i β_i, β_i = 1/max(ν, ‖v - u_i‖). The smoothing ν keeps
@@ -104,9 +70,6 @@ class GeometricMedian(Aggregator):
     return point
 
 
-AGGREGATORS = {'mean': Mean, 'median': Median, 'trimmed_mean': TrimmedMean, 'geometric_median': GeometricMedian}
-
-
 def _cut(share: float, size: tf.Tensor) -> tf.Tensor:
   """⌊share·M⌋; a share below 1/2 always leaves a value."""
   # A share such as 0.2 is not exact in binary: 0.2·5 must cut one.
@@ -117,3 +80,8 @@ def _middle(values: tf.Tensor, cut: tf.Tensor) -> tf.Tensor:
   """The mean of float[M, …] along the first axis, without the `cut` largest and smallest values of each coordinate."""
   ordered = tf.sort(values, axis=0)
   return tf.reduce_mean(ordered[cut : tf.shape(values)[0] - cut], axis=0)
+
+
+aggregators.AGGREGATORS['median'] = Median
+aggregators.AGGREGATORS['trimmed_mean'] = TrimmedMean
+aggregators.AGGREGATORS['geometric_median'] = GeometricMedian
