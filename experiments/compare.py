@@ -141,7 +141,9 @@ def main(argv: list[str]) -> int:
   """Does what the flags in `argv[1:]` say; returns the exit status."""
   command_line.refuse_arguments(command_line.parse(_FLAGS, argv, __doc__))
   setting, epsilons = _setting(_DATASET.value, _DATA_DIR.value), _parsed(_EPSILONS.value)
-  name = os.path.splitext(naming.dataset(_DATASET.value))[0] if _is_own(_DATASET.value) else _DATASET.value
+  name = datasets.portable(_DATASET.value)
+  if _is_own(name):
+    name = os.path.splitext(naming.dataset(name))[0]
   folder = _OUTPUT_DIR.value or os.path.join('runs', 'compare', name)
   interrupts.install()
   if setting.needs_network and not os.path.exists(os.path.join(folder, 'network', 'card.json')):

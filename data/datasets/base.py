@@ -37,6 +37,7 @@ class Dataset(checks.Checked, abc.ABC):
   """A source of federations. Subclasses are frozen dataclasses in `DATASETS`.
 
   Attributes:
+    title: Its name in print, where {key} stands for a parameter; '' if that is its spec.
     has_own_clients: Whether its clients are its own, whatever partition is asked for.
     default_num_clients: N if no number is asked for; None for all of its own clients.
     is_sequences: Whether examples are sequences of tokens.
@@ -47,6 +48,7 @@ class Dataset(checks.Checked, abc.ABC):
     auxiliary_source: A sentence on the source of the server's own examples, for runs in which it has some.
   """
 
+  title: ClassVar[str] = ''
   has_own_clients: ClassVar[bool] = False
   default_num_clients: ClassVar[Optional[int]] = None
   is_sequences: ClassVar[bool] = False

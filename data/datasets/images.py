@@ -32,6 +32,7 @@ class Digits(base.PooledDataset):
   1,437 training and 360 test examples, float32[8, 8, 1], 1.0 = ink.
   """
 
+  title = '8×8 digits'
   num_classes = 10
   image_shape = (8, 8, 1)
   white = 16.0
@@ -92,6 +93,7 @@ class _KerasImages(base.PooledDataset):
 class Mnist(_KerasImages):
   """60,000 training and 10,000 test digits from `mnist.npz` or Keras: float32[28, 28, 1], 1.0 = ink."""
 
+  title = 'MNIST'
   keras_name = 'mnist'
   image_shape = (28, 28, 1)
 
@@ -100,6 +102,7 @@ class Mnist(_KerasImages):
 class Cifar10(_KerasImages):
   """50,000 training and 10,000 test photographs from `cifar10.npz` or Keras: float32[32, 32, 3], RGB."""
 
+  title = 'CIFAR-10'
   keras_name = 'cifar10'
   image_shape = (32, 32, 3)
 
@@ -113,6 +116,7 @@ class MnistWriters(base.Dataset):
   people who are not clients.
   """
 
+  title = 'MNIST by writer'
   has_own_clients = True
   num_classes = Mnist.num_classes
   image_shape = (28, 28, 1)
@@ -144,6 +148,7 @@ class Unipen(base.Dataset):
     test_writers: The share of the writers, in (0, 1), who are not clients and on whose characters models are tested.
   """
 
+  title = 'UNIPEN'
   has_own_clients = True
   num_classes = unipen.NUM_CLASSES
   image_shape = (28, 28, 1)

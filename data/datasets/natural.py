@@ -111,6 +111,7 @@ class Femnist(_TffDataset):
       0, as TFF has it, models are tested on held-out examples of the clients themselves.
   """
 
+  title = 'FEMNIST'
   image_shape = (28, 28, 1)
   module = 'emnist'
   splits = ('all_train', 'all_test')
@@ -167,6 +168,7 @@ class Femnist(_TffDataset):
 class FemnistDigits(Femnist):
   """The digits of `Femnist` only, 10 classes."""
 
+  title = 'FEMNIST digits'
   splits = ('digits_only_train', 'digits_only_test')
   only_digits = True
   num_classes = 10
@@ -181,6 +183,7 @@ class Cifar100(_TffDataset):
   part.
   """
 
+  title = 'CIFAR-100'
   num_classes = 100
   image_shape = (32, 32, 3)
   module = 'cifar100'
@@ -225,6 +228,7 @@ class Shakespeare(_TffDataset):
       as TFF has it, models are tested on held-out speeches of the clients themselves.
   """
 
+  title = 'Shakespeare'
   is_sequences = True
   module = 'shakespeare'
 
@@ -273,6 +277,7 @@ class StackOverflowWords(_TffDataset):
     test_sentences: Sentences in the test set.
   """
 
+  title = 'Stack Overflow'
   is_sequences = True
   module = 'stackoverflow'
   splits = ('train', 'heldout', 'test')

@@ -55,6 +55,7 @@ class Npz(base.Dataset):
     classes: The number of classes, if there are classes without training examples. 0: one more than the largest label.
   """
 
+  title = '{path}'
   auxiliary_source = 'They were drawn from the file by --seed, and belong to nobody who takes part in a round.'
 
   path: str = ''

@@ -34,6 +34,8 @@ class Glyphs(base.PooledDataset):
     side: Pixels along a side.
   """
 
+  title = 'drawn glyphs'
+
   classes: int = checks.integer_field('classes', 10, at_least=2)
   copies: int = checks.integer_field('copies', 2100, at_least=7)
   alphabet: int = checks.integer_field('alphabet', 0, at_least=0)
@@ -64,6 +66,7 @@ class Things(base.PooledDataset):
     kinds: Seed of the things and of their drawings. It is not the run's, so that runs of all seeds share them.
   """
 
+  title = 'drawn things'
   image_shape = (32, 32, 3)
 
   classes: int = checks.integer_field('classes', 10, at_least=2)

@@ -1,67 +1,10 @@
 """The names that a person would say for methods, data, participation and flags, in every figure and table."""
 
 from collections.abc import Iterable, Mapping, Sequence
-import os
 
 from experiments.reporting import runs
 from quap_tff import methods
 
-# Methods. One that is not listed is called by its name in --algorithm.
-METHODS = {
-  'quap': 'QuAP-FL',
-  'certified': 'Certified QuAP-FL',
-  'fedavg': 'FedAvg (no privacy)',
-  'fixed_dp': 'Fixed-DP',
-  'fixed_dp_layerwise': 'Fixed-DP, layer-wise',
-  'adaptive_clip': 'Adaptive clipping (Andrew et al.)',
-  'layerwise': 'Layer-wise, uniform budget',
-  'quantile_clip': 'Quantile clip',
-  'adaptive_budget': 'Adaptive budget',
-  'adaptive_budget_clip': 'Adaptive budget and clip',
-  'adaptive_budget_layerwise': 'Adaptive budget, layer-wise',
-  'pt_adp': 'PT-ADP (an interpretation)',
-  'dynamic_budget': 'Dynamic budget',
-  'd2dp': 'D2DP (an interpretation)',
-  'acdp': 'ACDP (an interpretation)',
-  'fedapca': 'FedAPCA (an interpretation)',
-  'lee_kifer': 'Lee and Kifer',
-  'local_dp': 'Local DP',
-  'fedbuff': 'FedBuff (asynchronous)',
-  'tff_dp_fedavg': 'TFF DP-FedAvg',
-  'tff_dp_fedavg_adaptive': 'TFF DP-FedAvg, adaptive clip',
-  'tff_dp_ftrl': 'TFF DP-FTRL',
-  'tff_layerwise_adaptive': 'TFF adaptive by layer',
-  'scaffold': 'SCAFFOLD',
-  'fednova': 'FedNova',
-  'feddyn': 'FedDyn',
-  'fedvarp': 'FedVARP',
-  'fl_fdms': 'FL-FDMS',
-  'safari': 'SAFARI (an interpretation)',
-}
-_DATASETS = {
-  'digits': '8×8 digits',
-  'glyphs': 'drawn glyphs',
-  'things': 'drawn things',
-  'mnist': 'MNIST',
-  'mnist_writers': 'MNIST by writer',
-  'unipen': 'UNIPEN',
-  'cifar10': 'CIFAR-10',
-  'cifar100': 'CIFAR-100',
-  'femnist': 'FEMNIST',
-  'femnist_digits': 'FEMNIST digits',
-  'shakespeare': 'Shakespeare',
-  'stackoverflow_words': 'Stack Overflow',
-}
-# Participation models, with their parameters.
-_PARTICIPATION = {
-  'uniform': 'uniform',
-  'full': 'all clients in each round',
-  'beta': 'Beta({a},{b})',
-  'beta_bernoulli': 'Beta({a},{b}) coins',
-  'bernoulli': 'by coins of {q}',
-  'extreme_imbalance': 'extreme imbalance',
-  'separated': 'cohorts {min_separation} rounds apart',
-}
 # Values of parameters and flags that say enough alone. Of the parameters in which specs of a method differ, a label has
 # the first that tell them apart, in this order.
 _VALUES = {
@@ -100,7 +43,7 @@ _NAMES = {
 def name_of(algorithm: str) -> str:
   """The name in print of the method that an --algorithm spec names."""
   name = algorithm.partition(':')[0]
-  return METHODS.get(name, name)
+  return getattr(methods.METHODS.get(name), 'title', '') or name
 
 
 def full(algorithm: str) -> str:
@@ -117,19 +60,21 @@ def order(algorithm: str) -> tuple[int, str]:
 
 
 def dataset(spec: str) -> str:
-  """The name in print of a --dataset spec: of a file of one's own, its name. One that is not listed keeps its spec."""
-  name = spec.partition(':')[0]
-  if name == 'npz':
-    return os.path.basename(runs.parse_choice('dataset', spec)[1]['path'])
-  return _DATASETS.get(name, spec)
+  """The name in print of a --dataset spec; the spec itself where the dataset has no title."""
+  return _titled('dataset', spec)
 
 
 def participation(spec: str) -> str:
-  """The words for a --participation spec. A model that is not listed keeps its spec, and so do rare parameters."""
-  name, parameters, changed = runs.parse_choice('participation', spec)
-  words = _PARTICIPATION.get(name, '')
-  named = {key for key in parameters if f'{{{key}}}' in words}
-  return words.format(**parameters) if words and not changed.keys() - named else spec
+  """The words for a --participation spec. A model without a title keeps its spec, and so do rare parameters."""
+  return _titled('participation', spec)
+
+
+def _titled(flag: str, spec: str) -> str:
+  """The title of a choice with its parameters; its spec if it has no title, or if the title hides what was changed."""
+  name, parameters, changed = runs.parse_choice(flag, spec)
+  title = getattr(runs.CHOICES[flag].get(name), 'title', '')
+  hidden = [key for key in changed if f'{{{key}}}' not in title]
+  return title.format(**parameters) if title and not hidden else spec
 
 
 def value(name: str, text: object) -> str:
@@ -159,7 +104,7 @@ def distinguished(algorithms: Sequence[str]) -> list[tuple[str, str]]:
     others = [parameters for other, parameters in parsed if other == name]
     differing = sorted((key for key in own if _differs(key, own, others)), key=_place_of_parameter)
     named = _telling(differing, others)
-    label = METHODS.get(name, name)
+    label = name_of(name)
     if named:
       label += f' ({_in_words(named, own)})'
     pairs.append((label, _in_words([key for key in differing if key not in named], own)))

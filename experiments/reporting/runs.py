@@ -31,7 +31,7 @@ _IF_READ: dict[str, Any] = dict.fromkeys(('epsilon', 'delta', 'alpha', 'beta'), 
 _SPENT = ('rounds', 'nominal_', 'formal_')
 
 # The flags whose values are choices with parameters. Then the choices whose parameters are always written out.
-_CHOICES: dict[str, registry.Registry] = {
+CHOICES: dict[str, registry.Registry] = {
   'algorithm': methods.METHODS,
   'dataset': datasets.DATASETS,
   'participation': cohorts.PARTICIPATION_MODELS,
@@ -57,7 +57,7 @@ def parse_choice(flag: str, spec: str) -> tuple[str, dict[str, str], dict[str, s
   """
   name, _, arguments = spec.partition(':')
   try:
-    choice = registry.parse_spec(flag, spec, _CHOICES[flag])
+    choice = registry.parse_spec(flag, spec, CHOICES[flag])
   except ValueError:
     given = dict(argument.partition('=')[::2] for argument in arguments.split(',') if argument)
     return name, given, given
@@ -76,7 +76,7 @@ def canonical(flag: str, value: json_types.Json) -> json_types.Json:
     return 'default'
   if isinstance(value, float) and value.is_integer():
     return int(value)
-  if flag not in _CHOICES or not isinstance(value, str):
+  if flag not in CHOICES or not isinstance(value, str):
     return value
   name, parameters, changed = parse_choice(flag, value)
   shown = parameters if name in _WRITTEN_OUT else changed

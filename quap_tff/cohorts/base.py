@@ -142,10 +142,12 @@ class ParticipationChoice(checks.Checked, abc.ABC):
   """The parameters of a participation model; a frozen dataclass.
 
   Attributes:
+    title: Its name in print, where {key} stands for a parameter; '' if that is its spec.
     ignores_cohort_size: Whether the model sets the size of cohorts itself, whatever `cohort_size` is.
     learns_from_dropout: Whether the model learns from clients that drop out, so that some must.
   """
 
+  title: ClassVar[str] = ''
   ignores_cohort_size: ClassVar[bool] = False
   learns_from_dropout: ClassVar[bool] = False
 

@@ -20,6 +20,8 @@ _share = functools.partial(checks.number_field, at_least=0, at_most=1)
 class Uniform(base.ParticipationChoice):
   """Every set of `cohort_size` clients is equally likely."""
 
+  title = 'uniform'
+
   def over(self, population: base.Population) -> base.ParticipationModel:
     return base.fixed_size(population)
 
@@ -37,6 +39,8 @@ class Separated(base.ParticipationChoice):
   Attributes:
     min_separation: b, at least 1. There must be b·cohort_size clients.
   """
+
+  title = '{min_separation} rounds apart'
 
   min_separation: int = checks.integer_field('separated min_separation', 3, at_least=1)
 
@@ -67,6 +71,7 @@ class Separated(base.ParticipationChoice):
 class Full(base.ParticipationChoice):
   """All clients take part in every round."""
 
+  title = 'everybody in each round'
   ignores_cohort_size = True
 
   def over(self, population: base.Population) -> base.ParticipationModel:
@@ -86,6 +91,7 @@ class Bernoulli(base.ParticipationChoice):
     q: The rate of every client, in (0, 1].
   """
 
+  title = 'coins of {q}'
   ignores_cohort_size = True
 
   q: float = checks.number_field('bernoulli q', 0.3, above=0, at_most=1)
@@ -102,6 +108,8 @@ class Beta(base.ParticipationChoice):
     a, b: The parameters of the Beta distribution, in [0.01, 1e6].
   """
 
+  title = 'Beta({a},{b})'
+
   a: float = _shape('beta a', 2.0)
   b: float = _shape('beta b', 5.0)
 
@@ -117,6 +125,7 @@ class BetaBernoulli(base.ParticipationChoice):
     a, b: The parameters of the Beta distribution, in [0.01, 1e6].
   """
 
+  title = 'Beta({a},{b}) by coins'
   ignores_cohort_size = True
 
   a: float = _shape('beta_bernoulli a', 2.0)
@@ -138,6 +147,7 @@ class ExtremeImbalance(base.ParticipationChoice):
     rare_rate: The others' rate, in [0, 1].
   """
 
+  title = 'extreme imbalance'
   ignores_cohort_size = True
 
   frequent_fraction: float = _share('extreme_imbalance frequent_fraction', 0.2)

@@ -75,6 +75,8 @@ class DynamicBudget(_Adaptive):
     clip: The clipping norm, without `quap`.
   """
 
+  title = 'Dynamic budget'
+
   growth: float = 4.0
   clip: float = 1.0
   of_quap: choices.Clip = flag_fields.part(choices.Clip())
@@ -109,6 +111,7 @@ class D2dp(_Adaptive):
     growth: ε_T/ε_1, the budget of the last round over that of the first.
   """
 
+  title = 'D2DP (an interpretation)'
   interpretation = (
     'd2dp is an interpretation: the documents name D2DP without specifying it, and no paper of this name was found.'
   )
@@ -144,6 +147,7 @@ class Acdp(_Adaptive):
     norm_noise: The noise multiplier of the sum of the norms.
   """
 
+  title = 'ACDP (an interpretation)'
   interpretation = (
     'acdp is an interpretation: the documents name ACDP without specifying it, and no paper of this name was found.'
   )
@@ -184,6 +188,8 @@ class FedApca(
     clusters: K, the number of clusters.
   """
 
+  title = 'FedAPCA (an interpretation)'
+
   clusters: int = 3
 
   interpretation = (
@@ -222,6 +228,8 @@ class LeeKifer(choices.Budget, base.SimpleMethod):
     test_share: The share of the budget that the losses get.
     lasts: How much smaller than an even share of the budget the first gradients' share is.
   """
+
+  title = 'Lee and Kifer'
 
   clip: float = 1.0
   loss_clip: float = 0.5

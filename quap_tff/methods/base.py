@@ -114,6 +114,7 @@ class Method(abc.ABC):
   """A choice of --algorithm with its parameters.
 
   Attributes:
+    title: Its name in print; '' if that is its name in --algorithm.
     gives_certificate: Whether a run ends with a certificate. Then nothing exact about clients' data may be released,
       not even a figure on held-out examples of the clients themselves.
     follows_public_rule: Whether what nobody gives is chosen by the public rule, see `plans.public_constants`.
@@ -125,6 +126,7 @@ class Method(abc.ABC):
       there is nothing to say. A plan that says so itself needs no such sentence.
   """
 
+  title: ClassVar[str] = ''
   divides_by_planned_cohort: ClassVar[bool] = False
   follows_public_rule: ClassVar[bool] = False
   interpretation: ClassVar[str] = ''

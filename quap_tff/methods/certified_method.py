@@ -103,6 +103,7 @@ class CertifiedMethod(
       --client_metrics may be given, which no certificate covers.
   """
 
+  title = 'Certified QuAP-FL'
   divides_by_planned_cohort = True
   follows_public_rule = True
 

@@ -128,6 +128,7 @@ class ScaffoldMethod(_Extended):
     option: The paper's option 1 or 2 for the clients' controls.
   """
 
+  title = 'SCAFFOLD'
   needs_plain_sgd = True
 
   option: int = 2
@@ -148,6 +149,7 @@ class FedNovaMethod(_Extended):
       the mean of --local_epochs, with clients normalized by their epochs.
   """
 
+  title = 'FedNova'
   needs_plain_sgd = True
 
   effective_steps: Optional[float] = None
@@ -173,6 +175,7 @@ class FedDynMethod(_Extended):
     alpha: α > 0, the strength of the regulariser.
   """
 
+  title = 'FedDyn'
   needs_plain_sgd = True
 
   alpha: float = 0.1
@@ -190,6 +193,8 @@ class FedVarpMethod(_Extended):
     memory: 'clients': each client's own last update, as in the paper, for base=fedavg only. 'released': the noised mean
       of the round that it was last in. 'auto': the former for fedavg, and the latter for all others.
   """
+
+  title = 'FedVARP'
 
   memory: str = 'auto'
 
@@ -210,6 +215,8 @@ class FedVarpMethod(_Extended):
 class FlFdms(_Extended):
   """FL-FDMS (Wang and Xu 2022), where friends substitute for clients that drop out: see
   `quap_tff.training.heterogeneity.friends` for the equations."""
+
+  title = 'FL-FDMS'
 
   def _extension(self, mean_epochs: Optional[float]) -> heterogeneity.FriendSubstitution:
     if isinstance(self.base, certified_method.CertifiedMethod):
@@ -244,6 +251,7 @@ class SafariMethod(_Extended):
     server_learning_rate: The length of one of these steps, over the gradient.
   """
 
+  title = 'SAFARI (an interpretation)'
   interpretation = 'safari is an interpretation: of the paper only the abstract and descriptions could be read.'
 
   q: float = checks.number_field('safari q', 0.8, above=0, below=1)

@@ -35,46 +35,63 @@ class _Combination(choices.ScaleChoice, choices.SparseChoice, choices.Robust, ba
 class Quap(choices.AdaptiveBudgets, choices.Clip, choices.LayersChoice, _Combination):
   """QuAP-FL: all three parts."""
 
+  title = 'QuAP-FL'
+
 
 @dataclasses.dataclass(frozen=True)
 class FixedDp(choices.FixedClip, _Combination):
   """The documents' Vanilla, Uniform or Fixed DP-FedAvg: uniform budget, fixed clipping norm, noise everywhere."""
+
+  title = 'Fixed-DP'
 
 
 @dataclasses.dataclass(frozen=True)
 class FixedDpLayerwise(choices.FixedClip, choices.LayersChoice, _Combination):
   """Uniform budget, fixed clipping norm, layer-wise noise."""
 
+  title = 'Fixed-DP, layer-wise'
+
 
 @dataclasses.dataclass(frozen=True)
 class AdaptiveBudget(choices.AdaptiveBudgets, choices.FixedClip, _Combination):
   """Adaptive budget, fixed clipping norm, noise everywhere."""
+
+  title = 'Adaptive budget'
 
 
 @dataclasses.dataclass(frozen=True)
 class AdaptiveBudgetLayerwise(choices.AdaptiveBudgets, choices.FixedClip, choices.LayersChoice, _Combination):
   """Adaptive budget, fixed clipping norm, layer-wise noise."""
 
+  title = 'Adaptive budget, layer-wise'
+
 
 @dataclasses.dataclass(frozen=True)
 class QuantileClip(choices.Clip, _Combination):
   """Uniform budget, tracked clipping norm, noise everywhere."""
+
+  title = 'Quantile clip'
 
 
 @dataclasses.dataclass(frozen=True)
 class Layerwise(choices.Clip, choices.LayersChoice, _Combination):
   """Uniform budget, tracked clipping norm, layer-wise noise: layer-wise DP without participation."""
 
+  title = 'Layer-wise, uniform budget'
+
 
 @dataclasses.dataclass(frozen=True)
 class AdaptiveBudgetClip(choices.AdaptiveBudgets, choices.Clip, _Combination):
   """Adaptive budget, tracked clipping norm, noise everywhere."""
+
+  title = 'Adaptive budget and clip'
 
 
 @dataclasses.dataclass(frozen=True)
 class FedAvg(choices.SparseChoice, choices.Robust, choices.ServerOptimizer, base.SimpleMethod):
   """Federated averaging without clipping and noise. Each client counts the same. This is the documents' upper bound."""
 
+  title = 'FedAvg (no privacy)'
   follows_public_rule = True
 
   def configure(self, setting: base.Setting) -> configs.QuapConfig:
@@ -100,6 +117,8 @@ class AdaptiveClip(_Combination):
     count_stddev: The standard deviation of the noise on the count of norms within the clipping norm.
   """
 
+  title = 'Adaptive clipping (Andrew et al.)'
+
   quantile: float = 0.5
   initial_clip: float = 1.0
   learning_rate: float = 0.2
@@ -124,6 +143,8 @@ class PtAdpMethod(choices.Clip, choices.LayersChoice, choices.ScaleChoice, choic
     participation_credit: The credits for taking part in a round.
     agreement_credit: The most credits for an update in the direction of the last aggregate.
   """
+
+  title = 'PT-ADP (an interpretation)'
 
   participation_credit: float = 0.1
   agreement_credit: float = 0.5
@@ -156,6 +177,8 @@ class FedBuff(choices.AdaptiveBudgets, choices.Clip, choices.LayersChoice, base.
     spread: How much clients differ in speed.
     max_staleness: The largest τ. The server keeps one version more than this.
   """
+
+  title = 'FedBuff (asynchronous)'
 
   buffer: int = 10
   staleness: float = 2.0
@@ -198,6 +221,8 @@ class LocalDp(choices.Shape, choices.SparseChoice, choices.ServerOptimizer, choi
     budget: 'participation': ε_i(t) follows QuAP-FL's budgets, with --alpha, --beta and the flags of rates. 'uniform':
       ε_base for everyone.
   """
+
+  title = 'Local DP'
 
   clip: float = 1.0
   budget: str = 'participation'

@@ -66,17 +66,25 @@ class _Stock(choices.ServerOptimizer, choices.Noise, stocks.StockConfig, base.Si
 class TffDpFedAvg(stocks.DpFedAvg, _Stock):
   """TFF's DP-FedAvg with a fixed clipping norm, see `stocks.DpFedAvg`."""
 
+  title = 'TFF DP-FedAvg'
+
 
 @dataclasses.dataclass(frozen=True)
 class TffDpFedAvgAdaptive(stocks.DpFedAvgAdaptive, _Stock):
   """TFF's DP-FedAvg with adaptive clipping, see `stocks.DpFedAvgAdaptive`."""
+
+  title = 'TFF DP-FedAvg, adaptive clip'
 
 
 @dataclasses.dataclass(frozen=True)
 class TffLayerwiseAdaptive(stocks.LayerwiseAdaptive, _Stock):
   """TFF's adaptive clipping layer by layer, see `stocks.LayerwiseAdaptive`."""
 
+  title = 'TFF adaptive by layer'
+
 
 @dataclasses.dataclass(frozen=True)
 class TffDpFtrl(stocks.DpFtrl, _Stock):
   """TFF's DP-FTRL: the noise of a binary tree over rounds, see `stocks.DpFtrl`."""
+
+  title = 'TFF DP-FTRL'

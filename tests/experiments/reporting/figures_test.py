@@ -59,19 +59,20 @@ class TestLooks:
       method = methods.METHODS[name]
       assert parts == tuple(flag in flag_fields.flags_of(method) for flag in ('alpha', 'clip', 'critical_layers'))
 
-  def test_names_are_of_registered_methods_and_differ(self):
-    assert set(naming.METHODS) <= set(methods.METHODS)
-    assert len(set(naming.METHODS.values())) == len(naming.METHODS)
+  def test_every_method_has_a_title_of_its_own(self):
+    titles = [naming.name_of(name) for name in methods.METHODS]
+    assert len(set(titles)) == len(titles) and not set(titles) & set(methods.METHODS)
     assert naming.name_of('brand_new:a=1') == 'brand_new'
 
   def test_the_words_of_flags(self):
     assert naming.participation('beta:a=2,b=5') == 'Beta(2,5)'
+    assert naming.participation('beta_bernoulli:a=2,b=5') == 'Beta(2,5) by coins'
     assert naming.participation('extreme_imbalance:rare_rate=0.01') == 'extreme_imbalance:rare_rate=0.01'
     assert naming.value('client_optimizer', 'sgd:learning_rate=1') == 'client optimizer sgd, learning rate 1'
     assert naming.value('epsilon', 3) == 'ε = 3'
 
   def test_data_of_ones_own_have_the_name_of_their_file(self):
-    assert naming.dataset('npz:path=a/tab.npz,test_share=0.2,test_of_clients=False,classes=0') == 'tab.npz'
+    assert naming.dataset('npz:path=tab.npz,test_share=0.2,test_of_clients=False,classes=0') == 'tab.npz'
     assert naming.dataset('of_another_version:a=1') == 'of_another_version:a=1'
 
   def test_labels_name_only_what_differs(self):
