@@ -10,7 +10,7 @@ to the function around it and is made once.
       optional = iterator.get_next()
 
 The iterator does not tune itself. At its end, TensorFlow would wait for the thread that tunes it, which may be asleep.
-That took a quarter of a round (`docs/benchmarks.md`).
+That took a quarter of a round.
 """
 
 from collections.abc import Collection, Sequence
