@@ -1,4 +1,4 @@
-"""The examples of CONTRIBUTING.md: each adds a choice from outside, which then trains, is reported and is drawn."""
+"""The examples in docs/own_choices: each adds a choice from outside, which then trains, is reported and is drawn."""
 
 import inspect
 import json
@@ -44,9 +44,8 @@ _OTHERS = {
 }
 
 
-_BLOCKS = re.findall(
-  r'```python\n(.*?)```', (harness.REPOSITORY / 'CONTRIBUTING.md').read_text(encoding='utf-8'), re.DOTALL
-)
+_FILES = sorted((harness.REPOSITORY / 'docs' / 'own_choices').glob('*.py'))
+_BLOCKS = [path.read_text(encoding='utf-8') for path in _FILES]
 
 
 @pytest.fixture(scope='module', autouse=True)
@@ -55,7 +54,7 @@ def added():
   before, found = [dict(registry) for registry in _REGISTRIES], []
   for block in _BLOCKS:
     found.append({'__name__': 'own'})
-    exec(block, found[-1])  # Each block must run by itself.
+    exec(block, found[-1])  # Each file must run by itself.
   yield found
   for registry, kept in zip(_REGISTRIES, before):
     registry.clear()
@@ -133,7 +132,7 @@ class TestMechanism:
   def run(self, tmp_path_factory):
     """A run with a certificate, in a folder with the example's file."""
     path = tmp_path_factory.mktemp('mechanism')
-    (block,) = (block for block in _BLOCKS if f"MECHANISMS['{self._NAME}']" in block)
+    block = _BLOCKS[[path.stem for path in _FILES].index(self._NAME)]
     (path / f'{self._NAME}.py').write_text(block, encoding='utf-8')
     arguments = [
       f'--algorithm={self._NAME}:decay=0.8,weights=uniform,clip=1',

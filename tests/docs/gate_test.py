@@ -1,4 +1,4 @@
-"""The recipes of docs/gate.md run in the programs that they are for, where these are installed."""
+"""The recipes in docs/gates run in the programs that they are for, where these are installed."""
 
 import collections
 import functools
@@ -20,7 +20,8 @@ from tests import processes
 
 ROOT = pathlib.Path(__file__).absolute().parents[2]
 BLOCKS = re.findall(r'^```python\n(.*?)^```', (ROOT / 'docs' / 'gate.md').read_text(encoding='utf-8'), re.M | re.S)
-RECIPES = {name: next(one for one in BLOCKS if f'from {name}.' in one) for name in ('flwr', 'pfl')}
+FILES = {'flwr': 'flower_strategy.py', 'pfl': 'pfl_callback.py'}
+RECIPES = {name: (ROOT / 'docs' / 'gates' / file).read_text(encoding='utf-8') for name, file in FILES.items()}
 PEERS = {'flwr': 'flower', 'pfl': 'pfl'}
 
 
@@ -34,7 +35,7 @@ def test_the_first_lines_run(capsys):
 
 @pytest.mark.parametrize('name', RECIPES)
 def test_recipes_are_short(name):
-  assert len(RECIPES[name].splitlines()) <= 60
+  assert len([line for line in RECIPES[name].splitlines() if line]) <= 60
 
 
 def _run(name, tmp_path):

@@ -1,4 +1,4 @@
-"""Runs the recipe for Flower of docs/gate.md, as recipe.py alongside, in Flower's simulation; prints a JSON line.
+"""Runs docs/gates/flower_strategy.py, as recipe.py alongside, in Flower's simulation; prints a JSON line.
 
 Some clients drop out, and each says that it has another number of examples. All updates are clipped, but those of some
 clients: one stays where it is, and the others reply with what cannot be used.

@@ -1,4 +1,4 @@
-"""Runs the recipe for pfl-research of docs/gate.md, as recipe.py alongside; prints a JSON line.
+"""Runs docs/gates/pfl_callback.py, as recipe.py alongside; prints a JSON line.
 
 The model is a vector, without PyTorch. All updates are clipped. One client's update begins with NaN and large numbers.
 """
