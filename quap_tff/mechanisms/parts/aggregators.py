@@ -47,4 +47,4 @@ class Mean(Aggregator):
     return [tf.reduce_mean(one, axis=0) for one in updates]
 
 
-AGGREGATORS = {'mean': Mean}
+AGGREGATORS: dict[str, type[Aggregator]] = {'mean': Mean}
