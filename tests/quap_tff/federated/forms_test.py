@@ -1,8 +1,6 @@
 """Tests that every certified plan compiles to TFF's forms, and that their own functions play the same round."""
 
 import contextlib
-import pathlib
-import re
 
 import numpy as np
 import pytest
@@ -52,12 +50,19 @@ def _clients(plan, round_num):
 
 
 def _map_reduce(process, state, clients):
-  """A round by the functions of a `MapReduceForm`, as docs/runtimes.md has it."""
-  page = pathlib.Path(__file__).absolute().parents[3] / 'docs' / 'runtimes.md'
-  block = re.search(r'^```python\n(form = .*?)^```', page.read_text(encoding='utf-8'), re.MULTILINE | re.DOTALL)
-  names = dict(tff=tff, tf=tf, process=process, state=state, clients_data=clients)
-  exec(block.group(1), names)
-  return names['state'], names['output']
+  """A round by the functions of a `MapReduceForm`."""
+  form = tff.backends.mapreduce.get_map_reduce_form_for_computation(process.next)
+  message = form.prepare(state)  # To every client.
+  updates = [form.work(data, message) for data in clients]  # On each client, or a shard of clients.
+  total = form.zero()
+  for update in updates:
+    total = form.accumulate(total, update[0])  # Plain sums.
+  modulus = form.secure_modular_sum_modulus()  # Of sums that the server must not see apart.
+  parts = [update[3] for update in updates]
+  secure = tf.nest.map_structure(lambda m, *values: sum(values) % m, modulus, *parts)
+  report = form.report(form.merge(total, form.zero()))
+  state, output = form.update(state, (report, (), (), secure)).values()
+  return state, output
 
 
 def _distribute_aggregate(process, state, clients):
