@@ -20,10 +20,10 @@ class DecayingDp(base.QuapMechanism, choices.Noise):
   clip: float = 1.0
   decay: float = 0.9
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     self.clip_rule()
 
-  def clip_rule(self):
+  def clip_rule(self) -> clip_rules.ClipRule:
     return clip_rules.Decaying(self.clip, self.decay)
 
 

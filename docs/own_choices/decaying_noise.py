@@ -13,13 +13,16 @@ import pytest
 
 from quap_tff import methods
 from quap_tff.certificates.folders import folder
+from quap_tff.common import array_types
 from quap_tff.common import checks
 from quap_tff.common import flag_fields
 from quap_tff.common import registry
 from quap_tff.common.numbers import arrays
 from quap_tff.mechanisms.certified import config
 from quap_tff.mechanisms.noise import correlation
+from quap_tff.methods import base
 from quap_tff.methods import certified_method
+from quap_tff.plans import plan as plan_lib
 from tests.contracts import mechanisms
 
 
@@ -33,7 +36,7 @@ class DecayingNoise(config.CertifiedConfig):
 
   decay: float = checks.number_field('decay of the noise', 0.9, above=0, at_most=0.999)
 
-  def noise_scale(self, round_num):
+  def noise_scale(self, round_num: array_types.Numbers) -> array_types.Numbers:
     """f_t = decay^(t-T): the last round has the least noise, which is z·C."""
     rounds_left = arrays.namespace(round_num).maximum(self.num_rounds - round_num, 0)
     return 1 / arrays.whole_power(self.decay, rounds_left)
@@ -46,7 +49,7 @@ class DecayingNoiseMethod(certified_method.CertifiedMethod):
   noise: correlation.Correlation = flag_fields.parameter('noise correlation', correlation.FAMILIES, 'independent')
   decay: float = 0.9
 
-  def configure(self, setting):
+  def configure(self, setting: base.Setting) -> config.CertifiedConfig:
     asked = registry.parameter_values(super().configure(setting))
     return DecayingNoise(**asked, decay=self.decay)
 
@@ -57,6 +60,6 @@ methods.METHODS['decaying_noise'] = DecayingNoiseMethod
 
 class TestDecayingNoise(mechanisms.MechanismContract):
   @pytest.fixture(scope='class')
-  def plan(self):
+  def plan(self) -> plan_lib.Plan:
     method = methods.parse('decaying_noise:decay=0.8', {'epsilon': 3.0})
     return method.plan(mechanisms.setting())

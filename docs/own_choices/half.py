@@ -11,7 +11,7 @@ from quap_tff.mechanisms.certified import weight_rules
 class Half(weight_rules.WeightRule):
   """Every client counts half until its budget is spent."""
 
-  def weights(self, view):
+  def weights(self, view: weight_rules.RoundView) -> np.float32:
     return np.float32(0.5)
 
 

@@ -16,10 +16,10 @@ class Median(clip_rules.ClipRule):
   releases_exact_norms = True
 
   @property
-  def initial_norm(self):
+  def initial_norm(self) -> float:
     return self.first
 
-  def next_norm(self, norm, norms, noise):
+  def next_norm(self, norm: tf.Tensor, norms: tf.Tensor, noise: clip_rules.Noise) -> tf.Tensor:
     ordered = tf.sort(norms)
     return tf.cond(tf.size(norms) > 0, lambda: ordered[tf.size(norms) // 2], lambda: norm)
 

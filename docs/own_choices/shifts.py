@@ -16,10 +16,10 @@ class Shifts(cohorts.ParticipationChoice):
 
   ignores_cohort_size = True
 
-  def over(self, population):
+  def over(self, population: cohorts.Population) -> cohorts.ParticipationModel:
     clients = np.arange(population.num_clients)
 
-    def draw(round_num):
+    def draw(round_num: int) -> np.ndarray:
       return clients[clients % self.shifts == (round_num - 1) % self.shifts]
 
     sampler = samplers.CohortSampler(reason='shifts follow from the round alone')  # Nothing is amplified.

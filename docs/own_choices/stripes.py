@@ -1,6 +1,7 @@
 """An example of a dataset."""
 
 import dataclasses
+from typing import Optional
 
 import numpy as np
 
@@ -16,7 +17,7 @@ class Stripes(base.PooledDataset):
 
   image_shape = (8, 8, 1)
 
-  def read(self, data_dir):
+  def read(self, data_dir: Optional[str]) -> base.Pool:
     labels = np.arange(self.examples) % 8
     images = np.zeros([self.examples, 8, 8, 1], np.uint8)
     images[np.arange(self.examples), labels] = 255

@@ -17,10 +17,10 @@ class WinsorizedMean(aggregators.Aggregator):
 
   share: float = checks.number_field('share of winsorized_mean', 0.2, at_least=0, below=0.5)
 
-  def centre(self, updates):
+  def centre(self, updates: list[tf.Tensor]) -> list[tf.Tensor]:
     return [self._mean(one) for one in updates]
 
-  def _mean(self, values):
+  def _mean(self, values: tf.Tensor) -> tf.Tensor:
     ordered, size = tf.sort(values, axis=0), tf.shape(values)[0]
     cut = tf.cast(self.share * tf.cast(size, tf.float32), tf.int32)
     return tf.reduce_mean(tf.clip_by_value(values, ordered[cut], ordered[size - 1 - cut]), axis=0)
