@@ -2,7 +2,7 @@
 
 UNIPEN is a collection of online handwriting of the 1990s, by the International Unipen Foundation. Its public release is
 train_r01_v07. `unipen62.npz` has the characters of its categories 1a (digits), 1b (upper case) and 1c (lower case),
-drawn as images like those of EMNIST. They are by other people, of another time and medium than EMNIST's.
+which `unipen_release` draws as images like those of EMNIST. They are by other people, of another time and medium.
 """
 
 import os
@@ -48,7 +48,7 @@ def read_unipen(data_dir: Optional[str]) -> UnipenFile:
   if data_dir is None:
     raise reading.DataFileError(
       f"UNIPEN's characters need {FILENAME} (x, y and writer), which no loader downloads. Give the folder that has it "
-      'as --data_dir.'
+      'as --data_dir, or make it of the release by python -m experiments.convert_unipen.'
     )
   path = os.path.join(data_dir, FILENAME)
   file = reading.read_npz(path, UnipenFile._fields, "UNIPEN's characters")

@@ -141,8 +141,8 @@ class MnistWriters(base.Dataset):
 class Unipen(base.Dataset):
   """UNIPEN's isolated characters with their real writers as clients: float32[28, 28, 1], 1.0 = ink; 62 classes.
 
-  The file has 103,614 characters of 311 writers, from 20 to 4,884 of each. It is not Federated EMNIST: other people
-  wrote, at another time and with another medium.
+  The writers are some 300, with 20 to 4,884 characters each. It is not Federated EMNIST: other people wrote, at another
+  time and with another medium.
 
   Attributes:
     test_writers: The share of the writers, in (0, 1), who are not clients and on whose characters models are tested.
