@@ -3,7 +3,10 @@
     python docs/benchmarks/filter_gradients.py
     ONEDNN_MAX_CPU_ISA=AVX2 python docs/benchmarks/filter_gradients.py
 
-Each figure is the least of 40, in milliseconds: other programs only ever add to it.
+Each figure is the least of 40, in milliseconds: other programs only ever add to it. On an AMD EPYC (29 November 2026),
+nine products with shifted images take 3.92 in place of TensorFlow's 4.43 ms for the second layer of `mnist_cnn` with
+AVX-512, and 6.16 in place of 7.32 with AVX2, but 0.43 in place of 0.19 for the first layer. That would save less than a
+tenth of a round, so TensorFlow's kernel stays.
 """
 
 import time
