@@ -4,7 +4,7 @@
     ONEDNN_MAX_CPU_ISA=AVX2 python docs/benchmarks/step_profile.py mnist_cnn
 
 A client trains on one thread. Of each operation the least time of 120 counts: other programs only ever add to it.
-Convolutions and matrix products were 89.5% of a step of `mnist_cnn` with AVX-512 and 93.9% with AVX2 (29 November 2026).
+Convolutions and matrix products were 89.5% of a step of `mnist_cnn` with AVX-512 and 93.9% with AVX2 (November 2026).
 """
 
 import collections
