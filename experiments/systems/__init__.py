@@ -5,6 +5,12 @@ program of your own. To import this package is to register them all. The library
 none.
 """
 
+from experiments.systems import feddyn
+from experiments.systems import fednova
+from experiments.systems import fedvarp
+from experiments.systems import fl_fdms
 from experiments.systems import robust
+from experiments.systems import safari
+from experiments.systems import scaffold
 
-__all__ = ['robust']
+__all__ = ['feddyn', 'fednova', 'fedvarp', 'fl_fdms', 'robust', 'safari', 'scaffold']

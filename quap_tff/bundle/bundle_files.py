@@ -29,6 +29,7 @@ from quap_tff.certificates.folders import folder_files
 from quap_tff.common import files
 from quap_tff.common.lazy import tf
 from quap_tff.mechanisms import sparsity as sparsities
+from quap_tff.plans.accounts import options
 from quap_tff.plans.accounts import run_account
 
 # A change of the files, or of what a graph takes and gives, is a new version.
@@ -99,7 +100,9 @@ def _plan_facts(plan: Optional[run_account.RunAccount]) -> Optional[dict[str, An
     return None
   arguments = {field.name: getattr(plan, field.name) for field in dataclasses.fields(run_account.RunAccount)}
   mechanism = plan.mechanism.inner if isinstance(plan.mechanism, sparsities.Sparse) else plan.mechanism
-  arguments.update(mechanism=mechanism, schedule=plan.schedule or None)
+  # An account needs what an extension states alone, and its class may be of a program that is not where bundles play.
+  extension = options.StatedExtension.of(plan.extension)
+  arguments.update(mechanism=mechanism, schedule=plan.schedule or None, extension=extension)
   try:
     value = {'arguments': _encoded(arguments), 'fingerprint': plan.fingerprint}
     _plan(value)

@@ -132,7 +132,7 @@ def build_client_work(
       `tff.learning.models.FunctionalModel`.
     optimizer: The clients' optimizer; its state starts afresh in each round.
     config: See `ClientWorkConfig`.
-    extension: A method around the mechanism, one of `quap_tff.training.heterogeneity`; by default none.
+    extension: A method around the mechanism; by default none.
     num_clients: N, which an extension needs.
     with_answers: Whether clients bring answers of their guards, see `client_data_type`. The weight of an update then
       holds `answer`, too.

@@ -156,7 +156,7 @@ def compose(
     server_optimizer: Applied to the aggregate, a pseudo-gradient, unless the aggregate is not finite or all zero. SGD
       at rate 1 is federated averaging.
     client_work: Local epochs, batch size, learning-rate decay and the like.
-    extension: A method around the aggregator, one of `quap_tff.training.heterogeneity`; by default none.
+    extension: A method around the aggregator; by default none.
     num_clients: N, which an extension needs.
     staleness: If given, clients train on old versions of the model, and the weights of updates also hold `staleness`.
     client_metrics: Whether clients send the model's training metrics, which are exact functions of their data.

@@ -13,8 +13,8 @@ from quap_tff.common import registry
 from quap_tff.methods import adaptive_privacy
 from quap_tff.methods import base
 from quap_tff.methods import choices
-from quap_tff.methods import client_drift
 from quap_tff.methods import combinations
+from quap_tff.methods import extended
 from quap_tff.methods import tff_methods
 
 Method = base.Method
@@ -23,7 +23,7 @@ FLAGS, PARTS = choices.FLAGS, choices.PARTS
 
 METHODS: dict[str, type[Method]] = {
   # Methods that others can be built around.
-  **client_drift.BASES,
+  **extended.BASES,
   # An interpretation: the documents name PT-ADP but do not specify it.
   'pt_adp': combinations.PtAdpMethod,
   'dynamic_budget': adaptive_privacy.DynamicBudget,
@@ -38,13 +38,6 @@ METHODS: dict[str, type[Method]] = {
   'tff_dp_fedavg_adaptive': tff_methods.TffDpFedAvgAdaptive,
   'tff_layerwise_adaptive': tff_methods.TffLayerwiseAdaptive,
   'tff_dp_ftrl': tff_methods.TffDpFtrl,
-  'scaffold': client_drift.ScaffoldMethod,
-  'fednova': client_drift.FedNovaMethod,
-  'feddyn': client_drift.FedDynMethod,
-  'fedvarp': client_drift.FedVarpMethod,
-  'fl_fdms': client_drift.FlFdms,
-  # An interpretation: only descriptions of the paper could be read.
-  'safari': client_drift.SafariMethod,
 }
 
 

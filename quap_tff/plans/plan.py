@@ -48,7 +48,7 @@ class Plan(run_account.RunAccount):
   is known only with a process, such as what leaves clients, is in the `BuiltProcess`.
 
   Attributes:
-    extension: A method of `quap_tff.training.heterogeneity` around the mechanism; by default none.
+    extension: A method around the mechanism; by default none.
   """
 
   extension: Optional[extensions.Extension] = dataclasses.field(default=None, kw_only=True)

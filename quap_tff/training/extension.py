@@ -102,6 +102,11 @@ class Extension(checks.Checked, abc.ABC):
   """A method around a mechanism. Subclasses are frozen dataclasses; memory is a struct of tensors by name."""
 
   @property
+  def name(self) -> str:
+    """The method's name, for messages."""
+    return type(self).__name__
+
+  @property
   @abc.abstractmethod
   def statement(self) -> str:
     """The method's effect on privacy, in a sentence or two."""

@@ -70,7 +70,7 @@ def check_leaving(leaving: Sequence[Sequence[str]], plan: run_account.RunAccount
       others.append(one)
   others += [one for one in secure if one[2][:5] != 'int64' or sums[one[2][5:]] > expected[one[2][5:]]]
   if others:
-    whom = [type(plan.extension).__name__] if plan.extension is not None else []
+    whom = [plan.extension.name] if plan.extension is not None else []
     whom += ['client_metrics'] if plan.client_metrics else []
     values = ' and '.join(f'{name or "values without a name"} ({kind}, by {by})' for by, name, kind in others)
     raise ValueError(

@@ -14,15 +14,33 @@ class AccountedExtension(Protocol):
   """What an account asks of a method around the mechanism, a `quap_tff.training.extension.Extension`.
 
   Attributes:
+    name: The method's name, for messages.
     statement: The method's effect on privacy, in a sentence or two.
     exact_releases: Exact functions of clients' data that the mechanism does not release and the method does.
   """
+
+  @property
+  def name(self) -> str: ...
 
   @property
   def statement(self) -> str: ...
 
   @property
   def exact_releases(self) -> tuple[str, ...]: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class StatedExtension:
+  """The facts of an extension that an account needs, without the class, which may be in a program of its own."""
+
+  name: str
+  statement: str
+  exact_releases: tuple[str, ...]
+
+  @classmethod
+  def of(cls, extension: Optional[AccountedExtension]) -> Optional[StatedExtension]:
+    """The facts of an extension, if there is one."""
+    return extension and cls(extension.name, extension.statement, tuple(extension.exact_releases))
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -35,7 +53,7 @@ class PlanOptions:
       default (None) they are, unless the run is certified, or each client noises all that it sends.
     test_is_of_clients: Whether models are tested on examples of the clients themselves, and the figures released.
     model: The model's shape; None before it is known.
-    extension: A method of `quap_tff.training.heterogeneity` around the mechanism; by default none.
+    extension: A method around the mechanism; by default none.
     sparsity: Which part of the weights a round updates.
     sparsity_seed: The public seed of that choice.
     own_updates: Whether a program of the issuer's own computes the updates of clients, so that nothing is known of how

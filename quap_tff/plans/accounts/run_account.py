@@ -201,12 +201,12 @@ class RunAccount(options_lib.PlanOptions):
       settling.check_needs_no_schedule(mechanism, self.attendance, self.colluders)
     if facts.is_certified and extension is not None and extension.exact_releases:
       raise ValueError(
-        f'A certified run releases noised sums alone, but with {type(extension).__name__} as configured '
+        f'A certified run releases noised sums alone, but with {extension.name} as configured '
         f'{" and ".join(extension.exact_releases)}: no certificate would hold.'
       )
     if facts.needs_secret_cohorts and extension is not None:
       raise ValueError(
-        f'{type(extension).__name__} uses who came outside the noised sums, and the cohorts of this plan must stay '
+        f'{extension.name} uses who came outside the noised sums, and the cohorts of this plan must stay '
         'secret. Use the base that the method is built around.'
       )
     if sparsity.is_sparse and facts.unsparse:
@@ -216,7 +216,7 @@ class RunAccount(options_lib.PlanOptions):
       )
     if sparsity.is_sparse and extension is not None:
       raise ValueError(
-        f'--sparsity: {type(extension).__name__} was not made for updates of a part of the weights. Use '
+        f'--sparsity: {extension.name} was not made for updates of a part of the weights. Use '
         '--sparsity=none, or the base that the method is built around.'
       )
     if self.client_metrics and facts.trust == 'client':
@@ -353,7 +353,7 @@ class RunAccount(options_lib.PlanOptions):
   def sampler(self) -> samplers.CohortSampler:
     """How the cohorts are drawn and how this method uses them, which decides on amplification by sampling."""
     if self.extension is not None:
-      return samplers.CohortSampler(reason=f'{type(self.extension).__name__} uses who came outside the noised sums')
+      return samplers.CohortSampler(reason=f'{self.extension.name} uses who came outside the noised sums')
     facts = self.mechanism.facts
     if facts.is_certified and self.cohorts == AS_THEY_CAME:
       return samplers.CohortSampler(reason='cohorts are not planned, and nothing is assumed of how they come')

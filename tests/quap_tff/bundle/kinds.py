@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from experiments.systems import fedvarp
 import quap_tff
 from quap_tff import plans
 from quap_tff import runtime
@@ -28,7 +29,6 @@ from quap_tff.mechanisms.parts import layers
 from quap_tff.mechanisms.parts.budgets import BudgetConfig
 from quap_tff.mechanisms.quap.config import NoiseConfig
 from quap_tff.training import evaluation
-from quap_tff.training import heterogeneity
 from tests.quap_tff import examples
 from tests.quap_tff.bundle import playing
 
@@ -109,9 +109,7 @@ KINDS = {
   'held': _certified(correlation=correlation.HeldNoise(0.5)),
   'counted norms': _certified(clip=clip_rules.PrivateQuantile(initial_clip=0.5), weights=weight_rules.UniformWeights()),
   'sparse': _certified(dict(sparsity=sparsity.RandomMask(0.5)), weights=weight_rules.ScaledWeights(), **_OWN),
-  'fedvarp': _certified(
-    dict(extension=heterogeneity.FedVarp(memory='released')), weights=weight_rules.Sample(), **_OWN
-  ),
+  'fedvarp': _certified(dict(extension=fedvarp.FedVarp(memory='released')), weights=weight_rules.Sample(), **_OWN),
   'convolutions': dataclasses.replace(_certified(), model='digits_cnn', shape=(8, 8, 1)),
   'quap': _quap(),
   'fedavg': _quap(clip=clip_rules.Unclipped(), noise=NoiseConfig('none')),

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from experiments.systems import fedvarp
 import quap_tff
 from quap_tff import certificates
 from quap_tff import plans
@@ -17,7 +18,6 @@ from quap_tff.federated import client_work
 from quap_tff.mechanisms.held import guarded_clients
 from quap_tff.mechanisms.noise import correlation
 from quap_tff.mechanisms.parts import clip_rules
-from quap_tff.training import heterogeneity
 from tests.quap_tff import examples
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('context')]
@@ -217,7 +217,7 @@ class TestRefusals:
     assert not (tmp_path / 'bundle').exists()
 
   def test_an_extension(self, tmp_path):
-    plan = plans.Plan.certified(_config(), SCHEDULE, extension=heterogeneity.FedVarp(memory='released'))
+    plan = plans.Plan.certified(_config(), SCHEDULE, extension=fedvarp.FedVarp(memory='released'))
     with pytest.raises(ValueError, match='do not train here, and with this method FedVarp changes local training'):
       _exported(plan, tmp_path / 'bundle')
 

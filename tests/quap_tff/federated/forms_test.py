@@ -7,12 +7,12 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from experiments.systems import fedvarp
 from quap_tff import plans
 from quap_tff.mechanisms import sparsity
 from quap_tff.mechanisms.held import guarded_clients
 from quap_tff.mechanisms.noise import correlation
 from quap_tff.mechanisms.parts import clip_rules
-from quap_tff.training import heterogeneity
 from tests.quap_tff import examples
 from tests.quap_tff import linear_model
 from tests.quap_tff import without_noise
@@ -27,7 +27,7 @@ _PLANS = {
   'ar1': (dict(correlation=correlation.Ar1(0.9), num_rounds=3), {}),
   'private quantile': (dict(clip=clip_rules.PrivateQuantile(initial_clip=0.5)), {}),
   'sparse': ({}, dict(sparsity=sparsity.RandomMask(0.5))),
-  'fedvarp': ({}, dict(extension=heterogeneity.FedVarp(memory='released'))),
+  'fedvarp': ({}, dict(extension=fedvarp.FedVarp(memory='released'))),
   'held': (_HELD, {}),
   'held, independent': (dict(correlation=correlation.HeldNoise(0.0), threshold=0.5), {}),
 }

@@ -23,13 +23,15 @@ import collections
 import dataclasses
 from typing import Optional
 
+from quap_tff import methods
 from quap_tff.common import checks
 from quap_tff.common.lazy import tf
-from quap_tff.training import extension
+from quap_tff.methods import extended
+from quap_tff.training import extension as extensions
 
 
 @dataclasses.dataclass(frozen=True)
-class FedNova(extension.Extension):
+class FedNova(extensions.Extension):
   """Normalized averaging.
 
   Attributes:
@@ -64,21 +66,53 @@ class FedNova(extension.Extension):
       return 'FedNova uses the mean number of local steps of each cohort, an exact function of the sizes of their data.'
     return 'FedNova releases nothing more: clients normalize their updates before they are clipped.'
 
-  def sent(self, local: extension.LocalKnowledge) -> extension.Tensors:
+  def sent(self, local: extensions.LocalKnowledge) -> extensions.Tensors:
     taken = local.steps if self.mean_epochs is None else local.epochs
     factor = (self.effective_steps or self.mean_epochs or 1.0) / tf.cast(tf.maximum(taken, 1), tf.float32)
     return [g * tf.cast(factor, g.dtype) for g in local.update]
 
   def report(
-    self, message: extension.NamedTensors, own: extension.OwnVector, local: extension.LocalKnowledge
-  ) -> extension.NamedTensors:
+    self, message: extensions.NamedTensors, own: extensions.OwnVector, local: extensions.LocalKnowledge
+  ) -> extensions.NamedTensors:
     if not self._counts_steps:
       return collections.OrderedDict()
     return collections.OrderedDict(steps=tf.cast(local.steps, tf.float32))
 
-  def server_step(self, memory: extension.Memory, mean: extension.Tensors, cohort: extension.Cohort) -> extension.Step:
+  def server_step(
+    self, memory: extensions.Memory, mean: extensions.Tensors, cohort: extensions.Cohort
+  ) -> extensions.Step:
     if not self._counts_steps:
       return mean, memory
     steps = cohort.reports['steps']
-    steps = extension.share(tf.reduce_sum(steps), tf.size(steps))
+    steps = extensions.share(tf.reduce_sum(steps), tf.size(steps))
     return [g * tf.cast(steps, g.dtype) for g in mean], memory
+
+
+@dataclasses.dataclass(frozen=True)
+class FedNovaMethod(extended.ExtendedMethod):
+  """FedNova (Wang et al. 2020), for clients that take different numbers of steps: see
+  `experiments.systems.fednova` for the equations.
+
+  Attributes:
+    effective_steps: The public constant τ_eff. None: the mean of the cohort's steps, or, with a base that adds noise,
+      the mean of --local_epochs, with clients normalized by their epochs.
+  """
+
+  title = 'FedNova'
+  needs_plain_sgd = True
+
+  effective_steps: Optional[float] = None
+
+  def extension(self, mean_epochs: Optional[float]) -> FedNova:
+    if self.effective_steps is not None or not self.is_noised:
+      return FedNova(self.effective_steps)
+    if mean_epochs is None:
+      raise ValueError(
+        f'fednova:base={self.base_name} normalizes clients by their public numbers of epochs, which are all the same: '
+        'it would change nothing. Give a range, such as --local_epochs=1..5, or a public number of steps, such as '
+        'fednova:effective_steps=10, to normalize by steps.'
+      )
+    return FedNova(mean_epochs=mean_epochs)
+
+
+methods.METHODS['fednova'] = FedNovaMethod

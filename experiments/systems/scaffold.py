@@ -25,15 +25,18 @@ from __future__ import annotations
 import collections
 from collections.abc import Sequence
 import dataclasses
+from typing import Optional
 
+from quap_tff import methods
 from quap_tff.common import array_types
 from quap_tff.common import registry
 from quap_tff.common.lazy import tf
-from quap_tff.training import extension
+from quap_tff.methods import extended
+from quap_tff.training import extension as extensions
 
 
 @dataclasses.dataclass(frozen=True)
-class Scaffold(extension.Extension):
+class Scaffold(extensions.Extension):
   """Control variates. A client's control c_i is its own. Only `server_control='sum'` uses it elsewhere.
 
   Memory: `control`, c, float32 tensors of the model's shapes. A client's own vector is c_i.
@@ -66,15 +69,15 @@ class Scaffold(extension.Extension):
       'released: in this simulation, the server keeps it for the client.'
     )
 
-  def initial_memory(self, num_clients: int, shapes: Sequence[tf.TensorShape]) -> extension.NamedTensors:
-    return collections.OrderedDict(control=extension.zeros(shapes))
+  def initial_memory(self, num_clients: int, shapes: Sequence[tf.TensorShape]) -> extensions.NamedTensors:
+    return collections.OrderedDict(control=extensions.zeros(shapes))
 
-  def message(self, memory: extension.Memory) -> extension.NamedTensors:
+  def message(self, memory: extensions.Memory) -> extensions.NamedTensors:
     return collections.OrderedDict(control=memory['control'])
 
   def correction(
-    self, message: extension.NamedTensors, own: extension.OwnVector, steps: tf.Tensor
-  ) -> extension.Tensors:
+    self, message: extensions.NamedTensors, own: extensions.OwnVector, steps: tf.Tensor
+  ) -> extensions.Tensors:
     return [
       (tf.cast(c, mine.dtype) - mine) / tf.cast(self._unit(steps), mine.dtype)
       for c, mine in zip(message['control'], own)
@@ -85,20 +88,20 @@ class Scaffold(extension.Extension):
     return tf.cast(tf.maximum(steps, 1), tf.float32) if self.server_control == 'released' else tf.constant(1.0)
 
   def kept(
-    self, message: extension.NamedTensors, own: extension.OwnVector, local: extension.LocalKnowledge
+    self, message: extensions.NamedTensors, own: extensions.OwnVector, local: extensions.LocalKnowledge
   ) -> tf.Tensor:
-    return extension.flat(self._next_control(message, own, local))
+    return extensions.flat(self._next_control(message, own, local))
 
   def report(
-    self, message: extension.NamedTensors, own: extension.OwnVector, local: extension.LocalKnowledge
-  ) -> extension.NamedTensors:
+    self, message: extensions.NamedTensors, own: extensions.OwnVector, local: extensions.LocalKnowledge
+  ) -> extensions.NamedTensors:
     if self.server_control == 'released':
       return collections.OrderedDict()
-    return collections.OrderedDict(change=self.kept(message, own, local) - extension.flat(own))
+    return collections.OrderedDict(change=self.kept(message, own, local) - extensions.flat(own))
 
   def _next_control(
-    self, message: array_types.Structure, own: extension.OwnVector, local: extension.LocalKnowledge
-  ) -> extension.Tensors:
+    self, message: array_types.Structure, own: extensions.OwnVector, local: extensions.LocalKnowledge
+  ) -> extensions.Tensors:
     """c_i+."""
     unit = self._unit(local.steps)
     if self.option == 1:
@@ -110,14 +113,39 @@ class Scaffold(extension.Extension):
         for mine, c, g in zip(own, message['control'], local.update)
       ]
     # A client that took no step has learned nothing, and an update that is not finite never arrives.
-    return extension.choose(tf.logical_and(local.steps > 0, extension.are_finite(new)), new, own)
+    return extensions.choose(tf.logical_and(local.steps > 0, extensions.are_finite(new)), new, own)
 
-  def server_step(self, memory: extension.Memory, mean: extension.Tensors, cohort: extension.Cohort) -> extension.Step:
+  def server_step(
+    self, memory: extensions.Memory, mean: extensions.Tensors, cohort: extensions.Cohort
+  ) -> extensions.Step:
     control = memory['control']
     if self.server_control == 'sum':
       change = tf.reduce_sum(cohort.reports['change'], axis=0) / tf.cast(cohort.num_clients, tf.float32)
-      moved = [c + d for c, d in zip(control, extension.unflat(change, control))]
+      moved = [c + d for c, d in zip(control, extensions.unflat(change, control))]
     else:
-      came = extension.share(tf.size(cohort.client_ids), cohort.num_clients)
+      came = extensions.share(tf.size(cohort.client_ids), cohort.num_clients)
       moved = [c + came * (tf.cast(g, c.dtype) / cohort.learning_rate() - c) for c, g in zip(control, mean)]
     return mean, collections.OrderedDict(control=moved)
+
+
+@dataclasses.dataclass(frozen=True)
+class ScaffoldMethod(extended.ExtendedMethod):
+  """SCAFFOLD (Karimireddy et al. 2020), against the drift of clients that differ: see
+  `experiments.systems.scaffold` for the equations.
+
+  Attributes:
+    option: The paper's option 1 or 2 for the clients' controls.
+  """
+
+  title = 'SCAFFOLD'
+  needs_plain_sgd = True
+
+  option: int = 2
+
+  def extension(self, mean_epochs: Optional[float]) -> Scaffold:
+    # With noise, a sum of the changes of the clients' controls would be a second release, and an exact one.
+    server_control = 'released' if self.is_noised else 'sum'
+    return Scaffold(self.option, server_control)
+
+
+methods.METHODS['scaffold'] = ScaffoldMethod

@@ -19,14 +19,16 @@ import collections
 import dataclasses
 from typing import Optional
 
+from quap_tff import methods
 from quap_tff.common import array_types
 from quap_tff.common import checks
+from quap_tff.methods import extended
 from quap_tff.training import client_update
-from quap_tff.training import extension
+from quap_tff.training import extension as extensions
 
 
 @dataclasses.dataclass(frozen=True)
-class Safari(extension.Extension):
+class Safari(extensions.Extension):
   """Server rounds on auxiliary examples.
 
   Attributes:
@@ -52,7 +54,7 @@ class Safari(extension.Extension):
     """A copy of it with D_s, which has arrays `x` and `y`."""
     return dataclasses.replace(self, examples=collections.OrderedDict(x=examples.x, y=examples.y))
 
-  def server_training(self) -> extension.ServerTraining:
+  def server_training(self) -> extensions.ServerTraining:
     if self.examples is None:
       raise ValueError('safari has no examples to train on at the server. Attach some by with_examples.')
     num_examples = len(next(iter(self.examples.values())))
@@ -62,4 +64,40 @@ class Safari(extension.Extension):
       max_steps=self.server_steps,
       batch_size=self.server_batch_size,
     )
-    return extension.ServerTraining(self.examples, config, self.server_learning_rate)
+    return extensions.ServerTraining(self.examples, config, self.server_learning_rate)
+
+
+@dataclasses.dataclass(frozen=True)
+class SafariMethod(extended.ExtendedMethod):
+  """SAFARI (Yang et al. 2024), an interpretation, with rounds in which the server trains: see
+  `experiments.systems.safari`.
+
+  Attributes:
+    q: The probability that a round is one of the clients; otherwise the server trains. In (0, 1).
+    auxiliary: How many examples the server has, a share in (0, 1): of the pool, before it is dealt out to clients; or
+      those of as many others of a dataset's own clients, as a share of the number of clients. They are taken as public.
+    server_steps: The server's steps in one of its rounds.
+    server_learning_rate: The length of one of these steps, over the gradient.
+  """
+
+  title = 'SAFARI (an interpretation)'
+  interpretation = 'safari is an interpretation: of the paper only the abstract and descriptions could be read.'
+
+  q: float = checks.number_field('safari q', 0.8, above=0, below=1)
+  auxiliary: float = checks.number_field('safari auxiliary', 0.1, above=0, below=1)
+  server_steps: int = 10
+  server_learning_rate: float = 0.05
+
+  def extension(self, mean_epochs: Optional[float]) -> Safari:
+    return Safari(self.server_steps, self.server_learning_rate)
+
+  @property
+  def client_round_share(self) -> float:
+    return self.q
+
+  @property
+  def auxiliary_share(self) -> float:
+    return self.auxiliary
+
+
+methods.METHODS['safari'] = SafariMethod

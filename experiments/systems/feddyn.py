@@ -17,15 +17,18 @@ from __future__ import annotations
 import collections
 from collections.abc import Sequence
 import dataclasses
+from typing import Optional
 
+from quap_tff import methods
 from quap_tff.common import checks
 from quap_tff.common.lazy import tf
+from quap_tff.methods import extended
 from quap_tff.training import client_update
-from quap_tff.training import extension
+from quap_tff.training import extension as extensions
 
 
 @dataclasses.dataclass(frozen=True)
-class FedDyn(extension.Extension):
+class FedDyn(extensions.Extension):
   """Dynamic regularization. Memory: `drift`, h, in the model's shapes. A client's own vector is h_i.
 
   Attributes:
@@ -44,25 +47,48 @@ class FedDyn(extension.Extension):
   def client_work(self, config: client_update.ClientWorkConfig) -> client_update.ClientWorkConfig:
     return dataclasses.replace(config, proximal_strength=config.proximal_strength + self.alpha)
 
-  def initial_memory(self, num_clients: int, shapes: Sequence[tf.TensorShape]) -> extension.NamedTensors:
-    return collections.OrderedDict(drift=extension.zeros(shapes))
+  def initial_memory(self, num_clients: int, shapes: Sequence[tf.TensorShape]) -> extensions.NamedTensors:
+    return collections.OrderedDict(drift=extensions.zeros(shapes))
 
   def correction(
-    self, message: extension.NamedTensors, own: extension.OwnVector, steps: tf.Tensor
-  ) -> extension.Tensors:
+    self, message: extensions.NamedTensors, own: extensions.OwnVector, steps: tf.Tensor
+  ) -> extensions.Tensors:
     return [-mine for mine in own]
 
   def kept(
-    self, message: extension.NamedTensors, own: extension.OwnVector, local: extension.LocalKnowledge
+    self, message: extensions.NamedTensors, own: extensions.OwnVector, local: extensions.LocalKnowledge
   ) -> tf.Tensor:
     moved = [mine + self.alpha * g for mine, g in zip(own, local.update)]
-    return extension.flat(extension.choose(extension.are_finite(local.update), moved, own))
+    return extensions.flat(extensions.choose(extensions.are_finite(local.update), moved, own))
 
-  def server_step(self, memory: extension.Memory, mean: extension.Tensors, cohort: extension.Cohort) -> extension.Step:
+  def server_step(
+    self, memory: extensions.Memory, mean: extensions.Tensors, cohort: extensions.Cohort
+  ) -> extensions.Step:
     came = tf.size(cohort.client_ids)
-    moved = self.alpha * extension.share(came, cohort.num_clients)
+    moved = self.alpha * extensions.share(came, cohort.num_clients)
     drift = [h + moved * tf.cast(g, h.dtype) for h, g in zip(memory['drift'], mean)]
     # A round with nobody leaves the model as it is, as in the mechanism.
     factor = tf.where(came > 0, 1.0 / self.alpha, 0.0)
     direction = [g + tf.cast(factor * h, g.dtype) for g, h in zip(mean, drift)]
     return direction, collections.OrderedDict(drift=drift)
+
+
+@dataclasses.dataclass(frozen=True)
+class FedDynMethod(extended.ExtendedMethod):
+  """FedDyn (Acar et al. 2021), with a dynamic regulariser at each client: see
+  `experiments.systems.feddyn` for the equations.
+
+  Attributes:
+    alpha: α > 0, the strength of the regulariser.
+  """
+
+  title = 'FedDyn'
+  needs_plain_sgd = True
+
+  alpha: float = 0.1
+
+  def extension(self, mean_epochs: Optional[float]) -> FedDyn:
+    return FedDyn(self.alpha)
+
+
+methods.METHODS['feddyn'] = FedDynMethod

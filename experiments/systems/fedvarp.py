@@ -19,14 +19,17 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+from typing import Optional
 
+from quap_tff import methods
 from quap_tff.common import registry
 from quap_tff.common.lazy import tf
-from quap_tff.training import extension
+from quap_tff.methods import extended
+from quap_tff.training import extension as extensions
 
 
 @dataclasses.dataclass(frozen=True)
-class FedVarp(extension.WithVectors):
+class FedVarp(extensions.WithVectors):
   """Variance reduction at the server.
 
   Memory: `table`, float32[N, d], the y_i.
@@ -50,18 +53,50 @@ class FedVarp(extension.WithVectors):
     return 'FedVARP releases nothing more: the server remembers released means, and who was in which round.'
 
   def report(
-    self, message: extension.NamedTensors, own: extension.OwnVector, local: extension.LocalKnowledge
-  ) -> extension.NamedTensors:
+    self, message: extensions.NamedTensors, own: extensions.OwnVector, local: extensions.LocalKnowledge
+  ) -> extensions.NamedTensors:
     if self.memory == 'released':
       return collections.OrderedDict()
-    return collections.OrderedDict(kept=extension.finite_update(local))
+    return collections.OrderedDict(kept=extensions.finite_update(local))
 
-  def server_step(self, memory: extension.Memory, mean: extension.Tensors, cohort: extension.Cohort) -> extension.Step:
+  def server_step(
+    self, memory: extensions.Memory, mean: extensions.Tensors, cohort: extensions.Cohort
+  ) -> extensions.Step:
     table, ids = memory['table'], cohort.client_ids
     came = tf.size(ids)
     before = tf.math.divide_no_nan(tf.reduce_sum(tf.gather(table, ids), axis=0), tf.cast(came, tf.float32))
     # A round with nobody leaves the model as it is, as in the mechanism.
     shift = tf.where(came > 0, tf.reduce_mean(table, axis=0) - before, tf.zeros_like(before))
-    direction = [g + s for g, s in zip(mean, extension.unflat(shift, mean))]
-    shared = tf.tile(extension.flat(mean)[tf.newaxis], [came, 1]) if self.memory == 'released' else None
+    direction = [g + s for g, s in zip(mean, extensions.unflat(shift, mean))]
+    shared = tf.tile(extensions.flat(mean)[tf.newaxis], [came, 1]) if self.memory == 'released' else None
     return direction, self.with_vectors(memory, cohort, cohort.reports.get('kept', shared))
+
+
+@dataclasses.dataclass(frozen=True)
+class FedVarpMethod(extended.ExtendedMethod):
+  """FedVARP (Jhunjhunwala et al. 2022), with a memory of earlier updates: see
+  `experiments.systems.fedvarp` for the equations.
+
+  Attributes:
+    memory: 'clients': each client's own last update, as in the paper, for base=fedavg only. 'released': the noised mean
+      of the round that it was last in. 'auto': the former for fedavg, and the latter for all others.
+  """
+
+  title = 'FedVARP'
+
+  memory: str = 'auto'
+
+  def extension(self, mean_epochs: Optional[float]) -> FedVarp:
+    if self.memory == 'auto':
+      memory = 'released' if self.is_noised else 'clients'
+      return FedVarp(memory)
+    if self.memory == 'clients' and self.is_noised:
+      raise ValueError(
+        f'fedvarp:base={self.base_name},memory=clients: the server would store single updates and use them again '
+        'without noise, in rounds that their clients are not in and do not pay for. Use memory=released, or '
+        'base=fedavg.'
+      )
+    return FedVarp(self.memory)
+
+
+methods.METHODS['fedvarp'] = FedVarpMethod

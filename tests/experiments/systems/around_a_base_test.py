@@ -8,9 +8,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from experiments.systems import feddyn
+from experiments.systems import fednova
+from experiments.systems import fedvarp
+from experiments.systems import fl_fdms
+from experiments.systems import safari
+from experiments.systems import scaffold
 from quap_tff.training import client_update
 from quap_tff.training import extension as extensions
-from quap_tff.training import heterogeneity
 
 _RATE = 0.1
 _SHAPES = [tf.TensorShape([2])]
@@ -92,7 +97,7 @@ class TestScaffold:
   def test_two_rounds_by_hand(self, option):
     # Clients 0 and 1 of four; targets 1 and 3; two steps a round.
     clients = {0: _Client(1.0, 2), 1: _Client(3.0, 2)}
-    weights, memory = _play(heterogeneity.Scaffold(option), [clients] * 2)
+    weights, memory = _play(scaffold.Scaffold(option), [clients] * 2)
     x, c, own = 0.0, 0.0, {0: 0.0, 1: 0.0}
     for found in weights:
       ends = {i: _trained(x, y, c - own[i]) for i, (y, *_) in clients.items()}
@@ -106,7 +111,7 @@ class TestScaffold:
     assert float(memory['control'][0]) == pytest.approx(c, rel=1e-5)
 
   def test_with_noise_the_control_follows_the_noised_mean(self):
-    extension = heterogeneity.Scaffold(2, 'released')
+    extension = scaffold.Scaffold(2, 'released')
     memory = extension.initial_memory(4, _SHAPES)
     # Whatever the two clients sent, ĝ is what was released.
     cohort = _cohort([0, 1])
@@ -131,8 +136,8 @@ class TestScaffold:
 
   def test_released_control_is_the_papers_where_nothing_is_clipped_and_steps_are_equal(self):
     rounds = [{0: [0.1, 0.2], 1: [0.3, -0.2]}, {1: [0.1, 0.1], 2: [0.5, 0.4]}, {0: [-0.2, 0.1]}]
-    paper, of_paper = self._controls(heterogeneity.Scaffold(2, 'sum'), rounds, steps=3)
-    released, table = self._controls(heterogeneity.Scaffold(2, 'released'), rounds, steps=3)
+    paper, of_paper = self._controls(scaffold.Scaffold(2, 'sum'), rounds, steps=3)
+    released, table = self._controls(scaffold.Scaffold(2, 'released'), rounds, steps=3)
     # Round 1 by hand: c_0 = (0.1, 0.2)/0.3 and c_1 = (0.3, -0.2)/0.3, so c is a quarter of (0.4, 0)/0.3.
     np.testing.assert_allclose(paper[0], [1 / 3, 0], atol=1e-6)
     # The released control is a sum of gradients over the three steps.
@@ -142,7 +147,7 @@ class TestScaffold:
   def test_noise_stays_in_the_released_control(self):
     # Everyone comes, and all gradients are zero: each update is the correction alone, η·(s - s_i). Noise of 1 on the
     # first mean moves s by 1/η. The paper's control would be the mean of the s_i. This one never comes back to it.
-    extension = heterogeneity.Scaffold(2, 'released')
+    extension = scaffold.Scaffold(2, 'released')
     memory, table = extension.initial_memory(2, _SHAPES), np.zeros([2, 2], np.float32)
     for noise in (1.0, 0.0, 0.0):
       message = extension.message(memory)
@@ -156,7 +161,7 @@ class TestScaffold:
 
   @pytest.mark.parametrize('server_control, unit', [('sum', 1), ('released', 4)])
   def test_option_1_is_the_gradient(self, server_control, unit):
-    extension = heterogeneity.Scaffold(1, server_control)
+    extension = scaffold.Scaffold(1, server_control)
     message = extension.message(extension.initial_memory(4, _SHAPES))
     local = _local([9.0, 9.0], 4, gradient=[1.0, 2.0])
     found = extension.kept(message, [tf.zeros([2])], local)
@@ -165,63 +170,59 @@ class TestScaffold:
   @pytest.mark.parametrize('server_control, divisor', [('sum', 1), ('released', 4)])
   def test_the_correction_is_server_control_minus_own(self, server_control, divisor):
     message = dict(control=[tf.constant([3.0, 1.0])])
-    found = heterogeneity.Scaffold(2, server_control).correction(message, [tf.constant([1.0, 5.0])], tf.constant(4))
+    found = scaffold.Scaffold(2, server_control).correction(message, [tf.constant([1.0, 5.0])], tf.constant(4))
     np.testing.assert_allclose(found[0], np.array([2.0, -4.0]) / divisor)
 
   @pytest.mark.parametrize('local', [_local([0.0, 0.0], 0), _local([np.nan, 1.0], 2)])
   def test_a_client_that_learned_nothing_keeps_its_control(self, local):
     message, own = dict(control=[tf.constant([3.0, 1.0])]), [tf.constant([1.0, 5.0])]
-    np.testing.assert_array_equal(heterogeneity.Scaffold().kept(message, own, local), own[0])
-    np.testing.assert_array_equal(heterogeneity.Scaffold().report(message, own, local)['change'], [0, 0])
+    np.testing.assert_array_equal(scaffold.Scaffold().kept(message, own, local), own[0])
+    np.testing.assert_array_equal(scaffold.Scaffold().report(message, own, local)['change'], [0, 0])
 
   def test_nobody_came(self):
-    extension = heterogeneity.Scaffold(2, 'released')
+    extension = scaffold.Scaffold(2, 'released')
     memory = dict(extension.initial_memory(4, _SHAPES), control=[tf.constant([3.0, 1.0])])
     np.testing.assert_array_equal(extension.server_step(memory, [tf.zeros([2])], _NOBODY)[1]['control'][0], [3.0, 1.0])
 
   def test_bad_parameters(self):
     with pytest.raises(ValueError, match='options I and II'):
-      heterogeneity.Scaffold(3)
+      scaffold.Scaffold(3)
     with pytest.raises(ValueError, match="Did you mean 'released'"):
-      heterogeneity.Scaffold(2, 'release')
+      scaffold.Scaffold(2, 'release')
 
   def test_only_the_paper_s_sum_is_an_exact_release(self):
-    assert heterogeneity.Scaffold(2, 'sum').exact_releases and not heterogeneity.Scaffold(2, 'released').exact_releases
+    assert scaffold.Scaffold(2, 'sum').exact_releases and not scaffold.Scaffold(2, 'released').exact_releases
 
 
 class TestFedNova:
   @pytest.mark.parametrize(
     'extension, factor',
-    [
-      (heterogeneity.FedNova(), 1 / 4),
-      (heterogeneity.FedNova(10.0), 10 / 4),
-      (heterogeneity.FedNova(mean_epochs=3.0), 3 / 2),
-    ],
+    [(fednova.FedNova(), 1 / 4), (fednova.FedNova(10.0), 10 / 4), (fednova.FedNova(mean_epochs=3.0), 3 / 2)],
   )
   def test_normalized_update(self, extension, factor):
     np.testing.assert_allclose(extension.sent(_local([1.0, 2.0], 4, epochs=2))[0], factor * np.array([1.0, 2.0]))
 
   def test_cohort_mean_of_steps(self):
-    extension = heterogeneity.FedNova()
+    extension = fednova.FedNova()
     direction, _ = extension.server_step({}, [tf.constant([1.0, 2.0])], _cohort([0, 1], steps=[1.0, 5.0]))
     np.testing.assert_allclose(direction[0], [3.0, 6.0])
-    assert extension.exact_releases and not heterogeneity.FedNova(10.0).exact_releases
+    assert extension.exact_releases and not fednova.FedNova(10.0).exact_releases
 
   def test_normalization_comes_before_clipping(self):
     # One client takes one step, the other three, so τ_eff is 2. Normalized, both updates are longer than the clip, and
     # both count the same. Clipped first, the second would count a third of the first.
-    weights, _ = _play(heterogeneity.FedNova(), [{0: _Client(1.0, 1), 1: _Client(3.0, 3)}], clip=0.1)
+    weights, _ = _play(fednova.FedNova(), [{0: _Client(1.0, 1), 1: _Client(3.0, 3)}], clip=0.1)
     assert weights[0] == pytest.approx(2 * 0.1, rel=1e-5)
 
   def test_both_units_are_refused(self):
     with pytest.raises(ValueError, match='found both'):
-      heterogeneity.FedNova(5.0, 3.0)
+      fednova.FedNova(5.0, 3.0)
 
 
 class TestFedDyn:
   def test_two_rounds_by_hand(self):
     alpha, clients = 0.5, {0: _Client(1.0, 2), 1: _Client(3.0, 2)}
-    weights, memory = _play(heterogeneity.FedDyn(alpha), [clients, {1: clients[1]}, {}])
+    weights, memory = _play(feddyn.FedDyn(alpha), [clients, {1: clients[1]}, {}])
     ends = [_trained(0, y, pull=alpha) for y in (1.0, 3.0)]
     h, own = -alpha / 4 * sum(ends), -alpha * ends[1]
     x = np.mean(ends) - h / alpha
@@ -233,14 +234,14 @@ class TestFedDyn:
 
   def test_an_update_that_is_not_finite_leaves_the_clients_correction(self):
     own = [tf.constant([3.0, 1.0])]
-    found = heterogeneity.FedDyn().kept({}, own, _local([np.nan, 1.0], 2))
+    found = feddyn.FedDyn().kept({}, own, _local([np.nan, 1.0], 2))
     np.testing.assert_array_equal(found, own[0])
 
 
 class TestFedVarp:
   def test_three_rounds_by_hand(self):
     rounds = [{0: _Client(1.0), 1: _Client(3.0)}, {2: _Client(-1.0)}, {0: _Client(1.0)}]
-    weights, state = _play(heterogeneity.FedVarp(), [*rounds, {}])
+    weights, state = _play(fedvarp.FedVarp(), [*rounds, {}])
     x, memory = 0.0, np.zeros(4)
     for clients, found in zip(rounds, weights):
       updates = {i: x - _trained(x, client.y, steps=1) for i, client in clients.items()}
@@ -253,7 +254,7 @@ class TestFedVarp:
 
   def test_released_memory_holds_means_alone(self):
     # ĝ = (1, 2) in round 1 with clients 0 and 1 of four, then ĝ = (3, 0) with clients 1 and 2.
-    extension = heterogeneity.FedVarp('released')
+    extension = fedvarp.FedVarp('released')
     memory = extension.initial_memory(4, _SHAPES)
     first, memory = extension.server_step(memory, [tf.constant([1.0, 2.0])], _cohort([0, 1]))
     second, memory = extension.server_step(memory, [tf.constant([3.0, 0.0])], _cohort([1, 2]))
@@ -265,10 +266,10 @@ class TestFedVarp:
     assert not extension.exact_releases and not extension.report(None, None, None)
 
   def test_clients_memory_is_an_exact_release(self):
-    assert heterogeneity.FedVarp('clients').exact_releases
+    assert fedvarp.FedVarp('clients').exact_releases
 
   def test_bytes(self):
-    assert heterogeneity.FedVarp().memory_bytes(100, 1_199_882) == 4 * 100 * 1_199_882
+    assert fedvarp.FedVarp().memory_bytes(100, 1_199_882) == 4 * 100 * 1_199_882
 
 
 class TestFriends:
@@ -276,7 +277,7 @@ class TestFriends:
     # Round 1: clients 0 and 2 go up, client 1 goes down. Round 2: client 2 drops out, and 0 substitutes for it.
     first = {0: _Client(1.0), 1: _Client(-2.0), 2: _Client(1.5)}
     second = {0: _Client(1.0, absent=(2,)), 1: _Client(-2.0, absent=(2,))}
-    weights, memory = _play(heterogeneity.FriendSubstitution(), [first, second, {}])
+    weights, memory = _play(fl_fdms.FriendSubstitution(), [first, second, {}])
     x = np.mean([_trained(0, y, steps=1) for y in (1.0, -2.0, 1.5)])
     assert weights[0] == pytest.approx(x, rel=1e-5)
     ends = [_trained(x, y, steps=1) for y in (1.0, 1.0, -2.0)]
@@ -291,16 +292,16 @@ class TestFriends:
     # Client 2 was twice with 0 (Σ 1.0) and once with 1 (Σ 0.9). Client 1 is its friend: 0.9 > 0.5.
     memory = self._memory([[0, 0, 1.0], [0, 0, 0.9], [1.0, 0.9, 0]], [[0, 0, 2], [0, 0, 1], [2, 1, 0]])
     cohort = _cohort([0, 1], absent=[[0, 0, 1]] * 2)
-    np.testing.assert_allclose(heterogeneity.FriendSubstitution().scales(memory, cohort), [2 / 3, 4 / 3])
+    np.testing.assert_allclose(fl_fdms.FriendSubstitution().scales(memory, cohort), [2 / 3, 4 / 3])
 
   def test_who_is_a_stranger_or_did_not_drop_out_has_no_substitute(self):
     memory = self._memory(np.zeros([3, 3]), np.zeros([3, 3]))
     for absent in ([0, 0, 1], [0, 0, 0]):
       cohort = _cohort([0, 1], absent=[absent] * 2)
-      np.testing.assert_allclose(heterogeneity.FriendSubstitution().scales(memory, cohort), [1, 1])
+      np.testing.assert_allclose(fl_fdms.FriendSubstitution().scales(memory, cohort), [1, 1])
 
   def test_similarities_by_hand(self):
-    extension = heterogeneity.FriendSubstitution()
+    extension = fl_fdms.FriendSubstitution()
     _, memory = extension.server_step(
       extension.initial_memory(3, _SHAPES), [], _cohort([0, 2], kept=[[3.0, 4.0], [4.0, -3.0]])
     )
@@ -311,7 +312,7 @@ class TestFriends:
 
 class TestSafari:
   def test_the_server_takes_its_number_of_steps(self):
-    extension = heterogeneity.Safari(server_steps=5, server_learning_rate=0.2, server_batch_size=2)
+    extension = safari.Safari(server_steps=5, server_learning_rate=0.2, server_batch_size=2)
     with pytest.raises(ValueError, match='no examples'):
       extension.server_training()
     training = dataclasses.replace(extension, examples=collections.OrderedDict(x=np.ones([3, 1]))).server_training()

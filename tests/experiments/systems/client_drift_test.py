@@ -6,12 +6,15 @@ import pytest
 from data import cohorts
 from experiments.command import flags as experiment_flags
 from experiments.running import loop
+from experiments.systems import fednova
+from experiments.systems import fedvarp
+from experiments.systems import fl_fdms
+from experiments.systems import scaffold
 from quap_tff import plans
 from quap_tff.accounting import protection
 from quap_tff.certificates.folders import evidence
 from quap_tff.mechanisms.parts import layers as layers_lib
-from quap_tff.methods import client_drift as own
-from quap_tff.training import heterogeneity
+from quap_tff.methods import extended as own
 from tests.data import tff_file
 from tests.experiments import harness
 
@@ -75,7 +78,7 @@ class TestComposition:
     assert extended.config == alone.config and type(extended) is type(alone)
     assert extended.fingerprint == alone.fingerprint and extended.protection.covers == alone.protection.covers
     assert alone.extension is None
-    assert extended.extension == heterogeneity.Scaffold(2, 'sum' if base == 'fedavg' else 'released')
+    assert extended.extension == scaffold.Scaffold(2, 'sum' if base == 'fedavg' else 'released')
 
   def test_parameters_of_the_base_and_of_the_method(self):
     plan = _plan('--algorithm=scaffold:base=fixed_dp:clip=0.25,option=1')
@@ -83,16 +86,16 @@ class TestComposition:
 
   def test_calibrated_noise_keeps_the_extension(self):
     plan = _plan('--algorithm=fedvarp:base=fixed_dp', '--calibration=exact')
-    assert plan.extension == heterogeneity.FedVarp('released') and plan.config.noise.scale != 1
+    assert plan.extension == fedvarp.FedVarp('released') and plan.config.noise.scale != 1
 
   @pytest.mark.parametrize(
     'spec, expected',
     [
-      ('fednova', heterogeneity.FedNova()),
-      ('fednova:base=quap', heterogeneity.FedNova(mean_epochs=3.0)),
-      ('fednova:base=quap,effective_steps=7', heterogeneity.FedNova(7.0)),
-      ('fedvarp', heterogeneity.FedVarp('clients')),
-      ('fedvarp:base=quap', heterogeneity.FedVarp('released')),
+      ('fednova', fednova.FedNova()),
+      ('fednova:base=quap', fednova.FedNova(mean_epochs=3.0)),
+      ('fednova:base=quap,effective_steps=7', fednova.FedNova(7.0)),
+      ('fedvarp', fedvarp.FedVarp('clients')),
+      ('fedvarp:base=quap', fedvarp.FedVarp('released')),
     ],
   )
   def test_what_is_exact_and_what_is_public(self, spec, expected):
@@ -108,10 +111,10 @@ class TestComposition:
   def test_certified_plans_refuse_what_is_not_a_function_of_the_sums(self):
     plan = _plan('--algorithm=certified')
     for extension in (
-      heterogeneity.Scaffold(2, 'sum'),
-      heterogeneity.FedVarp('clients'),
-      heterogeneity.FedNova(),
-      heterogeneity.FriendSubstitution(),
+      scaffold.Scaffold(2, 'sum'),
+      fedvarp.FedVarp('clients'),
+      fednova.FedNova(),
+      fl_fdms.FriendSubstitution(),
     ):
       with pytest.raises(ValueError, match='no certificate would hold'):
         plans.Plan.certified(plan.config, plan.schedule, extension=extension)

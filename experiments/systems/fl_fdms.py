@@ -19,13 +19,19 @@ from __future__ import annotations
 import collections
 from collections.abc import Sequence
 import dataclasses
+from typing import Optional
 
+from quap_tff import methods
 from quap_tff.common.lazy import tf
-from quap_tff.training import extension
+from quap_tff.mechanisms import mechanism as mechanisms
+from quap_tff.methods import base
+from quap_tff.methods import certified_method
+from quap_tff.methods import extended
+from quap_tff.training import extension as extensions
 
 
 @dataclasses.dataclass(frozen=True)
-class FriendSubstitution(extension.Extension):
+class FriendSubstitution(extensions.Extension):
   """Memory: `similarity` and `together`, float32[N, N]: Σ_t r_ij(t), and the number of rounds in which both came."""
 
   @property
@@ -42,17 +48,17 @@ class FriendSubstitution(extension.Extension):
   def memory_bytes(self, num_clients: int, num_weights: int) -> int:
     return 2 * 4 * num_clients**2
 
-  def initial_memory(self, num_clients: int, shapes: Sequence[tf.TensorShape]) -> extension.NamedTensors:
+  def initial_memory(self, num_clients: int, shapes: Sequence[tf.TensorShape]) -> extensions.NamedTensors:
     return collections.OrderedDict(
       similarity=tf.zeros([num_clients, num_clients]), together=tf.zeros([num_clients, num_clients])
     )
 
   def report(
-    self, message: extension.NamedTensors, own: extension.OwnVector, local: extension.LocalKnowledge
-  ) -> extension.NamedTensors:
-    return collections.OrderedDict(kept=extension.finite_update(local))
+    self, message: extensions.NamedTensors, own: extensions.OwnVector, local: extensions.LocalKnowledge
+  ) -> extensions.NamedTensors:
+    return collections.OrderedDict(kept=extensions.finite_update(local))
 
-  def scales(self, memory: extension.Memory, cohort: extension.Cohort) -> tf.Tensor:
+  def scales(self, memory: extensions.Memory, cohort: extensions.Cohort) -> tf.Tensor:
     ids, came = cohort.client_ids, tf.size(cohort.client_ids)
     # float32[N, M]: how similar each client is to each that came; -1 if they were never together.
     known = tf.gather(memory['together'], ids, axis=1)
@@ -66,7 +72,9 @@ class FriendSubstitution(extension.Extension):
     counts = 1.0 + substitutes
     return counts * tf.math.divide_no_nan(tf.cast(came, tf.float32), tf.reduce_sum(counts))
 
-  def server_step(self, memory: extension.Memory, mean: extension.Tensors, cohort: extension.Cohort) -> extension.Step:
+  def server_step(
+    self, memory: extensions.Memory, mean: extensions.Tensors, cohort: extensions.Cohort
+  ) -> extensions.Step:
     ids, vectors = cohort.client_ids, cohort.reports['kept']
     unit = tf.math.divide_no_nan(vectors, tf.norm(vectors, axis=1, keepdims=True))
     likeness = (1.0 + tf.matmul(unit, unit, transpose_b=True)) / 2
@@ -75,3 +83,33 @@ class FriendSubstitution(extension.Extension):
       similarity=tf.tensor_scatter_nd_add(memory['similarity'], pairs, likeness),
       together=tf.tensor_scatter_nd_add(memory['together'], pairs, tf.ones_like(likeness)),
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class FlFdms(extended.ExtendedMethod):
+  """FL-FDMS (Wang and Xu 2022), where friends substitute for clients that drop out: see
+  `experiments.systems.fl_fdms` for the equations."""
+
+  title = 'FL-FDMS'
+
+  def extension(self, mean_epochs: Optional[float]) -> FriendSubstitution:
+    if isinstance(self.base, certified_method.CertifiedMethod):
+      raise ValueError(
+        "fl_fdms:base=certified: friends are found by comparing single updates without noise, and a friend's update "
+        'counts more than once. No certificate would hold. Use another base.'
+      )
+    return FriendSubstitution()
+
+  def configure(self, setting: base.Setting) -> mechanisms.Configuration:
+    if not setting.has_dropout:
+      raise ValueError(
+        '--algorithm=fl_fdms: friends substitute for clients that drop out, and with --dropout=none no client does. '
+        'Give a --dropout, such as bernoulli:rate=0.1.'
+      )
+    return super().configure(setting)
+
+  def facts(self, setting: base.Setting) -> mechanisms.Facts:
+    return super().facts(setting)._replace(waits='how much an update counts depends on all of them')
+
+
+methods.METHODS['fl_fdms'] = FlFdms
