@@ -5,12 +5,30 @@ program of your own. To import this package is to register them all. The library
 none.
 """
 
+from experiments.systems import acdp
+from experiments.systems import d2dp
+from experiments.systems import dynamic_budget
+from experiments.systems import fedapca
 from experiments.systems import feddyn
 from experiments.systems import fednova
 from experiments.systems import fedvarp
 from experiments.systems import fl_fdms
+from experiments.systems import lee_kifer
 from experiments.systems import robust
 from experiments.systems import safari
 from experiments.systems import scaffold
 
-__all__ = ['feddyn', 'fednova', 'fedvarp', 'fl_fdms', 'robust', 'safari', 'scaffold']
+__all__ = [
+  'acdp',
+  'd2dp',
+  'dynamic_budget',
+  'fedapca',
+  'feddyn',
+  'fednova',
+  'fedvarp',
+  'fl_fdms',
+  'lee_kifer',
+  'robust',
+  'safari',
+  'scaffold',
+]

@@ -151,7 +151,7 @@ def compose(
       that returns one.
     aggregator: It aggregates updates w_global - w_local (trainable weights) with weights that hold `client_id=int64`.
       If its `next` takes two more arguments after the weights, it gets the global weights and the clients' examples: it
-      may try steps on them, as `quap_tff.federated.line_search.aggregation` does.
+      may try steps on them.
     client_optimizer: Local optimizer.
     server_optimizer: Applied to the aggregate, a pseudo-gradient, unless the aggregate is not finite or all zero. SGD
       at rate 1 is federated averaging.

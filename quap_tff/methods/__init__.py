@@ -10,7 +10,6 @@ import re
 from quap_tff.common import checks
 from quap_tff.common import flag_fields
 from quap_tff.common import registry
-from quap_tff.methods import adaptive_privacy
 from quap_tff.methods import base
 from quap_tff.methods import choices
 from quap_tff.methods import combinations
@@ -26,12 +25,6 @@ METHODS: dict[str, type[Method]] = {
   **extended.BASES,
   # An interpretation: the documents name PT-ADP but do not specify it.
   'pt_adp': combinations.PtAdpMethod,
-  'dynamic_budget': adaptive_privacy.DynamicBudget,
-  # Interpretations: the documents name them, and no paper says enough.
-  'd2dp': adaptive_privacy.D2dp,
-  'acdp': adaptive_privacy.Acdp,
-  'fedapca': adaptive_privacy.FedApca,
-  'lee_kifer': adaptive_privacy.LeeKifer,
   'local_dp': combinations.LocalDp,
   'fedbuff': combinations.FedBuff,
   'tff_dp_fedavg': tff_methods.TffDpFedAvg,

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from experiments import systems
+from experiments.systems import fedapca
 from quap_tff import methods
 from quap_tff import plans
 from quap_tff.certificates.folders import folder as folders
@@ -26,7 +27,6 @@ from quap_tff.mechanisms.parts import aggregators
 from quap_tff.mechanisms.parts import budgets
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import participation
-from quap_tff.mechanisms.parts import weighting
 from quap_tff.mechanisms.quap import pt_adp
 from quap_tff.mechanisms.quap.config import NoiseConfig
 from quap_tff.mechanisms.quap.config import QuapConfig
@@ -127,7 +127,7 @@ _FURTHER = {
     budget=budgets.BudgetConfig(1.0, 6, client_rule=pt_adp.PtAdp(0.1, 0.5), round_rule='each_own')
   ),
   'weighted by clusters': lambda: _quap(
-    weighting=weighting.Clusters(2), budget=budgets.BudgetConfig(1.0, 6, round_rule='each_own')
+    weighting=fedapca.Clusters(2), budget=budgets.BudgetConfig(1.0, 6, round_rule='each_own')
   ),
   'certified, counted norms, split': lambda: _certified(
     clip=clip_rules.PrivateQuantile(0.5, 1.0, count_stddev=20.0), clip_split='size'

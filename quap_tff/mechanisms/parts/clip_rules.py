@@ -38,7 +38,8 @@ Noise = Callable[[float], 'tf.Tensor']
 _COUNT_SENSITIVITY = 0.5
 
 
-def _norm_field(name: str, default: Optional[float]) -> checks.FieldValue:
+def norm_field(name: str, default: Optional[float]) -> checks.FieldValue:
+  """A field of a rule that is a clipping norm."""
   return checks.number_field(name, default, at_least=SMALLEST_CLIP, at_most=LARGEST_NORM)
 
 
@@ -104,8 +105,8 @@ class QuantileEma(ClipRule):
   quantile: float = checks.number_field('clip quantile', 0.9, at_least=0, at_most=1)
   momentum: float = checks.number_field('clip momentum', 0.95, at_least=0, below=1)
   min_clip: float = checks.number_field('min_clip', 0.1, at_least=0, at_most=LARGEST_NORM)
-  max_clip: Optional[float] = _norm_field('max_clip', None)
-  initial_clip: Optional[float] = _norm_field('initial_clip', None)
+  max_clip: Optional[float] = norm_field('max_clip', None)
+  initial_clip: Optional[float] = norm_field('initial_clip', None)
   timing: str = registry.name_field('clip timing', 'current', ('current', 'previous'))
 
   releases_exact_norms = True
@@ -141,7 +142,7 @@ class Fixed(ClipRule):
     norm: The clipping norm, above 0.
   """
 
-  norm: float = _norm_field('clipping norm', 1.0)
+  norm: float = norm_field('clipping norm', 1.0)
 
   @property
   def initial_norm(self) -> float:
@@ -182,7 +183,7 @@ class PrivateQuantile(ClipRule):
   """
 
   quantile: float = checks.number_field('clip quantile', 0.5, at_least=0, at_most=1)
-  initial_clip: float = _norm_field('initial_clip', 0.1)
+  initial_clip: float = norm_field('initial_clip', 0.1)
   learning_rate: float = checks.number_field('clip learning_rate', 0.2, above=0)
   count_stddev: float = checks.number_field('count_stddev', 1.0, at_least=0)
 
@@ -202,36 +203,6 @@ class PrivateQuantile(ClipRule):
 
 
 @dataclasses.dataclass(frozen=True)
-class NoisedMean(ClipRule):
-  """C_{t+1} = factor·ñ_t, ñ_t = (Σ_{i in S_t} min(‖g_i‖, C_t) + N(0, (s·C_t)²))/M_t: a private mean of clipped norms.
-
-  Nobody moves the sum by more than C_t, so its noise multiplier is s. C_{t+1} stays within a factor of 2 of C_t, so
-  that noise cannot carry it away. An update that is not finite counts with norm C_t.
-
-  Attributes:
-    factor: C over the mean of the clipped norms. It must be above 1, or C could only fall.
-    initial_clip: C_1, which clips the first round.
-    noise_multiplier: s, the noise on the sum of the norms, over C_t.
-  """
-
-  factor: float = checks.number_field('factor of the clipping norm', 1.5, above=1, at_most=100)
-  initial_clip: float = _norm_field('initial_clip', 1.0)
-  noise_multiplier: float = checks.number_field('noise_multiplier of the norms', 15.0, at_least=0)
-
-  @property
-  def count_noise_multiplier(self) -> float:
-    return self.noise_multiplier
-
-  def next_norm(self, norm: tf.Tensor, norms: tf.Tensor, noise: Noise) -> tf.Tensor:
-    clipped = tf.minimum(tf.where(tf.math.is_finite(norms), norms, norm), norm)
-    total = tf.cast(tf.reduce_sum(clipped), tf.float64) + tf.cast(norm, tf.float64) * noise(self.noise_multiplier)
-    cohort_size = tf.cast(tf.size(norms), tf.float32)
-    target = self.factor * tf.cast(total, tf.float32) / tf.maximum(cohort_size, 1.0)
-    moved = tf.clip_by_value(target, norm / 2.0, norm * 2.0)
-    return tf.where(cohort_size > 0, tf.clip_by_value(moved, SMALLEST_CLIP, LARGEST_NORM), norm)
-
-
-@dataclasses.dataclass(frozen=True)
 class Decaying(ClipRule):
   """C_t = C_1·decay^(t-1): a public schedule, which releases nothing.
 
@@ -240,7 +211,7 @@ class Decaying(ClipRule):
     decay: In (0, 1], the factor from one round to the next.
   """
 
-  initial_clip: float = _norm_field('initial_clip', 1.0)
+  initial_clip: float = norm_field('initial_clip', 1.0)
   decay: float = checks.number_field('decay of the clipping norm', 0.99, above=0, at_most=1)
 
   def next_norm(self, norm: tf.Tensor, norms: tf.Tensor, noise: Noise) -> tf.Tensor:
@@ -258,7 +229,6 @@ RULES = {
   'quantile_ema': QuantileEma,
   'fixed': Fixed,
   'private_quantile': PrivateQuantile,
-  'noised_mean': NoisedMean,
   'decaying': Decaying,
   'none': Unclipped,
 }

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
+from experiments.systems import lee_kifer
 from quap_tff import accounting
 from quap_tff import plans
 from quap_tff.accounting import formal
@@ -24,7 +25,6 @@ from quap_tff.certificates.folders import about as abouts
 from quap_tff.common.lazy import tf
 from quap_tff.common.numbers import samplers
 from quap_tff.common.numbers import tradeoff
-from quap_tff.federated.line_search.line_search import LineSearchConfig
 from quap_tff.mechanisms.certified import privacy_filter
 from quap_tff.mechanisms.noise import correlation as correlations
 from quap_tff.mechanisms.noise import recursions
@@ -225,7 +225,7 @@ class TestLedger:
       accounting.solve(epsilon=epsilon, delta=delta)
 
   def test_lee_and_kifer_with_a_release_without_noise(self):
-    plan = plans.Plan(LineSearchConfig(num_clients=3, epsilon=2.0, delta=_DELTA, planned_rounds=4))
+    plan = plans.Plan(lee_kifer.LineSearchConfig(num_clients=3, epsilon=2.0, delta=_DELTA, planned_rounds=4))
     state = type('State', (), dict(weights=np.float32([1, 0, 0])))
     measured = dict(noise_multiplier=0.0, clipping_norm=1.0, cohort_size=2)
     record = plan.recorded(state, measured, [0, 1])

@@ -6,10 +6,10 @@ import math
 import numpy as np
 import pytest
 
+from experiments.systems import lee_kifer
 import quap_tff
 from quap_tff import accounting
 from quap_tff import plans
-from quap_tff.federated.line_search import line_search as line_search
 from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms.parts import budgets
 from quap_tff.mechanisms.parts import clip_rules
@@ -168,7 +168,7 @@ class TestPlans:
 
   @pytest.mark.slow
   def test_lee_kifer_is_bounded_by_its_filter_for_all_who_were_to_come(self):
-    plan = plans.Plan(line_search.LineSearchConfig(5, 2.0, _DELTA, 3), client_metrics=False)
+    plan = plans.Plan(lee_kifer.LineSearchConfig(5, 2.0, _DELTA, 3), client_metrics=False)
     found = plan.report(plan.new_ledger(), _COHORTS).formal
     np.testing.assert_allclose(found.epsilon, [2, 2, 2, 2, 0], rtol=1e-8)
     assert (found.epsilon <= 2).all() and not found.reading.epsilon.any()

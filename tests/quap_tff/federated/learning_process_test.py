@@ -9,11 +9,11 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from experiments.systems import lee_kifer
 import quap_tff
 from quap_tff import plans
 from quap_tff.federated import learning_process
 from quap_tff.federated import leaving_clients
-from quap_tff.federated.line_search import line_search as line_search
 from quap_tff.mechanisms import mechanism as mechanisms
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.quap import rounds as quap
@@ -379,7 +379,7 @@ class TestLineSearch:
   @pytest.mark.thorough
   def test_the_best_step_along_the_mean_update(self):
     # Little noise. The updates from w = 0 are -0.2·y for y = 1 and 3, so that w = 2 is five mean updates away.
-    config = line_search.LineSearchConfig(
+    config = lee_kifer.LineSearchConfig(
       num_clients=4, epsilon=100.0, delta=0.5, planned_rounds=1, steps=(1.0, 4.0, 20.0), noise_seed=1
     )
     process = plans.Plan(config).build_process(linear_model.Linear, _sgd(0.1)).process

@@ -6,9 +6,10 @@ import json
 import numpy as np
 import pytest
 
+from experiments.systems import dynamic_budget
+from experiments.systems import lee_kifer
 from experiments.systems import robust
 from quap_tff import plans
-from quap_tff.federated.line_search.line_search import LineSearchConfig
 from quap_tff.federated.stock import stock as stocks
 from quap_tff.mechanisms import sparsity
 from quap_tff.mechanisms.certified import weight_rules
@@ -17,7 +18,6 @@ from quap_tff.mechanisms.noise import correlation
 from quap_tff.mechanisms.parts import budgets
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import participation
-from quap_tff.mechanisms.parts import schedules
 from quap_tff.mechanisms.quap import buffered
 from quap_tff.mechanisms.quap import local
 from quap_tff.mechanisms.quap import staleness
@@ -52,14 +52,14 @@ _PLANS = [
   lambda: plans.Plan(QuapConfig(8, clip=clip_rules.Unclipped(), noise=NoiseConfig('none'))),
   lambda: plans.Plan(QuapConfig(8, aggregator=robust.Median())),
   lambda: plans.Plan(QuapConfig(8, participation=participation.ParticipationConfig('ema'))),
-  lambda: plans.Plan(QuapConfig(8, budgets.BudgetConfig(schedule=schedules.Geometric()))),
+  lambda: plans.Plan(QuapConfig(8, budgets.BudgetConfig(schedule=dynamic_budget.Geometric()))),
   lambda: plans.Plan(QuapConfig(8), sparsity=sparsity.RandomMask(0.5)),
   lambda: plans.Plan(QuapConfig(8), sparsity=sparsity.RandomMask(0.5), sparsity_seed=1),
   lambda: plans.Plan(local.LocalPrivacy(_LOCAL)),
   lambda: plans.Plan(buffered.Buffered(_BUFFERED, 3, staleness.Staleness())),
   lambda: plans.Plan(buffered.Buffered(_BUFFERED, 4, staleness.Staleness())),
   lambda: plans.Plan(buffered.Buffered(_BUFFERED, 4, staleness.Staleness(3.0))),
-  lambda: plans.Plan(LineSearchConfig(8, 3.0, 1e-5, 2)),
+  lambda: plans.Plan(lee_kifer.LineSearchConfig(8, 3.0, 1e-5, 2)),
   lambda: _stock(stocks.DpFtrl()),
   lambda: _stock(stocks.DpFedAvg()),
   lambda: _stock(stocks.DpFedAvgAdaptive()),
@@ -82,7 +82,7 @@ def test_another_plan_has_another_fingerprint():
   [
     lambda seed: plans.Plan(QuapConfig(8, noise=NoiseConfig(seed=seed))),
     lambda seed: _changed(noise_seed=seed),
-    lambda seed: plans.Plan(LineSearchConfig(8, 3.0, 1e-5, 2, noise_seed=seed)),
+    lambda seed: plans.Plan(lee_kifer.LineSearchConfig(8, 3.0, 1e-5, 2, noise_seed=seed)),
     lambda seed: _stock(stocks.DpFtrl(), seed=seed),
   ],
 )

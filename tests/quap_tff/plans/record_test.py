@@ -7,9 +7,9 @@ import types
 import numpy as np
 import pytest
 
+from experiments.systems import lee_kifer
 from quap_tff import accounting
 from quap_tff import plans
-from quap_tff.federated.line_search.line_search import LineSearchConfig
 from quap_tff.federated.stock import stock as stocks
 from quap_tff.mechanisms.certified import weight_rules
 from quap_tff.mechanisms.certified.config import CertifiedConfig
@@ -55,7 +55,7 @@ _PLANS = {
   'local': lambda: plans.Plan(local.LocalPrivacy(_quap(noise=NoiseConfig('client', calibration='analytic')))),
   'certified': lambda: plans.Plan.certified(_CERTIFIED, _ROUNDS),
   'fedbuff': lambda: plans.Plan(buffered.Buffered(_quap(), 1, stalenesses.Staleness(max_staleness=0))),
-  'lee_kifer': lambda: plans.Plan(LineSearchConfig(_CLIENTS, epsilon=2.0, delta=1e-5, planned_rounds=4)),
+  'lee_kifer': lambda: plans.Plan(lee_kifer.LineSearchConfig(_CLIENTS, epsilon=2.0, delta=1e-5, planned_rounds=4)),
   'tff_dp_fedavg': lambda: _stock(stocks.DpFedAvg(), _ROUNDS),
   'tff_dp_ftrl': lambda: _stock(stocks.DpFtrl(), _ROUNDS),
 }

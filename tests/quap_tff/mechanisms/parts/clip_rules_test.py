@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from experiments.systems import acdp
 from quap_tff import quap_fl
 from quap_tff import runtime
 from quap_tff.mechanisms.noise import gaussian
@@ -48,7 +49,7 @@ class _Constant(clip_rules.ClipRule):
   initial_norm = 2.0
 
 
-_DOUBLING = clip_rules.NoisedMean(factor=3.0, noise_multiplier=0.0)
+_DOUBLING = acdp.NoisedMean(factor=3.0, noise_multiplier=0.0)
 
 
 @pytest.mark.parametrize(
@@ -74,10 +75,10 @@ _DOUBLING = clip_rules.NoisedMean(factor=3.0, noise_multiplier=0.0)
     (clip_rules.PrivateQuantile(), [[]], [0.1]),
     (clip_rules.PrivateQuantile(1.0, 1.0, 1e3, 0.0), [[9.0]], [clip_rules.LARGEST_NORM]),
     # Clipped to 1, with 1 for what is not finite: (0.5 + 1 + 1)/3·1.5.
-    (clip_rules.NoisedMean(noise_multiplier=0.0), [[0.5, 2.0, math.nan]], [1.25]),
+    (acdp.NoisedMean(noise_multiplier=0.0), [[0.5, 2.0, math.nan]], [1.25]),
     # It at most doubles, and at most halves. Nobody leaves it.
     (_DOUBLING, [[9.0, 9.0], [0.0, 1e-3]], [2, 1]),
-    (clip_rules.NoisedMean(initial_clip=0.7), [[]], [0.7]),
+    (acdp.NoisedMean(initial_clip=0.7), [[]], [0.7]),
     (clip_rules.Decaying(2.0, 0.5), [[9.0], []], [1, 0.5]),
   ],
 )
@@ -93,8 +94,8 @@ def test_courses_by_hand(rule, rounds, expected):
     (clip_rules.Fixed(), False, False, math.inf),
     (clip_rules.PrivateQuantile(count_stddev=3.0), False, False, 3.0 / 0.5),
     (clip_rules.PrivateQuantile(count_stddev=0.0), False, True, 0.0),
-    (clip_rules.NoisedMean(noise_multiplier=3.0), False, False, 3.0),
-    (clip_rules.NoisedMean(noise_multiplier=0.0), False, True, 0.0),
+    (acdp.NoisedMean(noise_multiplier=3.0), False, False, 3.0),
+    (acdp.NoisedMean(noise_multiplier=0.0), False, True, 0.0),
     (clip_rules.Decaying(), False, False, math.inf),
     (clip_rules.Unclipped(), False, False, math.inf),
     (_Constant(), False, False, math.inf),
@@ -132,8 +133,8 @@ _PRIVATE_FIELDS = ('quantile', 'initial_clip', 'learning_rate', 'count_stddev')
     (clip_rules.PrivateQuantile, dict(quantile=1.1), 'quantile'),
     (clip_rules.PrivateQuantile, dict(initial_clip=0.0), 'initial_clip'),
     (clip_rules.PrivateQuantile, dict(learning_rate=0.0), 'learning_rate'),
-    (clip_rules.NoisedMean, dict(factor=1.0), 'factor of the clipping norm'),
-    (clip_rules.NoisedMean, dict(noise_multiplier=-1.0), 'noise_multiplier of the norms'),
+    (acdp.NoisedMean, dict(factor=1.0), 'factor of the clipping norm'),
+    (acdp.NoisedMean, dict(noise_multiplier=-1.0), 'noise_multiplier of the norms'),
     *((clip_rules.Decaying, dict(decay=bad), 'decay of the clipping norm') for bad in (0.0, 1.1)),
   ],
 )
@@ -220,7 +221,7 @@ class TestPrivateQuantile:
 class TestNoisedMean:
   @pytest.mark.slow
   def test_the_noise_is_that_of_its_multiplier(self):
-    rule = clip_rules.NoisedMean(factor=2.0, noise_multiplier=30.0)
+    rule = acdp.NoisedMean(factor=2.0, noise_multiplier=30.0)
     next_norm = tf.function(lambda seed: rule.next_norm(tf.constant(1.0), tf.fill([1000], 0.5), _noise(seed)))
     found = [float(next_norm(tf.constant([1, k], tf.int64))) / 2 * 1000 - 500 for k in range(400)]
     noise_checks.assert_gaussian(found, 30.0)
@@ -228,7 +229,7 @@ class TestNoisedMean:
   def test_nobody_moves_the_sum_by_more_than_the_clip(self):
     # Its update replaced by zero, whatever it was.
     for norm in (0.2, 1.0, 7.0, float('inf'), float('nan')):
-      rule = clip_rules.NoisedMean(factor=1.1, noise_multiplier=0.0)
+      rule = acdp.NoisedMean(factor=1.1, noise_multiplier=0.0)
       with_it, without = (2 * _course(rule, [[0.9, own]])[0] / 1.1 for own in (norm, 0.0))
       assert abs(with_it - without) <= 1.0 + 1e-6
 

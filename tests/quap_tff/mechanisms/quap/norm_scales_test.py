@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
+from experiments.systems import acdp
+from experiments.systems import lee_kifer
 from quap_tff.common.lazy import tf
-from quap_tff.federated.line_search import line_search as line_search
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import layers
 from quap_tff.mechanisms.quap import config as configs
@@ -66,7 +67,7 @@ def _of_local(update, bound):
 
 
 def _of_line_search(update, bound):
-  return line_search.bounded(update, bound, tf.constant(1.0))
+  return lee_kifer.bounded(update, bound, tf.constant(1.0))
 
 
 _METHODS = {
@@ -112,12 +113,10 @@ class TestSmallestClip:
       lambda clip: clip_rules.QuantileEma(initial_clip=clip),
       lambda clip: clip_rules.QuantileEma(min_clip=0, max_clip=clip),
       lambda clip: clip_rules.PrivateQuantile(initial_clip=clip),
-      lambda clip: clip_rules.NoisedMean(initial_clip=clip),
+      lambda clip: acdp.NoisedMean(initial_clip=clip),
       lambda clip: clip_rules.Decaying(initial_clip=clip),
-      lambda clip: line_search.LineSearchConfig(num_clients=2, epsilon=1.0, delta=1e-5, planned_rounds=3, clip=clip),
-      lambda clip: line_search.LineSearchConfig(
-        num_clients=2, epsilon=1.0, delta=1e-5, planned_rounds=3, loss_clip=clip
-      ),
+      lambda clip: lee_kifer.LineSearchConfig(num_clients=2, epsilon=1.0, delta=1e-5, planned_rounds=3, clip=clip),
+      lambda clip: lee_kifer.LineSearchConfig(num_clients=2, epsilon=1.0, delta=1e-5, planned_rounds=3, loss_clip=clip),
     ],
   )
   def test_is_the_same_for_every_method(self, make):
@@ -130,7 +129,7 @@ class TestSmallestClip:
     [
       clip_rules.QuantileEma(min_clip=0.0, initial_clip=1e-19, momentum=0.1),
       clip_rules.PrivateQuantile(initial_clip=1e-19, learning_rate=10.0, count_stddev=0.0),
-      clip_rules.NoisedMean(initial_clip=1e-19, noise_multiplier=0.0),
+      acdp.NoisedMean(initial_clip=1e-19, noise_multiplier=0.0),
       clip_rules.Decaying(initial_clip=1e-19, decay=0.1),
     ],
   )

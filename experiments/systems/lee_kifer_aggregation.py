@@ -1,4 +1,4 @@
-"""`quap_tff.federated.line_search.line_search` as a TFF aggregation that also tries steps at the clients.
+"""`experiments.systems.lee_kifer` as a TFF aggregation that also tries steps at the clients.
 
     next: (state@SERVER, value@CLIENTS, weight@CLIENTS, global weights@CLIENTS, examples@CLIENTS)
           -> <state@SERVER, step·direction@SERVER, measurements@SERVER>
@@ -14,11 +14,11 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from experiments.systems import lee_kifer
 from quap_tff.common import array_types
 from quap_tff.federated import client_ids
 from quap_tff.federated import client_work
 from quap_tff.federated import sums
-from quap_tff.federated.line_search import line_search as line_search
 from quap_tff.training import client_update
 from quap_tff.training import model_functions
 
@@ -29,7 +29,7 @@ class LineSearchAggregationFactory(tff.aggregators.WeightedAggregationFactory):
   The measurements are public: `step`, `noise_multiplier` and the like follow from noised releases.
   """
 
-  def __init__(self, config: line_search.LineSearchConfig, model: model_functions.Model):
+  def __init__(self, config: lee_kifer.LineSearchConfig, model: model_functions.Model):
     """Initializes the factory.
 
     Args:
@@ -55,7 +55,7 @@ class LineSearchAggregationFactory(tff.aggregators.WeightedAggregationFactory):
     weights_type = tff.learning.models.weights_type_from_model(model)
     examples_type = client_work.client_data_type(model.input_spec).examples
     id_type = tff.to_type(collections.OrderedDict(client_id=np.int64))
-    initialize_server = tff.tensorflow.computation(lambda: line_search.initial_state(config))
+    initialize_server = tff.tensorflow.computation(lambda: lee_kifer.initial_state(config))
     state_type = initialize_server.type_signature.result
 
     @tff.tensorflow.computation(weight_type)
@@ -63,13 +63,13 @@ class LineSearchAggregationFactory(tff.aggregators.WeightedAggregationFactory):
       return collections.OrderedDict(client_id=tf.cast(read_client_id(weight), tf.int64))
 
     @tff.tensorflow.computation(state_type, sums.collected_type(id_type))
-    def plan_round(state: line_search.LineSearchState, reports: array_types.Structure) -> line_search.RoundPlan:
-      return line_search.plan_round(config, state, reports['client_id'])
+    def plan_round(state: lee_kifer.LineSearchState, reports: array_types.Structure) -> lee_kifer.RoundPlan:
+      return lee_kifer.plan_round(config, state, reports['client_id'])
 
     plan_type = plan_round.type_signature.result
 
     @tff.tensorflow.computation(plan_type)
-    def announce(plan: line_search.RoundPlan) -> array_types.Structure:
+    def announce(plan: lee_kifer.RoundPlan) -> array_types.Structure:
       return collections.OrderedDict(client_ids=plan.client_ids, weights=plan.weights)
 
     @tff.tensorflow.computation(id_type, announce.type_signature.result)
@@ -78,15 +78,15 @@ class LineSearchAggregationFactory(tff.aggregators.WeightedAggregationFactory):
 
     @tff.tensorflow.computation(value_type, np.float32)
     def contribute(update: array_types.Structure, own: tf.Tensor) -> list[tf.Tensor]:
-      return line_search.bounded(tf.nest.flatten(update), config.clip, own)
+      return lee_kifer.bounded(tf.nest.flatten(update), config.clip, own)
 
     direction_type = contribute.type_signature.result
 
     @tff.tensorflow.computation(state_type, plan_type, direction_type)
     def direction(
-      state: line_search.LineSearchState, plan: line_search.RoundPlan, total: Sequence[tf.Tensor]
+      state: lee_kifer.LineSearchState, plan: lee_kifer.RoundPlan, total: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
-      return line_search.noised_direction(config, state, plan, list(total))
+      return lee_kifer.noised_direction(config, state, plan, list(total))
 
     @tff.tensorflow.computation(weights_type, direction_type, examples_type, np.float32)
     def gains_of_steps(
@@ -100,20 +100,17 @@ class LineSearchAggregationFactory(tff.aggregators.WeightedAggregationFactory):
         tf.nest.pack_sequence_as(global_weights.trainable, list(step_direction)),
         client_update.read_examples(data, model.input_spec),
       )
-      return line_search.bounded([gains], config.loss_clip, own)[0]
+      return lee_kifer.bounded([gains], config.loss_clip, own)[0]
 
     specs = tff.types.type_to_tf_tensor_specs(value_type)
 
     @tff.tensorflow.computation(state_type, plan_type, direction_type, gains_of_steps.type_signature.result)
     def finish_round(
-      state: line_search.LineSearchState,
-      plan: line_search.RoundPlan,
-      step_direction: Sequence[tf.Tensor],
-      gains: tf.Tensor,
-    ) -> tuple[line_search.LineSearchState, array_types.Structure, array_types.Structure]:
-      step, new_state = line_search.chosen_step(config, state, plan, gains)
+      state: lee_kifer.LineSearchState, plan: lee_kifer.RoundPlan, step_direction: Sequence[tf.Tensor], gains: tf.Tensor
+    ) -> tuple[lee_kifer.LineSearchState, array_types.Structure, array_types.Structure]:
+      step, new_state = lee_kifer.chosen_step(config, state, plan, gains)
       update = [tf.cast(step, d.dtype) * d for d in step_direction]
-      measurements = line_search.measurements(config, state, plan, step, new_state)
+      measurements = lee_kifer.measurements(config, state, plan, step, new_state)
       return new_state, tf.nest.pack_sequence_as(specs, update), measurements
 
     @tff.federated_computation

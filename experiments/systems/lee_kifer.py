@@ -28,8 +28,11 @@ from typing import NamedTuple, Optional
 
 import numpy as np
 
+from quap_tff import methods
+from quap_tff import plans
 from quap_tff.common import checks
 from quap_tff.common import lazy
+from quap_tff.common import registry
 from quap_tff.common.lazy import tf
 from quap_tff.common.numbers import seeds
 from quap_tff.common.numbers import tradeoff
@@ -37,8 +40,10 @@ from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms.noise import gaussian
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import layers as layers_lib
+from quap_tff.methods import base
+from quap_tff.methods import choices
 
-aggregation = lazy.module('quap_tff.federated.line_search.aggregation')
+aggregation = lazy.module('experiments.systems.lee_kifer_aggregation')
 
 _GRADIENT, _LOSSES = range(2)
 # Room for the rounding of sums over rounds, and of μ_max.
@@ -289,3 +294,53 @@ def measurements(
     exhausted_clients=size - tf.cast(tf.reduce_sum(plan.weights), tf.int32),
     spent_max=tf.cast(tf.reduce_max(plan.spent) / config.limit, tf.float32),
   )
+
+
+@dataclasses.dataclass(frozen=True)
+class LeeKifer(choices.Budget, base.SimpleMethod):
+  """Lee and Kifer 2018: noisy steps whose size, and whose share of the budget, are chosen by noised losses.
+
+  `experiments.systems.lee_kifer` has the equations and the differences from the paper. No client exceeds
+  --epsilon at a total δ of --delta. The local learning rate sets the unit of the steps; --server_optimizer has no
+  effect.
+
+  Attributes:
+    clip: The clipping norm C of updates.
+    loss_clip: The bound B on a client's differences of losses.
+    steps: The step sizes to choose from, in addition to 0.
+    growth: γ, by how much the budget of a gradient grows after a step of 0.
+    test_share: The share of the budget that the losses get.
+    lasts: How much smaller than an even share of the budget the first gradients' share is.
+  """
+
+  title = 'Lee and Kifer'
+
+  clip: float = 1.0
+  loss_clip: float = 0.5
+  steps: tuple = (0.5, 1.0, 2.0)
+  growth: float = 0.1
+  test_share: float = 0.1
+  lasts: float = 1.2
+
+  def __post_init__(self) -> None:
+    LineSearchConfig(1, 1.0, 1e-5, 1, **registry.parameter_values(self))
+
+  def configure(self, setting: base.Setting) -> LineSearchConfig:
+    return LineSearchConfig(
+      setting.num_clients,
+      self.epsilon,
+      self.delta,
+      setting.rounds,
+      noise_seed=self.noise_seed,
+      **registry.parameter_values(self),
+    )
+
+  def plan(self, setting: base.Setting) -> plans.Plan:
+    # The public schedule says how often the client comes that comes most often.
+    clients = np.concatenate(setting.schedule).astype(np.int64)
+    most = int(np.bincount(clients, minlength=1).max())
+    config = dataclasses.replace(self.configure(setting), planned_rounds=max(most, 1))
+    return plans.Plan(config, **vars(setting.options))
+
+
+methods.METHODS['lee_kifer'] = LeeKifer

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from experiments.systems import dynamic_budget
 from quap_tff.common.lazy import tf
 from quap_tff.mechanisms.parts import budgets
 from quap_tff.mechanisms.parts import clip_rules
@@ -15,7 +16,7 @@ from tests.quap_tff import rounds
 
 
 def _factors(growth, rounds):
-  return [float(schedules.Geometric(growth).factor(t, rounds)) for t in range(1, rounds + 1)]
+  return [float(dynamic_budget.Geometric(growth).factor(t, rounds)) for t in range(1, rounds + 1)]
 
 
 class TestGeometric:
@@ -31,22 +32,22 @@ class TestGeometric:
   def test_the_last_over_the_first_is_the_growth(self):
     factors = _factors(5.0, 40)
     assert factors[-1] / factors[0] == pytest.approx(5, rel=1e-5)
-    assert schedules.Geometric(5.0).largest(40) == factors[-1]
-    assert schedules.Geometric(0.2).largest(40) == _factors(0.2, 40)[0]
+    assert dynamic_budget.Geometric(5.0).largest(40) == factors[-1]
+    assert dynamic_budget.Geometric(0.2).largest(40) == _factors(0.2, 40)[0]
 
   def test_tensors_and_rounds_beyond_the_plan(self):
-    rule = schedules.Geometric(4.0)
+    rule = dynamic_budget.Geometric(4.0)
     assert float(rule.factor(tf.constant(2), 3)) == pytest.approx(6 / 7)
     assert float(rule.factor(tf.constant(9), 3)) == pytest.approx(12 / 7)
 
   @pytest.mark.parametrize('growth', [0.0, -1.0, float('nan'), 1e9])
   def test_bad_growth(self, growth):
     with pytest.raises(ValueError, match='growth'):
-      schedules.Geometric(growth)
+      dynamic_budget.Geometric(growth)
 
 
 def _config(**overrides):
-  values = dict(epsilon_total=3.0, num_rounds=3, alpha=0.5, beta=2.0, schedule=schedules.Geometric(4.0))
+  values = dict(epsilon_total=3.0, num_rounds=3, alpha=0.5, beta=2.0, schedule=dynamic_budget.Geometric(4.0))
   return budgets.BudgetConfig(**{**values, **overrides})
 
 
@@ -83,7 +84,7 @@ class TestBudgets:
 
     for finished, factor in enumerate([3 / 7, 6 / 7, 12 / 7]):
       even = epsilon(finished, schedules.Even())
-      assert epsilon(finished, schedules.Geometric(4.0)) == pytest.approx(factor * even, rel=1e-5)
+      assert epsilon(finished, dynamic_budget.Geometric(4.0)) == pytest.approx(factor * even, rel=1e-5)
 
   def test_noise_at_the_clients_follows_it(self):
     config = QuapConfig(

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from experiments.systems import fedapca
 from experiments.systems import robust
 from quap_tff import plans
 from quap_tff import runtime
@@ -23,8 +24,8 @@ _DELTA = 1.25 * np.exp(-8)  # √(2·ln(1.25/δ)) = 4.
 
 
 def _shares(budgets, clusters=2):
-  found = weighting.Clusters(clusters).shares(np.float32(budgets), lambda b: 4 / b)
-  as_tensor = weighting.Clusters(clusters).shares(tf.constant(budgets, tf.float32), lambda b: 4 / b)
+  found = fedapca.Clusters(clusters).shares(np.float32(budgets), lambda b: 4 / b)
+  as_tensor = fedapca.Clusters(clusters).shares(tf.constant(budgets, tf.float32), lambda b: 4 / b)
   np.testing.assert_allclose(as_tensor, found, rtol=1e-6)
   return found
 
@@ -44,7 +45,7 @@ class TestClusters:
     np.testing.assert_allclose(_shares(budgets, clusters), np.ones(len(budgets)), rtol=1e-6)
 
   def test_nobody(self):
-    assert weighting.Clusters().shares(np.zeros(0, np.float32), lambda b: 4 / b).shape == (0,)
+    assert fedapca.Clusters().shares(np.zeros(0, np.float32), lambda b: 4 / b).shape == (0,)
 
   def test_equal(self):
     assert weighting.Equal().shares(np.float32([1, 5]), None).tolist() == [1, 1]
@@ -52,7 +53,7 @@ class TestClusters:
   @pytest.mark.parametrize('clusters', [0, -1, 2.5])
   def test_bad_clusters(self, clusters):
     with pytest.raises(ValueError, match='clusters'):
-      weighting.Clusters(clusters)
+      fedapca.Clusters(clusters)
 
 
 def _config(**overrides):
@@ -63,7 +64,7 @@ def _config(**overrides):
     clip=clip_rules.Fixed(5.0),
     critical_layers='all',
     noise=NoiseConfig(delta=_DELTA),
-    weighting=weighting.Clusters(2),
+    weighting=fedapca.Clusters(2),
   )
   return QuapConfig(**{**values, **overrides})
 

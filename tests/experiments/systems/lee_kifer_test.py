@@ -1,21 +1,21 @@
-"""Tests of `quap_tff.federated.line_search.line_search`: the account by hand, releases, and the size of the noise."""
+"""Tests of `quap_tff.federated.lee_kifer.line_search`: the account by hand, releases, and the size of the noise."""
 
 import math
 
 import numpy as np
 import pytest
 
+from experiments.systems import lee_kifer
 from quap_tff import accounting
 from quap_tff import plans
 from quap_tff.common.lazy import tf
 from quap_tff.common.numbers import tradeoff
-from quap_tff.federated.line_search import line_search as line_search
 from tests.quap_tff import noise_checks
 
 
 def _config(**overrides):
   values = dict(num_clients=6, epsilon=2.0, delta=1e-5, planned_rounds=4, noise_seed=3)
-  return line_search.LineSearchConfig(**{**values, **overrides})
+  return lee_kifer.LineSearchConfig(**{**values, **overrides})
 
 
 def _ids(*ids):
@@ -23,7 +23,7 @@ def _ids(*ids):
 
 
 def _finished(config, state, ids, gains):
-  return line_search.chosen_step(config, state, line_search.plan_round(config, state, ids), tf.constant(gains))
+  return lee_kifer.chosen_step(config, state, lee_kifer.plan_round(config, state, ids), tf.constant(gains))
 
 
 class TestAccount:
@@ -37,15 +37,15 @@ class TestAccount:
   def test_a_client_that_cannot_pay_adds_nothing_and_is_not_charged(self):
     config = _config()
     cost = 1 / config.first_multiplier**2 + 1 / config.loss_multiplier**2
-    state = line_search.initial_state(config)
+    state = lee_kifer.initial_state(config)
     spent = np.array([0, 0, config.limit - 0.5 * cost, config.limit - 1.01 * cost, 0, 0])
-    plan = line_search.plan_round(config, state._replace(spent=tf.constant(spent)), _ids(2, 3, 0))
+    plan = lee_kifer.plan_round(config, state._replace(spent=tf.constant(spent)), _ids(2, 3, 0))
     assert plan.weights.numpy().tolist() == [0, 1, 1]
     np.testing.assert_allclose(plan.spent, spent + cost * np.array([1, 0, 0, 1, 0, 0]), rtol=1e-12)
 
   def test_whatever_is_released_nobody_passes_the_limit(self):
     config = _config(growth=1.5)
-    state = line_search.initial_state(config)
+    state = lee_kifer.initial_state(config)
     for t in range(12):
       step, state = _finished(config, state, _ids(0, 1 + t % 5), [-1e3] * 3)
       assert float(step) == 0
@@ -56,7 +56,7 @@ class TestAccount:
     config = _config(noise_seed=None)
     plan = plans.Plan(config, client_metrics=False)
     ledger = plan.new_ledger()
-    state = line_search.initial_state(config)._replace(weights=tf.constant([1.0, 0, 1.0, 0, 0, 0]))
+    state = lee_kifer.initial_state(config)._replace(weights=tf.constant([1.0, 0, 1.0, 0, 0, 0]))
     measured = dict(noise_multiplier=config.first_multiplier, clipping_norm=1.0, cohort_size=3)
     record = plan.recorded(state, measured, np.array([0, 2, 3]))
     assert record.weights.tolist() == [1, 1, 0] and record.count_noise_multiplier == config.loss_multiplier
@@ -75,42 +75,42 @@ class TestAccount:
 class TestStep:
   def test_the_best_step_is_taken(self):
     config = _config(epsilon=100.0, planned_rounds=1)
-    step, state = _finished(config, line_search.initial_state(config), _ids(0, 1), [5.0, 90.0, -3.0])
+    step, state = _finished(config, lee_kifer.initial_state(config), _ids(0, 1), [5.0, 90.0, -3.0])
     assert float(step) == 1.0 and float(state.multiplier) == config.first_multiplier
     assert (int(state.round), int(state.noise.counter)) == (1, 1)
 
   def test_if_none_helps_the_model_stays_and_the_next_gradient_gets_more(self):
     config = _config(epsilon=100.0, planned_rounds=1, growth=0.44)
-    step, state = _finished(config, line_search.initial_state(config), _ids(0, 1), [-5.0, -90.0, -3.0])
+    step, state = _finished(config, lee_kifer.initial_state(config), _ids(0, 1), [-5.0, -90.0, -3.0])
     assert float(step) == 0 and float(state.multiplier) == pytest.approx(config.first_multiplier / 1.2)
 
   def test_nobody(self):
     config = _config()
-    state = line_search.initial_state(config)
-    plan = line_search.plan_round(config, state, _ids())
-    step, after = line_search.chosen_step(config, state, plan, tf.constant([9.0, 9.0, 9.0]))
-    (direction,) = line_search.noised_direction(config, state, plan, [tf.ones([2])])
+    state = lee_kifer.initial_state(config)
+    plan = lee_kifer.plan_round(config, state, _ids())
+    step, after = lee_kifer.chosen_step(config, state, plan, tf.constant([9.0, 9.0, 9.0]))
+    (direction,) = lee_kifer.noised_direction(config, state, plan, [tf.ones([2])])
     assert float(step) == 0 and direction.numpy().tolist() == [0, 0]
     assert float(after.multiplier) == config.first_multiplier and int(after.noise.counter) == 0
 
 
 class TestBounds:
   def test_by_hand(self):
-    found = line_search.bounded([tf.constant([3.0]), tf.constant([4.0])], 1.0, tf.constant(1.0))
+    found = lee_kifer.bounded([tf.constant([3.0]), tf.constant([4.0])], 1.0, tf.constant(1.0))
     np.testing.assert_allclose([found[0][0], found[1][0]], [0.6, 0.8], rtol=1e-5)
     assert np.hypot(float(found[0]), float(found[1])) <= 1.0
 
   @pytest.mark.parametrize('values, weight', [([3.0, float('nan')], 1.0), ([math.inf, 1.0], 1.0), ([3.0, 4.0], 0.0)])
   def test_zero(self, values, weight):
-    assert line_search.bounded([tf.constant(values)], 1.0, tf.constant(weight))[0].numpy().tolist() == [0, 0]
+    assert lee_kifer.bounded([tf.constant(values)], 1.0, tf.constant(weight))[0].numpy().tolist() == [0, 0]
 
 
 class TestNoise:
   def test_of_the_gradient(self):
     config = _config(clip=0.5)
-    state = line_search.initial_state(config)
-    plan = line_search.plan_round(config, state, _ids(0, 4))
-    found, other = line_search.noised_direction(config, state, plan, [tf.ones([40, 50]), tf.ones([2000])])
+    state = lee_kifer.initial_state(config)
+    plan = lee_kifer.plan_round(config, state, _ids(0, 4))
+    found, other = lee_kifer.noised_direction(config, state, plan, [tf.ones([40, 50]), tf.ones([2000])])
     stddev = config.first_multiplier * 0.5 / 2
     noise_checks.assert_gaussian(found.numpy() - 0.5, stddev)
     noise_checks.assert_uncorrelated(found, other)
@@ -123,7 +123,7 @@ class TestNoise:
     # The largest of 800 gains of zero, of N(0, (c·B)²): its distribution gives the scale away.
     scale = config.loss_multiplier * 0.25
     for counter in range(30):
-      state = line_search.initial_state(config)
+      state = lee_kifer.initial_state(config)
       state = state._replace(noise=state.noise._replace(counter=tf.constant(counter, tf.int64)))
       for shift, taken in ((-2.5 * scale, 1), (-4.3 * scale, 0)):
         step, _ = _finished(config, state, _ids(0), [shift] * 800)

@@ -3,12 +3,14 @@
 import pytest
 
 from experiments.command import run as run_lib
+from experiments.systems import acdp
+from experiments.systems import dynamic_budget
+from experiments.systems import fedapca
 from quap_tff import accounting
 from quap_tff import methods
 from quap_tff.mechanisms.parts import budgets
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import schedules
-from quap_tff.mechanisms.parts import weighting
 from tests.experiments import harness
 
 
@@ -29,20 +31,20 @@ class TestConfiguration:
       (
         'dynamic_budget:growth=2,clip=0.5',
         'dynamic_budget:quap=true,growth=2',
-        schedules.Geometric(2.0),
+        dynamic_budget.Geometric(2.0),
         clip_rules.Fixed(0.5),
       ),
       (
         'd2dp:clip=0.5,clip_decay=0.25',
         'd2dp:clip=0.5,clip_decay=0.25,quap=true',
-        schedules.Geometric(2.0),
+        dynamic_budget.Geometric(2.0),
         clip_rules.Decaying(0.5, 0.25**0.01),
       ),
       (
         'acdp:factor=2,initial_clip=0.5,norm_noise=3',
         'acdp:quap=true,factor=2,initial_clip=0.5,norm_noise=3',
         schedules.Even(),
-        clip_rules.NoisedMean(2.0, 0.5, 3.0),
+        acdp.NoisedMean(2.0, 0.5, 3.0),
       ),
     ],
   )
@@ -59,7 +61,7 @@ class TestConfiguration:
 
   def test_fedapca(self):
     config = _config('fedapca:clusters=4')
-    assert config.weighting == weighting.Clusters(4) and config.budget.round_rule == 'each_own'
+    assert config.weighting == fedapca.Clusters(4) and config.budget.round_rule == 'each_own'
     assert isinstance(config.budget.rule, budgets.ParticipationBudgets) and config.critical_layers == 'all_dense'
 
   @pytest.mark.parametrize(
