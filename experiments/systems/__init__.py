@@ -9,11 +9,14 @@ from experiments.systems import acdp
 from experiments.systems import d2dp
 from experiments.systems import dynamic_budget
 from experiments.systems import fedapca
+from experiments.systems import fedbuff
 from experiments.systems import feddyn
 from experiments.systems import fednova
 from experiments.systems import fedvarp
 from experiments.systems import fl_fdms
 from experiments.systems import lee_kifer
+from experiments.systems import local_dp
+from experiments.systems import pt_adp
 from experiments.systems import robust
 from experiments.systems import safari
 from experiments.systems import scaffold
@@ -23,11 +26,14 @@ __all__ = [
   'd2dp',
   'dynamic_budget',
   'fedapca',
+  'fedbuff',
   'feddyn',
   'fednova',
   'fedvarp',
   'fl_fdms',
   'lee_kifer',
+  'local_dp',
+  'pt_adp',
   'robust',
   'safari',
   'scaffold',

@@ -10,7 +10,7 @@ from quap_tff.mechanisms.parts import layers as layers_lib
 
 
 class StalenessModel(Protocol):
-  """A distribution of how old the versions are that clients train on: `quap_tff.mechanisms.quap.staleness`."""
+  """A distribution of how old the versions are that clients train on."""
 
   @property
   def max_staleness(self) -> int: ...

@@ -12,7 +12,6 @@ from quap_tff.common import flag_fields
 from quap_tff.common import registry
 from quap_tff.methods import base
 from quap_tff.methods import choices
-from quap_tff.methods import combinations
 from quap_tff.methods import extended
 from quap_tff.methods import tff_methods
 
@@ -23,10 +22,6 @@ FLAGS, PARTS = choices.FLAGS, choices.PARTS
 METHODS: dict[str, type[Method]] = {
   # Methods that others can be built around.
   **extended.BASES,
-  # An interpretation: the documents name PT-ADP but do not specify it.
-  'pt_adp': combinations.PtAdpMethod,
-  'local_dp': combinations.LocalDp,
-  'fedbuff': combinations.FedBuff,
   'tff_dp_fedavg': tff_methods.TffDpFedAvg,
   'tff_dp_fedavg_adaptive': tff_methods.TffDpFedAvgAdaptive,
   'tff_layerwise_adaptive': tff_methods.TffLayerwiseAdaptive,

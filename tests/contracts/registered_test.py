@@ -15,6 +15,7 @@ import pytest
 
 from experiments import systems
 from experiments.systems import fedapca
+from experiments.systems import pt_adp
 from quap_tff import methods
 from quap_tff import plans
 from quap_tff.certificates.folders import folder as folders
@@ -27,7 +28,6 @@ from quap_tff.mechanisms.parts import aggregators
 from quap_tff.mechanisms.parts import budgets
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import participation
-from quap_tff.mechanisms.quap import pt_adp
 from quap_tff.mechanisms.quap.config import NoiseConfig
 from quap_tff.mechanisms.quap.config import QuapConfig
 from quap_tff.mechanisms.secret_cohorts import config as secret_config

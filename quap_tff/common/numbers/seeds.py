@@ -13,8 +13,9 @@ import numpy as np
 
 from quap_tff.common.lazy import tf
 
-# One stream for each use, so that no two uses of one run seed ever draw the same numbers.
-STREAMS = {'mechanism': 1, 'client_update': 2, 'preferences': 3, 'canaries': 4, 'staleness': 14, 'sparsity': 15}
+# One stream for each use, so that no two uses of one run seed ever draw the same numbers. A program adds its own
+# under a number that no other use has.
+STREAMS = {'mechanism': 1, 'client_update': 2, 'canaries': 4, 'sparsity': 15}
 
 
 def initial_seed(seed: Optional[int], stream: str) -> tf.Tensor:

@@ -2,13 +2,13 @@
 
 import pytest
 
+from experiments.systems import pt_adp
 from quap_tff import accounting
 from quap_tff.accounting import protection
 from quap_tff.mechanisms.parts import budgets
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import layers
 from quap_tff.mechanisms.quap import config
-from quap_tff.mechanisms.quap import pt_adp
 
 N = 7
 LAYERS = (

@@ -8,6 +8,8 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from experiments.systems import local_dp
+from experiments.systems import pt_adp
 from quap_tff import accounting
 from quap_tff import plans
 from quap_tff import runtime
@@ -19,8 +21,6 @@ from quap_tff.mechanisms.certified.weight_rules import UniformWeights
 from quap_tff.mechanisms.noise import correlation
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts.budgets import BudgetConfig
-from quap_tff.mechanisms.quap import local
-from quap_tff.mechanisms.quap import pt_adp
 from quap_tff.mechanisms.quap.config import NoiseConfig
 from tests.quap_tff import examples
 from tests.quap_tff import noise_checks
@@ -150,7 +150,7 @@ class TestAggregation:
 
   def test_under_local_privacy_too(self, context):
     config = _config(NoiseConfig('client', calibration='analytic', seed=1))
-    process = _process(local.LocalPrivacy(config), sparsity.RandomMask(0.1))
+    process = _process(local_dp.LocalPrivacy(config), sparsity.RandomMask(0.1))
     result = process.next(process.initialize(), [_value()], [2]).result
     assert np.count_nonzero(result['b']) == 200
 

@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 
 from experiments.systems import dynamic_budget
+from experiments.systems import fedbuff
 from experiments.systems import lee_kifer
+from experiments.systems import local_dp
 from experiments.systems import robust
+from experiments.systems import staleness
 from quap_tff import plans
 from quap_tff.federated.stock import stock as stocks
 from quap_tff.mechanisms import sparsity
@@ -18,9 +21,6 @@ from quap_tff.mechanisms.noise import correlation
 from quap_tff.mechanisms.parts import budgets
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import participation
-from quap_tff.mechanisms.quap import buffered
-from quap_tff.mechanisms.quap import local
-from quap_tff.mechanisms.quap import staleness
 from quap_tff.mechanisms.quap.config import NoiseConfig
 from quap_tff.mechanisms.quap.config import QuapConfig
 from tests.quap_tff import examples
@@ -55,10 +55,10 @@ _PLANS = [
   lambda: plans.Plan(QuapConfig(8, budgets.BudgetConfig(schedule=dynamic_budget.Geometric()))),
   lambda: plans.Plan(QuapConfig(8), sparsity=sparsity.RandomMask(0.5)),
   lambda: plans.Plan(QuapConfig(8), sparsity=sparsity.RandomMask(0.5), sparsity_seed=1),
-  lambda: plans.Plan(local.LocalPrivacy(_LOCAL)),
-  lambda: plans.Plan(buffered.Buffered(_BUFFERED, 3, staleness.Staleness())),
-  lambda: plans.Plan(buffered.Buffered(_BUFFERED, 4, staleness.Staleness())),
-  lambda: plans.Plan(buffered.Buffered(_BUFFERED, 4, staleness.Staleness(3.0))),
+  lambda: plans.Plan(local_dp.LocalPrivacy(_LOCAL)),
+  lambda: plans.Plan(fedbuff.Buffered(_BUFFERED, 3, staleness.Staleness())),
+  lambda: plans.Plan(fedbuff.Buffered(_BUFFERED, 4, staleness.Staleness())),
+  lambda: plans.Plan(fedbuff.Buffered(_BUFFERED, 4, staleness.Staleness(3.0))),
   lambda: plans.Plan(lee_kifer.LineSearchConfig(8, 3.0, 1e-5, 2)),
   lambda: _stock(stocks.DpFtrl()),
   lambda: _stock(stocks.DpFedAvg()),

@@ -7,7 +7,10 @@ import types
 import numpy as np
 import pytest
 
+from experiments.systems import fedbuff
 from experiments.systems import lee_kifer
+from experiments.systems import local_dp
+from experiments.systems import staleness as stalenesses
 from quap_tff import accounting
 from quap_tff import plans
 from quap_tff.federated.stock import stock as stocks
@@ -16,9 +19,6 @@ from quap_tff.mechanisms.certified.config import CertifiedConfig
 from quap_tff.mechanisms.certified.planning import calibrated
 from quap_tff.mechanisms.noise import correlation
 from quap_tff.mechanisms.parts.participation import ParticipationConfig
-from quap_tff.mechanisms.quap import buffered
-from quap_tff.mechanisms.quap import local
-from quap_tff.mechanisms.quap import staleness as stalenesses
 from quap_tff.mechanisms.quap.config import NoiseConfig
 from quap_tff.plans import scheduled
 from tests.quap_tff import examples
@@ -52,9 +52,9 @@ def _stock(stock, cohorts):
 
 _PLANS = {
   'quap': lambda: plans.Plan(_quap()),
-  'local': lambda: plans.Plan(local.LocalPrivacy(_quap(noise=NoiseConfig('client', calibration='analytic')))),
+  'local': lambda: plans.Plan(local_dp.LocalPrivacy(_quap(noise=NoiseConfig('client', calibration='analytic')))),
   'certified': lambda: plans.Plan.certified(_CERTIFIED, _ROUNDS),
-  'fedbuff': lambda: plans.Plan(buffered.Buffered(_quap(), 1, stalenesses.Staleness(max_staleness=0))),
+  'fedbuff': lambda: plans.Plan(fedbuff.Buffered(_quap(), 1, stalenesses.Staleness(max_staleness=0))),
   'lee_kifer': lambda: plans.Plan(lee_kifer.LineSearchConfig(_CLIENTS, epsilon=2.0, delta=1e-5, planned_rounds=4)),
   'tff_dp_fedavg': lambda: _stock(stocks.DpFedAvg(), _ROUNDS),
   'tff_dp_ftrl': lambda: _stock(stocks.DpFtrl(), _ROUNDS),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from experiments import systems  # noqa: F401 (it has streams of its own)
 from quap_tff.common.numbers import seeds
 
 

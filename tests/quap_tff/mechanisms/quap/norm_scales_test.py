@@ -15,11 +15,11 @@ import pytest
 
 from experiments.systems import acdp
 from experiments.systems import lee_kifer
+from experiments.systems import local_dp
 from quap_tff.common.lazy import tf
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import layers
 from quap_tff.mechanisms.quap import config as configs
-from quap_tff.mechanisms.quap import local
 from tests.quap_tff import examples
 
 # Grid steps in the bound, for each √d, unless z = 4 and σ = 2^12 need more.
@@ -63,7 +63,7 @@ def _of_local(update, bound):
   announced = dict(
     clip=bound, rates=tf.ones([3]), in_warmup=False, budget_factor=tf.constant(1.0), seed=tf.constant([3, 4], tf.int64)
   )
-  return _sent(local.LocalPrivacy(config), update, dict(client_id=tf.constant(1, tf.int64)), announced)
+  return _sent(local_dp.LocalPrivacy(config), update, dict(client_id=tf.constant(1, tf.int64)), announced)
 
 
 def _of_line_search(update, bound):

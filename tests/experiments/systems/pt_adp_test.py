@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
+from experiments.systems import pt_adp
 from quap_tff.common.lazy import tf
 from quap_tff.mechanisms.parts import budgets as budget_lib
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts.budgets import BudgetConfig
 from quap_tff.mechanisms.parts.participation import ParticipationConfig
-from quap_tff.mechanisms.quap import pt_adp
 from quap_tff.mechanisms.quap.config import NoiseConfig
 from quap_tff.mechanisms.quap.config import QuapConfig
 from tests.quap_tff import rounds

@@ -21,6 +21,8 @@ from quap_tff.common.numbers import seeds
 # Each version in flight is a copy of the model in the server's state.
 MOST_VERSIONS = 1000
 
+seeds.STREAMS['staleness'] = 14
+
 
 @dataclasses.dataclass(frozen=True)
 class Staleness(checks.Checked):

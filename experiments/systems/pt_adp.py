@@ -14,15 +14,21 @@ import collections
 from collections.abc import Sequence
 import dataclasses
 
+from quap_tff import methods
 from quap_tff.common import array_types
 from quap_tff.common import checks
 from quap_tff.common.lazy import tf
 from quap_tff.common.numbers import seeds
 from quap_tff.mechanisms.parts import budgets as budget_rules
 from quap_tff.mechanisms.parts import clip_rules
+from quap_tff.mechanisms.parts import participation as participations
+from quap_tff.methods import base
+from quap_tff.methods import choices
 
 # Preferences lie within this factor of ε_base, and budgets within it of preferences.
 _FACTOR = 2.0
+
+seeds.STREAMS['preferences'] = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,3 +135,39 @@ def _filled(shares: tf.Tensor, caps: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
   # However many of the first caps are reached, λ is at least what is left divided by the shares of the others.
   level = tf.reduce_max((total - full) / rest)
   return tf.minimum(caps, level * shares)
+
+
+@dataclasses.dataclass(frozen=True)
+class PtAdpMethod(choices.Clip, choices.LayersChoice, choices.ScaleChoice, choices.Robust, base.QuapMechanism):
+  """An interpretation of PT-ADP: budgets that are credited for participation and agreement, see
+  `experiments.systems.pt_adp` for the equations.
+
+  Flags set the clip and the critical layers, as in quap. The noise is drawn at the server, and is as large as the sum
+  of the noise that each client would have added. There is no warm-up: it is meant for participation rates, and these
+  budgets do not follow them.
+
+  Attributes:
+    participation_credit: The credits for taking part in a round.
+    agreement_credit: The most credits for an update in the direction of the last aggregate.
+  """
+
+  title = 'PT-ADP (an interpretation)'
+
+  participation_credit: float = 0.1
+  agreement_credit: float = 0.5
+
+  def __post_init__(self) -> None:
+    self._rule(0)
+
+  def _rule(self, seed: int) -> PtAdp:
+    return PtAdp(self.participation_credit, self.agreement_credit, seed)
+
+  def budgets(self, setting: base.Setting) -> budget_rules.BudgetConfig:
+    rule = self._rule(setting.seed)
+    return budget_rules.BudgetConfig(self.epsilon, setting.rounds, client_rule=rule, round_rule='each_own')
+
+  def rates(self) -> participations.ParticipationConfig:
+    return participations.ParticipationConfig(warmup_rounds=0)
+
+
+methods.METHODS['pt_adp'] = PtAdpMethod

@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 import tensorflow_federated as tff
 
+from experiments.systems import fedbuff
+from experiments.systems import pt_adp
+from experiments.systems import staleness as stalenesses
 from quap_tff import accounting
 from quap_tff import plans
 from quap_tff.common.numbers import samplers
@@ -16,9 +19,6 @@ from quap_tff.federated import aggregation
 from quap_tff.federated import learning_process
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts.budgets import BudgetConfig
-from quap_tff.mechanisms.quap import buffered
-from quap_tff.mechanisms.quap import pt_adp
-from quap_tff.mechanisms.quap import staleness as stalenesses
 from quap_tff.mechanisms.quap.config import NoiseConfig
 from tests.quap_tff import examples
 from tests.quap_tff import linear_model
@@ -49,7 +49,7 @@ def _next(process, state, arrivals):
 
 
 def _process(config, size):
-  return rounds.Process(buffered.Buffered(config, size), _SPECS)
+  return rounds.Process(fedbuff.Buffered(config, size), _SPECS)
 
 
 class TestStaleness:
@@ -136,15 +136,15 @@ class TestBuffer:
   )
   def test_what_a_buffer_cannot_do_is_refused(self, overrides, message):
     with pytest.raises(ValueError, match=message):
-      buffered.Buffered(dataclasses.replace(_config(), **overrides), 2)
+      fedbuff.Buffered(dataclasses.replace(_config(), **overrides), 2)
 
   def test_a_size_out_of_range(self):
     with pytest.raises(ValueError, match='buffer must be an integer at least 1'):
-      buffered.Buffered(_config(), 0)
+      fedbuff.Buffered(_config(), 0)
 
   def test_updates_without_staleness_are_refused(self):
     with pytest.raises(TypeError, match='staleness'):
-      aggregation.AggregationFactory(buffered.Buffered(_config(), 1)).create(
+      aggregation.AggregationFactory(fedbuff.Buffered(_config(), 1)).create(
         _VALUE, tff.to_type(collections.OrderedDict(client_id=np.int64))
       )
 
@@ -162,7 +162,7 @@ class TestVersions:
   def _run(self, staleness, size, ys):
     sgd = tff.learning.optimizers.build_sgdm
     config = _config(clip=clip_rules.Fixed(1e6))
-    factory = aggregation.AggregationFactory(buffered.Buffered(config, size))
+    factory = aggregation.AggregationFactory(fedbuff.Buffered(config, size))
     process = learning_process.compose(linear_model.Linear, factory, sgd(0.5), sgd(1.0), staleness=staleness)
     state, weights, states = process.initialize(), [], []
     for y in ys:
@@ -194,7 +194,7 @@ class TestVersions:
 
 class TestPlan:
   def _plan(self, size, staleness=_NEWEST, **overrides):
-    return plans.Plan(buffered.Buffered(_noised(**overrides), size, staleness))
+    return plans.Plan(fedbuff.Buffered(_noised(**overrides), size, staleness))
 
   @pytest.mark.slow
   def test_each_buffer_counts_by_the_sum_of_shares(self):
@@ -248,9 +248,9 @@ class TestPlan:
   def test_calibrated_to_a_total(self):
     cohorts = [[0, 1], [0, 2], [0, 3], [1, 2]]
     plan = self._plan(3, stalenesses.Staleness()).calibrated(cohorts, 2.0)
-    assert isinstance(plan.mechanism, buffered.Buffered) and plan.mechanism.size == 3
+    assert isinstance(plan.mechanism, fedbuff.Buffered) and plan.mechanism.size == 3
     assert accounting.epsilon_by_client(plan.planned_ledger(cohorts), 1e-5).max() == pytest.approx(2.0, rel=1e-4)
 
   def test_sampling_amplifies_nothing(self):
     draw = samplers.CohortSampler(kind='fixed_size', cohort_size=2)
-    assert plans.Plan(buffered.Buffered(_noised(), 2, _NEWEST), draw).sampler.kind == 'none'
+    assert plans.Plan(fedbuff.Buffered(_noised(), 2, _NEWEST), draw).sampler.kind == 'none'

@@ -28,6 +28,8 @@ from typing import Callable, NamedTuple, Optional
 
 import numpy as np
 
+from experiments.systems import staleness as stalenesses
+from quap_tff import methods
 from quap_tff.common import array_types
 from quap_tff.common import checks
 from quap_tff.common import lazy
@@ -35,7 +37,8 @@ from quap_tff.common.lazy import tf
 from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms.parts import participation as participations
 from quap_tff.mechanisms.quap import config as configs
-from quap_tff.mechanisms.quap import staleness as stalenesses
+from quap_tff.methods import base
+from quap_tff.methods import choices
 
 quap = lazy.module('quap_tff.mechanisms.quap.rounds')
 
@@ -320,3 +323,52 @@ def _shares_function(staleness: stalenesses.Staleness) -> Callable[[tf.Tensor, t
 def _shares(staleness: stalenesses.Staleness, round_num: int, ids: np.ndarray, versions: int) -> tf.Tensor:
   """s(τ_i(t)) of a cohort, float32[M]."""
   return _shares_function(staleness)(*(tf.constant(value, tf.int64) for value in (round_num, ids, versions)))
+
+
+@dataclasses.dataclass(frozen=True)
+class FedBuff(choices.AdaptiveBudgets, choices.Clip, choices.LayersChoice, base.QuapMechanism):
+  """FedBuff (Nguyen et al. 2022, Algorithm 1) with QuAP-FL's clip, budgets and noise, as the flags set them for quap.
+
+  The clients that --participation draws are those whose updates arrive in a round. Each has trained on a version of the
+  model that is τ releases old and counts with s(τ) = 1/√(1 + τ). The server releases the buffer when it holds `buffer`
+  updates (`quap_tff.federated.old_versions`). How τ is distributed is our choice.
+
+  Attributes:
+    buffer: K, the updates that fill the buffer.
+    staleness: The scale of τ, in versions; 0 for none.
+    spread: How much clients differ in speed.
+    max_staleness: The largest τ. The server keeps one version more than this.
+  """
+
+  title = 'FedBuff (asynchronous)'
+
+  buffer: int = 10
+  staleness: float = 2.0
+  spread: float = 0.5
+  max_staleness: int = 10
+
+  def __post_init__(self) -> None:
+    checks.integer('fedbuff buffer', self.buffer, at_least=1, at_most=2**31 - 1)
+    self._staleness(0)
+
+  def _staleness(self, seed: int) -> stalenesses.Staleness:
+    return stalenesses.Staleness(self.staleness, self.spread, self.max_staleness, seed)
+
+  def configure(self, setting: base.Setting) -> Buffered:
+    return Buffered(self.quap_config(setting), self.buffer, self._staleness(setting.seed))
+
+  def check_cohorts(self, setting: base.Setting) -> None:
+    assert setting.participation is not None
+    arrived = 0
+    for round_num in range(1, setting.rounds + 1):
+      arrived += len(setting.participation.cohort(round_num))
+      if arrived >= self.buffer:
+        return
+    raise ValueError(
+      f'--algorithm=fedbuff:buffer={self.buffer}: {arrived} updates arrive in all of the {setting.rounds} planned '
+      f'rounds. So the buffer is never full, and the model is never updated. Give a buffer of at most {arrived}, more '
+      '--rounds, or larger cohorts.'
+    )
+
+
+methods.METHODS['fedbuff'] = FedBuff

@@ -26,7 +26,10 @@ from typing import Optional
 
 import numpy as np
 
+from quap_tff import methods
+from quap_tff.common import flag_fields
 from quap_tff.common import lazy
+from quap_tff.common import registry
 from quap_tff.common.lazy import tf
 from quap_tff.common.numbers import seeds
 from quap_tff.mechanisms import mechanism
@@ -36,6 +39,8 @@ from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import layers as layers_lib
 from quap_tff.mechanisms.parts import participation as participations
 from quap_tff.mechanisms.quap import config as configs
+from quap_tff.methods import base
+from quap_tff.methods import choices
 
 quap = lazy.module('quap_tff.mechanisms.quap.rounds')
 
@@ -44,6 +49,7 @@ CLIP_MARGIN = 2.0**-20
 # How far one client's message moves if its data are replaced, in units of the clipping norm.
 SENSITIVITY = 2.0
 
+_LOCAL_BUDGETS = ('participation', 'uniform')
 _TRUST_NOTE = (
   'The figures hold against the server itself if each client draws its own noise. In this simulation all noise '
   "follows from one seed in the server's state."
@@ -204,3 +210,56 @@ class LocalRounds(mechanism.Rounds):
     # With nobody, the sum is zero and stays zero.
     divisor = tf.maximum(tf.cast(admitted.metrics['cohort_size'], tf.float64), 1.0)
     return admitted.after, [t / tf.cast(divisor, t.dtype) for t in total], admitted.metrics
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalDp(choices.Shape, choices.SparseChoice, choices.ServerOptimizer, choices.Calibrated, base.SimpleMethod):
+  """Local differential privacy: each client adds its own Gaussian noise to everything that it sends.
+
+  A message is the client's update, clipped to norm C, plus N(0, (2·C·z(ε_i(t), δ))²) on every weight
+  (`experiments.systems.local_dp`). It is (ε_i(t), δ)-private for the client's whole data against the server.
+
+  Attributes:
+    clip: C. No client sends a norm, so C cannot follow the norms.
+    budget: 'participation': ε_i(t) follows QuAP-FL's budgets, with --alpha, --beta and the flags of rates. 'uniform':
+      ε_base for everyone.
+  """
+
+  title = 'Local DP'
+
+  clip: float = 1.0
+  budget: str = 'participation'
+
+  def __post_init__(self) -> None:
+    clip_rules.Fixed(self.clip)
+    if self.budget not in _LOCAL_BUDGETS:
+      raise registry.unknown_name_error('local budget', self.budget, _LOCAL_BUDGETS)
+
+  def flag_names(self) -> frozenset[str]:
+    return super().flag_names() - (flag_fields.flags_of(choices.Shape).keys() if self.budget == 'uniform' else set())
+
+  def configure(self, setting: base.Setting) -> LocalPrivacy:
+    if setting.asks_client_metrics:
+      raise ValueError(
+        '--client_metrics: under local_dp a client sends its noised update and nothing else, so there are no '
+        'training metrics. Leave this flag out.'
+      )
+    if self.budget == 'uniform':
+      budget = budgets.BudgetConfig(self.epsilon, setting.rounds, round_rule='uniform')
+      rates = participations.ParticipationConfig()
+    else:
+      budget = budgets.BudgetConfig(self.epsilon, setting.rounds, self.alpha, self.beta)
+      rates = self.rates()
+    config = configs.QuapConfig(
+      num_clients=setting.num_clients,
+      budget=budget,
+      participation=rates,
+      clip=clip_rules.Fixed(self.clip),
+      clip_scope='all_layers',
+      critical_layers=layers_lib.ALL,
+      noise=configs.NoiseConfig(placement='client', delta=self.delta, calibration='analytic', seed=self.noise_seed),
+    )
+    return LocalPrivacy(config)
+
+
+methods.METHODS['local_dp'] = LocalDp

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from experiments.systems import local_dp
 from quap_tff import accounting
 from quap_tff import plans
 from quap_tff.common.numbers import tradeoff
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts.budgets import BudgetConfig
 from quap_tff.mechanisms.parts.participation import ParticipationConfig
-from quap_tff.mechanisms.quap import local
 from quap_tff.mechanisms.quap.config import NoiseConfig
 from tests.quap_tff import examples
 from tests.quap_tff import noise_checks
@@ -44,7 +44,9 @@ def _randomize(update, clip=1.0, noise_multiplier=_TINY_NOISE, seed=(1, 2)):
   scale = noise_multiplier * tradeoff.mu_at_most(1.0, 1e-5)
   noise = NoiseConfig('client', calibration='analytic', scale=scale, seed=3)
   budget = BudgetConfig(epsilon_total=4.0, num_rounds=4, round_rule='uniform')
-  one = rounds.Process(local.LocalPrivacy(_config(clip, noise=noise, budget=budget)), [u.shape for u in tensors]).rounds
+  one = rounds.Process(
+    local_dp.LocalPrivacy(_config(clip, noise=noise, budget=budget)), [u.shape for u in tensors]
+  ).rounds
   announced = dict(one.announce(one.initial_state()), seed=tf.constant(seed, tf.int64))
   sent = one.contribution(dict(enumerate(tensors)), dict(client_id=tf.constant(1, tf.int64)), announced)
   return [np.asarray(s) for s in sent]
@@ -86,7 +88,7 @@ class TestAggregation:
   def test_the_mean_of_messages(self):
     scale = 1e-9
     config = _config(noise=NoiseConfig('client', calibration='analytic', scale=scale, seed=3))
-    process = rounds.Process(local.LocalPrivacy(config), _VALUE)
+    process = rounds.Process(local_dp.LocalPrivacy(config), _VALUE)
     output = process.next(process.initialize(), [_value([3, 4]), _value([0, 0.5])], [2, 0])
     np.testing.assert_allclose(output.result['a'], [0.3, 0.65], atol=1e-5)
     assert list(output.state.participation['counts']) == [1, 0, 1, 0]
@@ -95,7 +97,7 @@ class TestAggregation:
   def test_noise_by_each_clients_own_budget(self):
     # Round 2: client 0 has a rate of 1, client 1 one of 1/2. ε = 2·(1 + exp(-2p)/2).
     config = _config(clip=0.25)
-    process = rounds.Process(local.LocalPrivacy(config), _VALUE)
+    process = rounds.Process(local_dp.LocalPrivacy(config), _VALUE)
     state = process.next(process.initialize(), [_value([0, 0])], [0]).state
     output = process.next(state, [_value([0, 0])] * 2, [0, 1])
     z = [1 / tradeoff.mu_at_most(2 * (1 + 0.5 * math.exp(-2 * rate)), 1e-5) for rate in (1, 0.5)]
@@ -104,7 +106,7 @@ class TestAggregation:
     noise_checks.assert_gaussian(np.concatenate([output.result['a'], output.result['b']]), sigma)
 
   def test_nothing_exact_is_sent_or_reported(self):
-    process = rounds.Process(local.LocalPrivacy(_config()), _VALUE)
+    process = rounds.Process(local_dp.LocalPrivacy(_config()), _VALUE)
     measured = [
       process.next(process.initialize(), [_value(a), _value([0, 0])], [0, 1]).measurements
       for a in ([3, 4], [np.nan, 0])
@@ -113,7 +115,7 @@ class TestAggregation:
     assert all(np.array_equal(measured[0][name], measured[1][name]) for name in measured[0])
 
   def test_a_round_of_nobody_changes_nothing(self):
-    process = rounds.Process(local.LocalPrivacy(_config()), _VALUE)
+    process = rounds.Process(local_dp.LocalPrivacy(_config()), _VALUE)
     output = process.next(process.initialize(), [], [])
     assert not np.any(output.result['b']) and output.state.noise.counter == 0 and output.state.round == 1
 
@@ -130,14 +132,14 @@ class TestAggregation:
   def test_what_clients_cannot_do_is_refused(self, overrides, message):
     config = dataclasses.replace(_config(), **overrides)
     with pytest.raises(ValueError, match=message):
-      local.LocalPrivacy(config)
+      local_dp.LocalPrivacy(config)
     with pytest.raises(ValueError, match=message):
-      plans.Plan(local.LocalPrivacy(config))
+      plans.Plan(local_dp.LocalPrivacy(config))
 
 
 class TestPlan:
   def _ledger(self, config, cohorts):
-    return plans.Plan(local.LocalPrivacy(config)).planned_ledger(cohorts)
+    return plans.Plan(local_dp.LocalPrivacy(config)).planned_ledger(cohorts)
 
   def test_a_release_costs_its_own_budget_exactly(self):
     # In its first round a client has a rate of 1, so ε = 2·(1 + exp(-2)/2), at δ = 1e-5.
@@ -156,7 +158,7 @@ class TestPlan:
   def test_the_account_is_that_of_the_noise_that_is_added(self):
     # What replacing (C in one direction by C in the other) moves, over the noise that is measured.
     config = _config(clip=0.5)
-    plan = plans.Plan(local.LocalPrivacy(config))
+    plan = plans.Plan(local_dp.LocalPrivacy(config))
     process = rounds.Process(plan.mechanism, _VALUE)
     outputs = [process.next(process.initialize(), [_value(a)], [1]) for a in ([9, 0], [-9, 0])]
     moved = float(outputs[0].result['a'][0] - outputs[1].result['a'][0])
@@ -168,13 +170,13 @@ class TestPlan:
 
   @pytest.mark.slow
   def test_calibrated_to_a_total(self):
-    plan = plans.Plan(local.LocalPrivacy(_config())).calibrated([[0, 1], [0, 2], [0]], 5.0)
+    plan = plans.Plan(local_dp.LocalPrivacy(_config())).calibrated([[0, 1], [0, 2], [0]], 5.0)
     spent = accounting.epsilon_by_client(plan.planned_ledger([[0, 1], [0, 2], [0]]), 1e-5)
     assert spent.max() == pytest.approx(5.0, rel=1e-4) and spent.max() <= 5.0
 
   def test_the_figures_are_of_the_local_model(self):
     plan = plans.Plan(
-      local.LocalPrivacy(dataclasses.replace(_config(), noise=NoiseConfig('client', calibration='analytic')))
+      local_dp.LocalPrivacy(dataclasses.replace(_config(), noise=NoiseConfig('client', calibration='analytic')))
     )
     ledger = plan.planned_ledger([[0, 1]])
     report = plan.report(ledger)
@@ -184,8 +186,8 @@ class TestPlan:
     assert any('each client draws its own noise' in note for note in report.formal.notes)
 
   def test_a_known_seed_protects_nothing(self):
-    assert not plans.Plan(local.LocalPrivacy(_config())).protection.model_protected
+    assert not plans.Plan(local_dp.LocalPrivacy(_config())).protection.model_protected
 
   def test_training_metrics_are_refused(self):
     with pytest.raises(ValueError, match='--client_metrics'):
-      plans.Plan(local.LocalPrivacy(_config()), client_metrics=True)
+      plans.Plan(local_dp.LocalPrivacy(_config()), client_metrics=True)

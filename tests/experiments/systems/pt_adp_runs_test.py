@@ -5,8 +5,8 @@ import types
 import numpy as np
 import pytest
 
+from experiments.systems import pt_adp
 from quap_tff import accounting
-from quap_tff.mechanisms.quap import pt_adp
 from tests.experiments import harness
 
 _ARGUMENTS = (*harness.TINY, '--algorithm=pt_adp:agreement_credit=0.4', '--epsilon=1.6')
