@@ -20,6 +20,7 @@ from experiments.systems import pt_adp
 from experiments.systems import robust
 from experiments.systems import safari
 from experiments.systems import scaffold
+from quap_tff.bundle import bundle_files
 
 __all__ = [
   'acdp',
@@ -38,3 +39,6 @@ __all__ = [
   'safari',
   'scaffold',
 ]
+
+# Bundles of these systems are played where this package has been imported.
+bundle_files.PACKAGES.append(__name__)

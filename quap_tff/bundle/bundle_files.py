@@ -36,8 +36,8 @@ from quap_tff.plans.accounts import run_account
 VERSION = 3
 
 MANIFEST, GRAPHS, PLAN, RUN = 'manifest.json', 'graphs.json', 'plan.json', 'run.json'
-# Only classes of this package are made from a file.
-_PACKAGE = 'quap_tff.'
+# Only classes of these packages are made from a file. A program adds its own, also where its bundles are played.
+PACKAGES = ['quap_tff']
 _UNSTATED = abouts.About('not stated', 'not stated', 'not stated', 'not stated')
 
 
@@ -108,7 +108,7 @@ def _plan_facts(plan: Optional[run_account.RunAccount]) -> Optional[dict[str, An
     _plan(value)
   except ValueError as error:
     raise ValueError(
-      f'The plan cannot be written: {error}. A bundle is for plans of the classes of quap_tff. A '
+      f'The plan cannot be written: {error}. A bundle is for plans of the classes of {_packages()}. A '
       'learning process alone is exported without an account.'
     ) from None
   return value
@@ -187,7 +187,7 @@ def _checked(path: str, name: str, digest: str) -> bytes:
 
 
 def _encoded(value: Any) -> Any:
-  """The value as JSON: frozen dataclasses and named tuples of quap_tff with all of their fields, and what these hold.
+  """The value as JSON: frozen dataclasses and named tuples of `PACKAGES` with all of their fields, and what these hold.
 
   Raises `ValueError` if it holds anything but data, or a class of another package.
   """
@@ -207,7 +207,7 @@ def _encoded(value: Any) -> Any:
     return {'class': f'{type(value).__module__}:{type(value).__qualname__}', 'fields': fields}
   if isinstance(value, (tuple, list)):
     return {type(value).__name__: [_encoded(part) for part in value]}
-  raise ValueError(f'{type(value).__name__} is not made only of numbers, texts and the classes of quap_tff')
+  raise ValueError(f'{type(value).__name__} is not made only of numbers, texts and the classes of {_packages()}')
 
 
 def _decoded(value: Any) -> Any:
@@ -216,7 +216,7 @@ def _decoded(value: Any) -> Any:
     return value
   if 'class' in value:
     module, _, name = value['class'].partition(':')
-    cls = getattr(importlib.import_module(module), name) if module.startswith(_PACKAGE) else None
+    cls = getattr(importlib.import_module(module), name) if _is_ours(module) else None
     if not isinstance(cls, type) or _fields(cls) is None:
       raise ValueError(f'{value["class"]} is not a class of plans')
     return cls(**{key: _decoded(part) for key, part in value['fields'].items()})
@@ -228,9 +228,17 @@ def _decoded(value: Any) -> Any:
   return {'tuple': tuple, 'list': list, 'frozenset': frozenset}[kind](map(_decoded, parts))
 
 
+def _is_ours(module: str) -> bool:
+  return module.startswith(tuple(f'{package}.' for package in PACKAGES))
+
+
+def _packages() -> str:
+  return ' and '.join(PACKAGES)
+
+
 def _fields(kind: type[Any]) -> Any:
   """The names of the fields that make a value of a class; None if it is not one that is written."""
-  if not kind.__module__.startswith(_PACKAGE):
+  if not _is_ours(kind.__module__):
     return None
   if dataclasses.is_dataclass(kind):
     return [field.name for field in dataclasses.fields(kind) if field.init]

@@ -40,7 +40,9 @@ class StatedExtension:
   @classmethod
   def of(cls, extension: Optional[AccountedExtension]) -> Optional[StatedExtension]:
     """The facts of an extension, if there is one."""
-    return extension and cls(extension.name, extension.statement, tuple(extension.exact_releases))
+    if extension is None:
+      return None
+    return cls(extension.name, extension.statement, tuple(extension.exact_releases))
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
