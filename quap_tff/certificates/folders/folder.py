@@ -47,7 +47,7 @@ from quap_tff.plans.accounts.run_account import PLANNED
 from quap_tff.plans.accounts.run_account import SECRET
 
 # The version of the folder's files and of the certificate's fields and words. A change of any is a new version.
-VERSION = 11
+VERSION = 12
 
 MECHANISM, SCHEDULE, LEDGER, CLIENTS = 'mechanism.json', 'schedule.npz', 'ledger.npz', 'clients.csv'
 MODEL = 'final_model.npz'
@@ -241,7 +241,8 @@ def read_config(name: str, value: Mapping[str, Any]) -> guarantee.GuaranteeConfi
       parts[name] = registry.parse_spec(kind, parts[name], choices)
   if 'spent_before' in parts:
     parts['spent_before'] = accounting.SpentBefore.from_value(parts['spent_before'])
-  parts['participation'] = participations.ParticipationConfig(**value['participation'])
+  if 'participation' in parts:
+    parts['participation'] = participations.ParticipationConfig(**parts['participation'])
   config = make(**parts)
   config.to_mechanism()  # Refuses what is left open.
   if config.num_clients > _MOST_CLIENTS:

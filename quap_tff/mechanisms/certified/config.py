@@ -25,7 +25,7 @@ planning = lazy.module('quap_tff.mechanisms.certified.planning')
 
 
 @dataclasses.dataclass(frozen=True)
-class CertifiedConfig(guarantee.GuaranteeConfig):
+class CertifiedConfig(guarantee.PublicCohortsConfig):
   """What is asked of the certified mechanism with a trusted server, which sees updates and adds the noise.
 
   Attributes:
@@ -108,7 +108,7 @@ class CertifiedConfig(guarantee.GuaranteeConfig):
 
 
 @dataclasses.dataclass(frozen=True)
-class Certified(guarantee.Guarantee):
+class Certified(guarantee.PublicCohorts):
   """The certified mechanism with a trusted server. `CertifiedConfig.settled` makes it.
 
   Attributes:

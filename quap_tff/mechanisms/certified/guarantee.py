@@ -84,7 +84,6 @@ class GuaranteeConfig(mechanism.Configuration):
       chosen from a schedule, like the noise multiplier.
     num_rounds: T, the planned rounds. After them nobody adds anything. None: to be taken from a schedule. A mechanism
       without it has any number of rounds, and charges each client as if they went on for ever.
-    participation: How the participation rates are computed.
     clip: C_t: `clip_rules.Fixed`, or `clip_rules.PrivateQuantile`, whose noised count is in the account. None: to be
       chosen from the number of rounds, `clip_rules.public_norm`, for a server whose step is 1.
     clip_split: How C_t is divided among layers, one of `quap_tff.mechanisms.parts.layers.CLIP_SPLITS`.
@@ -108,7 +107,6 @@ class GuaranteeConfig(mechanism.Configuration):
   )
   divisor: Optional[float] = checks.number_field('divisor', None, above=0)
   num_rounds: Optional[int] = checks.integer_field('num_rounds', None, at_least=1)
-  participation: participations.ParticipationConfig = participations.ParticipationConfig()
   clip: Optional[clip_rules.ClipRule] = None
   clip_split: str = registry.name_field('clip split', 'joint', layers_lib.CLIP_SPLITS)
   own_epsilon: Optional[tuple[float, ...]] = None
@@ -317,6 +315,17 @@ class GuaranteeConfig(mechanism.Configuration):
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class PublicCohortsConfig(GuaranteeConfig):
+  """What is asked of a certified mechanism whose cohorts everyone may know: its state counts who came.
+
+  Attributes:
+    participation: How the participation rates are computed.
+  """
+
+  participation: participations.ParticipationConfig = participations.ParticipationConfig()
+
+
 class Guarantee(mechanism.Configured):
   """What both certified mechanisms share: a configuration in which nothing is left open, and its account.
 
@@ -440,18 +449,6 @@ class Guarantee(mechanism.Configured):
   def _with_slack_before(self, own: slacks.Slack) -> slacks.Slack:
     return slacks.Slack(own.epsilon + self.config.slack_before.epsilon, own.delta + self.config.slack_before.delta)
 
-  def seen(self, state: mechanism.State) -> dict[str, Any]:
-    return {'weights': state.weights}
-
-  def spent(self, state: mechanism.State, metrics: mechanism.Measurements, cohort: np.ndarray) -> mechanism.RoundRecord:
-    weights = np.asarray(state.weights)[cohort].astype(np.float64)
-    return self.cost(cohort, weights, float(metrics['clipping_norm']), int(state.round))
-
-  def planned(self, cohorts: Sequence[np.ndarray]) -> list[mechanism.RoundRecord]:
-    clip = float(np.float32(self.clip.initial_norm))  # As the rounds measure it.
-    rounds = enumerate(zip(cohorts, self.simulated(cohorts)), 1)
-    return [self.cost(cohort, one.weights.astype(np.float64), clip, number) for number, (cohort, one) in rounds]
-
   def cost(
     self, cohort: np.ndarray, weights: np.ndarray, clipping_norm: float, round_num: int
   ) -> mechanism.RoundRecord:
@@ -473,3 +470,21 @@ class Guarantee(mechanism.Configured):
   def _mu(self, weights: np.ndarray, noise_multiplier: float) -> np.ndarray:
     """The μ of a round, taken alone, for these weights."""
     return np.sqrt((weights / noise_multiplier) ** 2 + self.config.count_cost * (weights > 0))
+
+
+class PublicCohorts(Guarantee):
+  """A certified mechanism whose cohorts everyone may know: each round costs those who came, by their weights."""
+
+  config: PublicCohortsConfig
+
+  def seen(self, state: mechanism.State) -> dict[str, Any]:
+    return {'weights': state.weights}
+
+  def spent(self, state: mechanism.State, metrics: mechanism.Measurements, cohort: np.ndarray) -> mechanism.RoundRecord:
+    weights = np.asarray(state.weights)[cohort].astype(np.float64)
+    return self.cost(cohort, weights, float(metrics['clipping_norm']), int(state.round))
+
+  def planned(self, cohorts: Sequence[np.ndarray]) -> list[mechanism.RoundRecord]:
+    clip = float(np.float32(self.clip.initial_norm))  # As the rounds measure it.
+    rounds = enumerate(zip(cohorts, self.simulated(cohorts)), 1)
+    return [self.cost(cohort, one.weights.astype(np.float64), clip, number) for number, (cohort, one) in rounds]

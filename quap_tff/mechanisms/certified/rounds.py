@@ -341,7 +341,7 @@ def after_checks(value: tf.Tensor, *checks: Optional[tf.Operation]) -> tf.Tensor
 
 
 def admitted(
-  core: guarantee.Guarantee,
+  core: guarantee.PublicCohorts,
   client_ids: tf.Tensor,
   weights: tf.Tensor,
   participation: array_types.Structure,

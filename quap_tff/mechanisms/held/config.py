@@ -79,7 +79,7 @@ class _Plan(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class HeldConfig(guarantee.GuaranteeConfig):
+class HeldConfig(guarantee.PublicCohortsConfig):
   """What is asked of the certified mechanism in which clients hold the noise, and the server sees their sum alone.
 
   Attributes:
@@ -224,7 +224,7 @@ class HeldConfig(guarantee.GuaranteeConfig):
 
 
 @dataclasses.dataclass(frozen=True)
-class Held(guarantee.Guarantee):
+class Held(guarantee.PublicCohorts):
   """The certified mechanism in which clients hold the noise. `HeldConfig.settled` makes it.
 
   Attributes:

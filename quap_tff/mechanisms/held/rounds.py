@@ -54,6 +54,9 @@ class HeldState(NamedTuple):
 class HeldRounds(certified.RoundsInIntegers):
   """The mechanism's functions for updates of known tensors."""
 
+  core: configs.Held
+  config: configs.HeldConfig
+
   sum_dtype = np.int64
   own_fields = {'answer': "the answer of the client's guard"}
   kept_fields = ('noise_key',)

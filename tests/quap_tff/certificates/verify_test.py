@@ -67,7 +67,7 @@ class TestAnswers:
     status, lines = made.answer(certified, capsys)
     assert status == 2 and lines == [
       'CANNOT BE VERIFIED',
-      f'  {name} has version {version}, and this program knows only version 11.',
+      f'  {name} has version {version}, and this program knows only version 12.',
     ]
 
   def test_no_folder(self, tmp_path, capsys):
