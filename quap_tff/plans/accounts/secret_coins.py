@@ -24,7 +24,7 @@ from quap_tff.mechanisms.secret_cohorts import config as configs
 # weights, so that one client that rarely comes does not make everyone else's weight small.
 _KEPT = 0.98
 _CANDIDATES = 1000
-# By how much a weight is lowered at a time where the accountant's grid gives slightly more than ε.
+# By which share a weight is lowered first where the accountant's grid gives slightly more than ε.
 _LOWER = 1e-6
 
 
@@ -65,12 +65,14 @@ def _with_weights(config: configs.SecretCohortsConfig) -> configs.SecretCohortsC
   ideal = np.minimum(1.0, multiplier / least)
   weights = ideal.astype(np.float32)
   weights = np.where(weights > ideal, np.nextafter(weights, np.float32(0)), weights)
+  lower = _LOWER
   while True:
     spent = own_rates.epsilons(rates, weights.astype(np.float64), multiplier, config.num_rounds, config.delta * kept)
     is_over = spent > bounds * kept
     if not is_over.any():
       break
-    weights = np.where(is_over, weights * np.float32(1 - _LOWER), weights)
+    weights = np.where(is_over, weights * np.float32(1 - lower), weights)
+    lower = min(2 * lower, 0.5)
   mean_weight = float(rates @ weights / rates.sum())
   return dataclasses.replace(
     config,

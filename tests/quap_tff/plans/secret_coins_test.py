@@ -5,6 +5,7 @@ import pytest
 
 import quap_tff
 from quap_tff import accounting
+from quap_tff.accounting import own_rates
 from quap_tff.common.numbers import tradeoff
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import layers
@@ -79,6 +80,15 @@ def test_equal_rates_have_the_weight_one_and_the_least_noise():
   least = accounting.sampled_noise_multiplier(np.array([0.3]), _ROUNDS, 3.0, _DELTA)
   assert least < config.noise_multiplier < least * 1.002  # With what is kept for rounding.
   assert config.divisor == pytest.approx(1.2)
+
+
+def test_weights_that_are_too_large_are_lowered_in_few_steps(plan, monkeypatch):
+  least_noise, calls, epsilons = own_rates.least_noise, [], own_rates.epsilons
+  monkeypatch.setattr(own_rates, 'least_noise', lambda *given: least_noise(*given) / 1.05)
+  monkeypatch.setattr(own_rates, 'epsilons', lambda *given: calls.append(given) or epsilons(*given))
+  weights = np.array(_plan().config.planned_weights)
+  assert len(calls) < 20
+  assert 0.9 < (weights / plan.config.planned_weights).min() < 1.01
 
 
 def test_one_rare_client_does_not_make_other_weights_small():
