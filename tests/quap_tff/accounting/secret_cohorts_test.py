@@ -6,7 +6,11 @@ both directions.
 """
 
 import itertools
+import pathlib
+import re
 
+import dp_accounting
+from dp_accounting import pld
 import numpy as np
 import pytest
 
@@ -75,3 +79,21 @@ def test_a_coin_that_moves_others_exceeds_the_account():
   excess = np.maximum(moved - np.exp(1.0) * _density(_GRID, 0.0), 0).sum() * _STEP
   history = accounting.History.gaussian(_Z, 1, 0.3)
   assert excess > 1.5 * accounting.delta_of(history, 1.0, 'pld')
+
+
+def _by_the_library(rate, multiplier):
+  """ε at δ = 1e-5 of 60 rounds, by dp-accounting alone, with its own grid."""
+  event = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(multiplier))
+  accountant = pld.PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE, 1e-4).compose(event, 60)
+  return accountant.get_epsilon(1e-5)
+
+
+@pytest.mark.slow
+def test_the_noise_that_the_page_of_proofs_gives_for_six_rates_is_the_least_by_dp_accounting():
+  page = pathlib.Path(__file__).parents[3] / 'docs' / 'proofs.md'
+  text = page.read_text(encoding='utf-8')
+  rows = [re.search(rf'^\| {name} \|(.*)\|$', text, re.MULTILINE).group(1) for name in ('q', r'σ\(q\)')]
+  rates, multipliers = ([float(one) for one in row.split('|')] for row in rows)
+  assert len(rates) == len(multipliers) == 6
+  for rate, multiplier in zip(rates, multipliers):
+    assert _by_the_library(rate, multiplier) <= 3 < _by_the_library(rate, multiplier * (1 - 1e-3))
