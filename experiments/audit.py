@@ -8,23 +8,27 @@ The flags of experiments.train say what is audited. With the folder of a finishe
 audit makes a run of its own. It has the cohorts, weights, noise and divisor of the run, but some clients are canaries:
 each tosses a coin, and adds the most that it may, or nothing. Its model is thrown away. With a folder, the result is
 written there as audit.json, which is bound to the certificate, and python -m quap_tff.verify reads both. If the
-certificate is signed, --signing_key must be given, and audit.sig is a signature of audit.json.
+certificate is signed, --signing_key must be given, and audit.sig is a signature of audit.json. A certified run with
+secret cohorts has no canaries, because they are scored by the rounds that they are in: the distinguishing game alone is
+played.
 
 An audit gives a lower bound on ε and a certificate an upper one. A lower bound above a claimed ε refutes the claim. A
 lower bound below it proves nothing more than itself. docs/audits.md says how to read the figures, and what they
 assume.
 
 Progress goes to standard error. The last line of standard output is one JSON object with `claimed_epsilon`,
-`epsilon_lower_bound`, `confidence`, `canaries` and `refuted`. Exit status: 0, or 1 for wrong input or a certified or
-formal claim that the audit refutes, or 130 when it was interrupted.
+`epsilon_lower_bound`, `confidence`, `refuted`, and `canaries` if there are any. Exit status: 0, or 1 for wrong input or
+a certified or formal claim that the audit refutes, or 130 when it was interrupted.
 """
+
+from __future__ import annotations
 
 import json
 import os
 import shlex
 import sys
 import time
-from typing import Any, Optional
+from typing import Any, Optional, TYPE_CHECKING
 
 from absl import flags
 
@@ -38,6 +42,9 @@ from quap_tff.certificates.folders import folder_files
 from quap_tff.common import checks
 from quap_tff.common import json_types
 from quap_tff.common import lazy
+
+if TYPE_CHECKING:
+  from experiments.running import setup as setup_lib
 
 # These load TensorFlow, so they wait until the flags are known to be right.
 canary_run = lazy.module('experiments.auditing.canary_run')
@@ -143,12 +150,10 @@ def main(argv: list[str]) -> int:
       run = _run_of(path, {name: values[name].value for name in given})
       run.check()
     if run.cohorts.are_secret:
-      raise ValueError(
-        '--cohort_seed=secret: canaries are scored by the rounds that they are in, so an audit needs public cohorts. '
-        'Leave this flag out.'
-      )
+      _check_secret(run)
+    measure = _measure_secret if run.cohorts.are_secret else _measure
     try:
-      measured = _measure(run)
+      measured = measure(run)
     except Exception as error:  # pylint: disable=broad-except
       if interrupts.is_interrupt(error):
         raise KeyboardInterrupt from None  # TensorFlow has made another error of it.
@@ -176,11 +181,57 @@ def _check_own() -> None:
     raise ValueError(f'--draws must be 0, for no game, or at least {_FEWEST_DRAWS}, found {_DRAWS.value}.')
 
 
-def _measure(run: run_lib.Run) -> json_types.JsonObject:
-  begin = time.monotonic()
+def _check_secret(run: run_lib.Run) -> None:
+  """Raises `ValueError` if there is no audit of a run with secret cohorts, or a flag asks for canaries in it."""
+  if not run.facts.is_certified:
+    raise ValueError(
+      '--cohort_seed=secret: canaries are scored by the rounds that they are in, and only certified runs have a game '
+      'for secret coins. Audit --algorithm=certified, or leave this flag out.'
+    )
+  for flag in (_CANARIES, _UNSEEN, _REPEATS, _PART, _CANARY_SEED):
+    if flag.present:
+      raise ValueError(
+        f'--{flag.name}: canaries are scored by the rounds that they are in, and cohorts are secret here. The '
+        'distinguishing game takes their place. Leave this flag out.'
+      )
+  if not _DRAWS.value:
+    raise ValueError('--draws=0: with secret cohorts the distinguishing game is the only test. Leave this flag out.')
+
+
+def _measure_secret(run: run_lib.Run) -> json_types.JsonObject:
+  """The game alone: nobody is trained, and no coin of the run plays a part in it."""
+  experiment, draws, confidence = _experiment(run), _DRAWS.value, _CONFIDENCE.value
+  plan = experiment.plan
+  _say(f'playing the distinguishing game with {draws:,} draws of each world')
+  with runtime.activate(experiment.runtime):
+    played = game.play_secret(plan, draws, confidence)
+  print(file=sys.stderr)
+  measured = {
+    'claimed_epsilon': plan.guarantee.config.epsilon,
+    'claim': 'certified',
+    'delta': plan.delta,
+    'epsilon_lower_bound': played['epsilon_lower_bound'],
+    'confidence': confidence,
+    **_names(run),
+    'game': played,
+    'seconds': None,
+  }
+  return {**measured, 'refuted': record.refutes(measured)}
+
+
+def _names(run: run_lib.Run) -> dict[str, str]:
+  return {'algorithm': run.flags['algorithm'], 'dataset': datasets.portable(run.flags['dataset'])}
+
+
+def _experiment(run: run_lib.Run) -> setup_lib.Experiment:
   lazy.load('experiments.running.setup')
   lazy.load('quap_tff.runtime.activation')  # With it, TFF leaves without a complaint, whatever happens.
-  experiment = setup.from_run(run)
+  return setup.from_run(run)
+
+
+def _measure(run: run_lib.Run) -> json_types.JsonObject:
+  begin = time.monotonic()
+  experiment = _experiment(run)
   schedule, draws = experiment.schedule[: run.last_round], _DRAWS.value
   with runtime.activate(experiment.runtime):
     own_game = game.game_for(experiment.plan, schedule, draws) if draws else None
@@ -199,8 +250,7 @@ def _measure(run: run_lib.Run) -> json_types.JsonObject:
     'confidence': _CONFIDENCE.value,
     'repeats': settings.repeats,
     'part': settings.part,
-    'algorithm': run.flags['algorithm'],
-    'dataset': datasets.portable(run.flags['dataset']),
+    **_names(run),
     'game': played,
     # They depend on how much data clients have, and audit.json is kept with a certified run.
     'seconds': round(time.monotonic() - begin, 1) if experiment.plan.client_metrics else None,

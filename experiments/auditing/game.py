@@ -11,8 +11,11 @@ from quap_tff import accounting
 from quap_tff import plans
 from quap_tff.auditing import distinguisher
 from quap_tff.auditing.bounds import lower_bounds
+from quap_tff.certificates import audits
+from quap_tff.certificates import secret_sentences
 from quap_tff.common.numbers import tradeoff
 from quap_tff.mechanisms.parts import clip_rules
+from quap_tff.plans.accounts import secret_coins
 
 
 class Game(NamedTuple):
@@ -25,6 +28,27 @@ class Game(NamedTuple):
 
   claimed_mu: float
   simulate: distinguisher.Simulate
+
+
+def play_secret(plan: plans.Plan, draws: int, confidence: float, seed: Optional[int] = None) -> dict[str, Any]:
+  """Plays the game of a run with secret cohorts, for JSON, see `audits.secret_game`. It draws the coins itself.
+
+  Its client is one of those that spend most, with the largest rate among them.
+
+  Args:
+    plan: The run's plan.
+    draws: Simulations of each world that are counted.
+    confidence: The confidence of the bound.
+    seed: For reproducible noise and coins.
+  """
+  core = plan.secret
+  assert core is not None  # Callers ask for secret cohorts alone.
+  kinds = secret_sentences.by_rate(core, secret_coins.epsilons(core, plan.slack))
+  most = max(kinds, key=lambda one: (one['epsilon'], one['rate']))
+  is_of_kind = (core.rates == most['rate']) & (core.planned_weights.astype(np.float64) == most['weight'])
+  simulate = distinguisher.secret_cohorts(core, int(np.flatnonzero(is_of_kind)[0]), seed)
+  outcome = distinguisher.play(simulate, draws, plan.delta, confidence, is_gaussian=False)
+  return audits.secret_game(most['rate'], most['weight'], most['epsilon'], outcome.guesses, plan.delta, confidence)
 
 
 def play(game: Game, draws: int, delta: float, confidence: float) -> dict[str, Any]:
@@ -42,6 +66,8 @@ def game_for(
   plan: plans.Plan, schedule: Sequence[np.ndarray], draws: int, seed: Optional[int] = None
 ) -> Optional[Game]:
   """The game for the client that spends most. None for a mechanism for which there is no game here.
+
+  For secret cohorts, see `play_secret`.
 
   Args:
     plan: The run's plan.

@@ -4,7 +4,8 @@ It lies in the run's folder, alongside the folder of the certificate, which does
 
 An audit makes one or two tests of one claim: the canaries, and the distinguishing game where there is one. Either may
 refute the claim. So that both together err as seldom as the confidence says, they share the error: a game has so many
-draws that a tenth of it costs the game little.
+draws that a tenth of it costs the game little. Where cohorts are secret there are no canaries, because they are scored
+by the rounds that they are in. The game is the only test, and has the whole error.
 """
 
 from collections.abc import Mapping
@@ -46,11 +47,23 @@ _GAME_KEYS = frozenset(lower_bounds.Guesses._fields) | frozenset(
   'true_positive_rate_at_least false_positive_rate_at_most mu_lower_bound epsilon_lower_bound '
   'epsilon_lower_bound_if_trials_are_independent claimed_mu draws mu_estimate'.split()
 )
+# The same where cohorts are secret.
+_SECRET_KEYS = frozenset(
+  'certificate_sha256 sha256 assumptions claimed_epsilon claim delta epsilon_lower_bound confidence algorithm dataset '
+  'game seconds refuted'.split()
+)
+_SECRET_GAME_KEYS = frozenset(lower_bounds.Guesses._fields) | frozenset(
+  'true_positive_rate_at_least false_positive_rate_at_most epsilon_lower_bound rate weight claimed_epsilon '
+  'draws'.split()
+)
 # The assumptions of the figures in audit.json; kept there, so that nobody reads more into them.
 _ASSUMPTIONS = {
   'epsilon_lower_bound': 'Gaussian noise that is independent in orthogonal directions',
   'epsilon_lower_bound_by_gaussian_dp': 'a Gaussian trade-off curve, and no independence of scores',
   'epsilon_lower_bound_by_any_dp': 'none but the fair coins',
+}
+_SECRET_ASSUMPTIONS = {
+  'epsilon_lower_bound': 'independent draws of the game, which plays the coins at the rates of the certificate itself'
 }
 
 
@@ -96,7 +109,8 @@ def confidences(confidence: float, has_game: bool) -> Confidences:
 
 def write_audit(path: str, measured: Mapping[str, Any], certificate: Mapping[str, Any]) -> None:
   """Writes the measured figures into a run's folder, with the digest of the certificate and their own."""
-  record = {'certificate_sha256': certificate['sha256'], **measured, 'assumptions': _ASSUMPTIONS}
+  assumptions = _ASSUMPTIONS if _has_canaries(measured) else _SECRET_ASSUMPTIONS
+  record = {'certificate_sha256': certificate['sha256'], **measured, 'assumptions': assumptions}
   files.write_json(os.path.join(path, AUDIT), certificates.sealed(record))
 
 
@@ -123,13 +137,23 @@ def audit_problems(record: Any, certificate: Mapping[str, Any]) -> list[str]:
       if not isinstance(record, dict):
         return [f'{AUDIT} is not an audit: it must be an object, found {record!r:.40}.']
       game = record.get('game')
-      for keys, part in ((_KEYS, record), *([(_GAME_KEYS, game)] if game is not None else [])):
+      is_secret = certificate['guarantee']['cohorts'] == 'secret'
+      own_keys, game_keys = _KEYS, _GAME_KEYS
+      if is_secret:
+        own_keys, game_keys = _SECRET_KEYS, _SECRET_GAME_KEYS
+      parts: list[tuple[frozenset[str], Any]] = [(own_keys, record)]
+      if is_secret or game is not None:
+        parts.append((game_keys, game))
+      for keys, part in parts:
         if not isinstance(part, dict) or set(part) != keys:
           given = sorted(part) if isinstance(part, dict) else f'{part!r:.40}'
           return [f'{AUDIT} is not an audit: it must have {sorted(keys)}, found {given}.']
       abouts.check_text(AUDIT, record)
-      _check_figures(record, certificate)
-      expected = _expected(record, certificate)
+      if is_secret:
+        expected = _expected_of_secret(record, certificate)
+      else:
+        _check_figures(record, certificate)
+        expected = _expected(record, certificate)
       return [f'{AUDIT}: {one}' for one in certificates.differences(record, expected, tolerance=_CLOSE)]
   except folder_files.FolderError as error:
     return [str(error)]
@@ -147,11 +171,15 @@ def _check_figures(record: Mapping[str, Any], certificate: Mapping[str, Any]) ->
     raise ValueError(f'canary_clients must be a list of {record["canaries"]} clients, found {clients!r}')
   checks.cohort(clients, certificate['achieved']['clients'])
   if game is not None:
-    if not checks.integer('draws', game['draws'], at_least=1) == game['inserted'] == game['unseen']:
-      raise ValueError(f'draws must be those of each world, found {game["draws"]!r}')
+    _check_draws(game)
     _check_float('mu_estimate', game['mu_estimate'])
     # A game is about one client, and every client's μ is at most that of the guarantee.
     _check_float("the game's μ", game['claimed_mu'], at_least=0, at_most=mu)
+
+
+def _check_draws(game: Mapping[str, Any]) -> None:
+  if not checks.integer('draws', game['draws'], at_least=1) == game['inserted'] == game['unseen']:
+    raise ValueError(f'draws must be those of each world, found {game["draws"]!r}')
 
 
 def _check_float(name: str, value: Any, **limits: float) -> None:
@@ -204,7 +232,7 @@ def _check_groups(record: Mapping[str, Any]) -> None:
 
 def _expected(record: Mapping[str, Any], certificate: Mapping[str, Any]) -> dict[str, Any]:
   """The record with what follows from the certificate and from the counts."""
-  guarantee, issuer, game = certificate['guarantee'], certificate['issuer'], record['game']
+  game = record['game']
   each = confidences(record['confidence'], game is not None)
   scores = one_run.CanaryScores(*(record[name] for name in one_run.CanaryScores._fields))
   expected = {
@@ -212,19 +240,77 @@ def _expected(record: Mapping[str, Any], certificate: Mapping[str, Any]) -> dict
     **one_run.as_dict(scores, record['delta'], each.canaries, is_gaussian=True),
     'game': None if game is None else {**game, **_bounds_of_game(game, record['delta'], each.game)},
     'groups': [_expected_group(one, scores, record['delta'], each.canaries) for one in record['groups']],
+    # All layers of a certified run are noised.
+    'part': 'noised' if record['part'] == 'noised' else 'all',
+    'assumptions': _ASSUMPTIONS,
+  }
+  return {**expected, **_of_certificate(record, certificate)}
+
+
+def _of_certificate(record: Mapping[str, Any], certificate: Mapping[str, Any]) -> dict[str, Any]:
+  """What an audit repeats of its certificate, and its own verdict and digest."""
+  guarantee, issuer = certificate['guarantee'], certificate['issuer']
+  return {
     'certificate_sha256': certificate['sha256'],
     'claim': 'certified',
     'claimed_epsilon': guarantee['epsilon'],
     'delta': guarantee['delta'],
-    # All layers of a certified run are noised.
-    'part': 'noised' if record['part'] == 'noised' else 'all',
     'algorithm': issuer['algorithm'],
     'dataset': issuer['dataset'],
     'seconds': None,
-    'assumptions': _ASSUMPTIONS,
     'refuted': refutes(record),
+    'sha256': certificates.sealed(record)['sha256'],
   }
-  return {**expected, 'sha256': certificates.sealed(record)['sha256']}
+
+
+def _expected_of_secret(record: Mapping[str, Any], certificate: Mapping[str, Any]) -> dict[str, Any]:
+  """The same where cohorts are secret. Raises `ValueError` for a figure that no game of the certified run has."""
+  game = record['game']
+  _check_float('confidence', record['confidence'], at_least=0.5, below=1)
+  _check_draws(game)
+  kinds = {(one['rate'], one['weight']): one for one in certificate['achieved']['rates']}
+  kind = kinds.get((game['rate'], game['weight']))
+  if kind is None:
+    raise ValueError(
+      f'rate and weight must be those of a client in the certificate, found {game["rate"]!r} and {game["weight"]!r}'
+    )
+  guesses = lower_bounds.Guesses(*(game[name] for name in lower_bounds.Guesses._fields))
+  of_client = kind['rate'], kind['weight'], kind['epsilon']
+  expected_game = secret_game(*of_client, guesses, certificate['guarantee']['delta'], record['confidence'])
+  return {
+    **record,
+    'game': expected_game,
+    'epsilon_lower_bound': expected_game['epsilon_lower_bound'],
+    'assumptions': _SECRET_ASSUMPTIONS,
+    **_of_certificate(record, certificate),
+  }
+
+
+def secret_game(
+  rate: float, weight: float, claimed: float, guesses: lower_bounds.Guesses, delta: float, confidence: float
+) -> dict[str, Any]:
+  """The game of a run with secret cohorts, for JSON.
+
+  Args:
+    rate: q_i of the client that is there or not.
+    weight: w_i.
+    claimed: ε_i, which is claimed for this client.
+    guesses: The counted trials; as many of each world.
+    delta: δ.
+    confidence: The confidence of the bound.
+  """
+  found = lower_bounds.bound(guesses, delta, confidence)
+  return {
+    'rate': rate,
+    'weight': weight,
+    'claimed_epsilon': claimed,
+    'draws': guesses.inserted,
+    **guesses._asdict(),
+    'true_positive_rate_at_least': found.true_positive_rate,
+    'false_positive_rate_at_most': found.false_positive_rate,
+    # No μ bounds a mechanism with secret coins.
+    'epsilon_lower_bound': found.epsilon_if_independent,
+  }
 
 
 def _expected_group(
@@ -254,10 +340,10 @@ def verdict(measured: Mapping[str, Any]) -> str:
   )
   refuted = [test.claim for test in tests if test.refutes]
   if refuted:
+    again = 'repeat the audit with another --canary_seed' if _has_canaries(measured) else 'repeat the audit'
     return (
       f'{text} More is proved than {", and than ".join(refuted)}. The claim does not hold for this program, or this '
-      'is one of the audits that err, as the confidence allows. An error by chance does not come back: repeat the '
-      'audit with another --canary_seed.'
+      f'is one of the audits that err, as the confidence allows. An error by chance does not come back: {again}.'
     )
   if claimed is None:
     return f'{text} Nothing is claimed of this method.'
@@ -266,6 +352,8 @@ def verdict(measured: Mapping[str, Any]) -> str:
 
 def rows(measured: Mapping[str, Any]) -> list[list[str]]:
   """(what, figure) for a table."""
+  if not _has_canaries(measured):
+    return _rows_of_secret(measured)
   claimed, game = measured['claimed_epsilon'], measured['game']
   confidence = f'{_percent(measured["confidence"])} that all bounds hold'
   if game is not None:
@@ -303,7 +391,27 @@ def rows(measured: Mapping[str, Any]) -> list[list[str]]:
   return table + [['Confidence', confidence]]
 
 
+def _rows_of_secret(measured: Mapping[str, Any]) -> list[list[str]]:
+  game = measured['game']
+  return [
+    ['Claimed', f'ε = {rounding.up(measured["claimed_epsilon"])} ({measured["claim"]})'],
+    [
+      'Distinguishing game',
+      f'ε ≥ {rounding.down(game["epsilon_lower_bound"])} for any trade-off curve, from {game["draws"]:,} draws of each '
+      f'world. For its client, which comes at {game["rate"]:g}, ε = {rounding.up(game["claimed_epsilon"])} is claimed',
+    ],
+    ['Confidence', _percent(measured['confidence'])],
+  ]
+
+
+def _has_canaries(measured: Mapping[str, Any]) -> bool:
+  """Whether clients of a run of its own were canaries; not where cohorts are secret."""
+  return 'canaries' in measured
+
+
 def _tests(measured: Mapping[str, Any]) -> list[_Test]:
+  if not _has_canaries(measured):
+    return [_test_of_secret(measured['game'])]
   bound, claimed, game = measured['epsilon_lower_bound'], measured['claimed_epsilon'], measured['game']
   claim = f'the {measured["claim"]} ε = {rounding.up(claimed)}' if claimed is not None else ''
   tests = [_Test(bound, claimed, f'the canaries prove ε ≥ {rounding.down(bound)}', claim)]
@@ -319,6 +427,16 @@ def _tests(measured: Mapping[str, Any]) -> list[_Test]:
       )
     )
   return tests
+
+
+def _test_of_secret(game: Mapping[str, Any]) -> _Test:
+  bound, claimed = game['epsilon_lower_bound'], game['claimed_epsilon']
+  return _Test(
+    bound,
+    claimed,
+    f'the distinguishing game proves ε ≥ {rounding.down(bound)} for a client that is drawn at {game["rate"]:g}',
+    f'the ε = {rounding.up(claimed)} that is claimed for this client',
+  )
 
 
 def _percent(confidence: float) -> str:

@@ -127,7 +127,7 @@ def parts(content: folders.Content, epsilon: np.ndarray) -> dict[str, Any]:
     'achieved': {
       'planned_rounds': mechanism.num_rounds,
       'clients': mechanism.num_clients,
-      'rates': _by_rate(mechanism, epsilon),
+      'rates': by_rate(mechanism, epsilon),
       'is_reading': False,
     },
     'releases': [dict(zip(('what', 'rounds', 'share_of_worst_client', 'how'), row)) for row in releases],
@@ -147,7 +147,7 @@ def parts(content: folders.Content, epsilon: np.ndarray) -> dict[str, Any]:
   }
 
 
-def _by_rate(mechanism: configs.SecretCohorts, epsilon: np.ndarray) -> list[dict[str, Any]]:
+def by_rate(mechanism: configs.SecretCohorts, epsilon: np.ndarray) -> list[dict[str, Any]]:
   """The distinct accounts: rate, weight and ε, and how many clients have each."""
   rows = np.stack([mechanism.rates, mechanism.planned_weights.astype(np.float64), epsilon])
   distinct, counts = np.unique(rows, axis=1, return_counts=True)

@@ -281,9 +281,18 @@ class TestCommand:
     out, err = capsys.readouterr()
     assert message in ' '.join(err.split()) and not out
 
-  def test_refuses_secret_cohorts(self, capsys):
-    assert _audit('--algorithm=tff_dp_fedavg', '--participation=bernoulli', '--cohort_seed=secret') == 1
-    assert 'an audit needs public cohorts. Leave this flag out.' in ' '.join(capsys.readouterr().err.split())
+  @pytest.mark.parametrize(
+    'arguments,message',
+    [
+      (['--algorithm=tff_dp_fedavg'], 'only certified runs have a game for secret coins'),
+      (['--algorithm=certified', '--canaries=3'], '--canaries: canaries are scored by the rounds that they are in'),
+      (['--algorithm=certified', '--part=all'], '--part: canaries are scored'),
+      (['--algorithm=certified', '--draws=0'], 'the distinguishing game is the only test'),
+    ],
+  )
+  def test_refuses_canaries_among_secret_cohorts(self, arguments, message, capsys):
+    assert _audit('--participation=bernoulli', '--cohort_seed=secret', *arguments) == 1
+    assert message in ' '.join(capsys.readouterr().err.split())
 
   @pytest.mark.thorough
   def test_says_one_line_and_no_more(self):
@@ -346,6 +355,18 @@ class TestFolder:
     (audited / folders.SUBFOLDER / folders.CERTIFICATE).unlink()
     assert _audit(str(audited)) == 1
     assert 'has no certificate' in capsys.readouterr().err
+
+
+def test_a_run_with_secret_cohorts_has_the_game_alone(tmp_path, capsys):
+  secretly = ('--algorithm=certified', '--participation=bernoulli:q=0.4', '--cohort_seed=secret', '--epsilon=3')
+  assert harness.main(*harness.TINY, *secretly, '--rounds=4', f'--output_dir={tmp_path}') == 0
+  capsys.readouterr()
+  assert _audit(str(tmp_path), '--draws=5000') == 0
+  summary, kept = harness.last_line(capsys.readouterr().out), _kept(tmp_path)
+  assert 0.3 < summary['epsilon_lower_bound'] < kept['game']['claimed_epsilon'] <= 3
+  assert kept['game']['rate'] == 0.4 and kept['game']['draws'] == 5000 and 'canaries' not in kept
+  verdict = certificates.verify(str(tmp_path))
+  assert not verdict.problems and 'for a client that is drawn at 0.4' in verdict.scope
 
 
 def test_a_suggested_command_can_be_given_as_it_stands(tmp_path):

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 
+import quap_tff
 from quap_tff import certificates
 from quap_tff.auditing.bounds import lower_bounds
 from quap_tff.auditing.bounds import one_run
@@ -59,6 +60,24 @@ def _measured(certificate, canaries=_CANARIES, game=_GAME):
   if game is not None:
     bounds = lower_bounds.as_dict(game, lower_bounds.bound(game, guarantee['delta'], each.game))
     found['game'] = {'claimed_mu': 0.7, 'draws': 5000, 'mu_estimate': 0.71, **bounds}
+  return {**found, 'refuted': audits.refutes(found)}
+
+
+def _measured_in_secret(certificate, game=_GAME):
+  """What an audit measures of a run with secret cohorts, all of whose clients have one rate."""
+  guarantee, [kind] = certificate['guarantee'], certificate['achieved']['rates']
+  played = audits.secret_game(kind['rate'], kind['weight'], kind['epsilon'], game, guarantee['delta'], 0.95)
+  found = {
+    'claimed_epsilon': guarantee['epsilon'],
+    'claim': 'certified',
+    'delta': guarantee['delta'],
+    'epsilon_lower_bound': played['epsilon_lower_bound'],
+    'confidence': 0.95,
+    'algorithm': certificate['issuer']['algorithm'],
+    'dataset': certificate['issuer']['dataset'],
+    'game': played,
+    'seconds': None,
+  }
   return {**found, 'refuted': audits.refutes(found)}
 
 
@@ -360,3 +379,94 @@ class TestSignature:
       f.write('client 7 has the label 3\n')
     [problem] = made.problems(path)
     assert problem.startswith('audit.sig')
+
+
+@pytest.fixture(scope='module', name='secret_original')
+def _secret_original(tmp_path_factory):
+  path = tmp_path_factory.mktemp('secret') / 'run'
+  rates = (0.3,) * made.NUM_CLIENTS
+  options = dict(num_clients=made.NUM_CLIENTS, epsilon=3.0, delta=1e-5, rates=rates, num_rounds=4, model=made.MODEL)
+  plan = quap_tff.certified(**options)
+  leaving = made.leaving(plan)
+  certificates.write_run(str(path / folders.SUBFOLDER), plan, leaving, plan.new_ledger(), made.WEIGHTS, made.ABOUT)
+  return path
+
+
+@pytest.fixture(name='secret')
+def _secret(secret_original, tmp_path):
+  """The folder of a run with secret cohorts, and its audit."""
+  path = shutil.copytree(secret_original, tmp_path / 'secret')
+  certificate = _certificate(path)
+  audits.write_audit(str(path), _measured_in_secret(certificate), certificate)
+  return path
+
+
+_OF_SECRET = {
+  'another bound': (dict(epsilon_lower_bound=0.1), 'epsilon_lower_bound: it says 0.1, but the files give'),
+  'another claim': (dict(claimed_epsilon=5.0), 'claimed_epsilon: it says 5.0, but the files give 3.0'),
+  'less confidence': (dict(confidence=0.5), 'epsilon_lower_bound'),
+  'canaries': (dict(canaries=6), 'is not an audit'),
+  'no game': (dict(game=None), 'is not an audit'),
+  'other assumptions': (dict(assumptions={'epsilon_lower_bound': 'none'}), 'assumptions'),
+  'another certificate': (dict(certificate_sha256='0' * 64), 'certificate_sha256'),
+  'refuted': (dict(refuted=True), 'refuted'),
+  'seconds, which depend on data': (dict(seconds=3.5), 'seconds'),
+}
+_OF_SECRET_GAME = {
+  'another bound': (dict(epsilon_lower_bound=0.1), 'epsilon_lower_bound: it says 0.1'),
+  'another rate': (dict(rate=0.4), 'rate and weight must be those of a client'),
+  'another weight': (dict(weight=0.5), 'rate and weight must be those of a client'),
+  'a larger claim': (dict(claimed_epsilon=4.0), 'claimed_epsilon: it says 4.0'),
+  'more draws': (dict(draws=6000), 'draws must be those of each world'),
+  'more hits': (dict(true_positives=3000), 'epsilon_lower_bound'),
+  'a claim of μ': (dict(claimed_mu=0.7), 'is not an audit'),
+}
+
+
+@pytest.mark.slow
+class TestOfSecretCohorts:
+  def test_the_game_is_read_with_the_run(self, secret):
+    verdict, record = certificates.verify(str(secret)), made.read(secret, folders.AUDIT)
+    assert not verdict.problems and 0 < record['epsilon_lower_bound'] < 3
+    proved = rounding.down(record['epsilon_lower_bound'])
+    assert f'the distinguishing game proves ε ≥ {proved} for a client that is drawn at 0.3.' in verdict.scope
+    assert 'This holds with 95% confidence.' in verdict.scope and 'does not refute' in verdict.scope
+    rows = dict(audits.rows(record))
+    assert f'ε ≥ {proved} for any trade-off curve' in rows['Distinguishing game'] and rows['Confidence'] == '95%'
+
+  def test_one_that_refutes_is_what_verification_says(self, secret, capsys):
+    certificate = _certificate(secret)
+    audits.write_audit(str(secret), _measured_in_secret(certificate, _REFUTING), certificate)
+    status, lines = made.answer(secret, capsys)
+    assert status == 1 and lines[0] == 'REFUTED: an audit refutes the claim of this certificate.'
+    assert 'that is claimed for this client' in lines[1]
+
+  @pytest.mark.parametrize('name', _OF_SECRET)
+  def test_forgeries(self, name, secret):
+    changes, words = _OF_SECRET[name]
+    _forge(secret, {**made.read(secret, folders.AUDIT), **changes})
+    assert [one for one in made.problems(secret) if one.startswith('audit.json') and words in one]
+
+  @pytest.mark.parametrize('name', _OF_SECRET_GAME)
+  def test_forgeries_of_the_game(self, name, secret):
+    changes, words = _OF_SECRET_GAME[name]
+    record = made.read(secret, folders.AUDIT)
+    _forge(secret, {**record, 'game': {**record['game'], **changes}})
+    assert [one for one in made.problems(secret) if one.startswith('audit.json') and words in one]
+
+  @pytest.mark.parametrize('value', [2.3, True, 'x', [2.3], {'a': 2.3}, None])
+  def test_any_other_value_in_any_place(self, value, secret):
+    record, certificate = made.read(secret, folders.AUDIT), _certificate(secret)
+    assert not audits.audit_problems(record, certificate)
+    for holder in (record, record['game']):
+      for name, kept in list(holder.items()):
+        if (name, value) == ('seconds', None) or (holder is record and name == 'sha256'):
+          continue
+        holder[name] = value
+        assert audits.audit_problems(certificate_lib.sealed(record), certificate), name
+        holder[name] = kept
+
+  def test_an_audit_of_canaries(self, secret):
+    record = made.read(secret, folders.AUDIT)
+    _forge(secret, {**record, 'canaries': 6, 'canary_clients': [0, 1, 2, 3, 4, 5], 'game': None})
+    assert [one for one in made.problems(secret) if 'is not an audit' in one]

@@ -55,7 +55,7 @@ class TestAnswers:
     finally:
       certified.chmod(0o755)
 
-  @pytest.mark.parametrize('version', [0, 1, 8, 10, 12, 99, -1])
+  @pytest.mark.parametrize('version', [0, 1, 8, 11, 13, 99, -1])
   @pytest.mark.parametrize('name', [folders.CERTIFICATE, folders.MECHANISM])
   def test_another_version(self, name, version, certified, capsys):
     if name == folders.MECHANISM:
