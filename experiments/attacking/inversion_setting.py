@@ -17,10 +17,10 @@ from quap_tff.common import registry
 from quap_tff.common.lazy import tf
 from quap_tff.mechanisms.parts import layers as layers_lib
 
-inversion = lazy.module('quap_tff.auditing.inversion.attack')
-inversion_model = lazy.module('quap_tff.auditing.inversion.model')
+inversion = lazy.module('experiments.attacking.inversion.attack')
+inversion_model = lazy.module('experiments.attacking.inversion.model')
 models = lazy.module('quap_tff.training.models')
-views = lazy.module('quap_tff.auditing.inversion.views')
+views = lazy.module('experiments.attacking.inversion.views')
 
 
 class Presets(NamedTuple):

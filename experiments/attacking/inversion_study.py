@@ -19,11 +19,11 @@ from quap_tff.common.lazy import tf
 from quap_tff.training import models as models_lib
 
 if TYPE_CHECKING:
-  from quap_tff.auditing.inversion.attack import Problem
+  from experiments.attacking.inversion.attack import Problem
 
-closed_form = lazy.module('quap_tff.auditing.inversion.closed_form')
-images_lib = lazy.module('quap_tff.auditing.inversion.images')
-inversion = lazy.module('quap_tff.auditing.inversion.attack')
+closed_form = lazy.module('experiments.attacking.inversion.closed_form')
+images_lib = lazy.module('experiments.attacking.inversion.images')
+inversion = lazy.module('experiments.attacking.inversion.attack')
 stats = lazy.module('scipy.stats')
 
 ATTACKS = ('closed_form', 'dlg', 'idlg', 'geiping')

@@ -18,7 +18,9 @@ from typing import Callable, Optional
 
 import numpy as np
 
+from experiments.attacking import membership
 from experiments.attacking import result as results
+from experiments.attacking import roc
 from experiments.attacking import shadow_models
 from experiments.command import run_choices
 from experiments.reporting import naming
@@ -26,8 +28,6 @@ from experiments.running import plots
 from experiments.running import setup
 from quap_tff import methods
 from quap_tff import runtime
-from quap_tff.auditing import membership
-from quap_tff.auditing import roc
 from quap_tff.common import checks
 from quap_tff.common import json_types
 from quap_tff.common.numbers import rounding

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from quap_tff.auditing import membership
-from quap_tff.auditing import roc
+from experiments.attacking import membership
+from experiments.attacking import roc
 
 
 class TestScores:

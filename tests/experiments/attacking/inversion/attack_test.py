@@ -5,10 +5,10 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from quap_tff.auditing.inversion import attack as inversion
-from quap_tff.auditing.inversion import closed_form
-from quap_tff.auditing.inversion import images
-from quap_tff.auditing.inversion import model as inversion_model
+from experiments.attacking.inversion import attack as inversion
+from experiments.attacking.inversion import closed_form
+from experiments.attacking.inversion import images
+from experiments.attacking.inversion import model as inversion_model
 from quap_tff.training import client_update
 from quap_tff.training import models
 

@@ -20,7 +20,7 @@ from typing import Any, Callable, Optional
 import numpy as np
 import tensorflow as tf
 
-from quap_tff.auditing.inversion import model as inversion_model
+from experiments.attacking.inversion import model as inversion_model
 
 # A unit whose bias has moved less than this share of the largest one says too little.
 _SMALLEST_BIAS = 1e-3

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 from sklearn import metrics
 
-from quap_tff.auditing import roc
+from experiments.attacking import roc
 
 
 class TestCurve:

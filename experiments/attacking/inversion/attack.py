@@ -15,8 +15,8 @@ from typing import Callable, ClassVar, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from quap_tff.auditing.inversion import closed_form
-from quap_tff.auditing.inversion import model as inversion_model
+from experiments.attacking.inversion import closed_form
+from experiments.attacking.inversion import model as inversion_model
 from quap_tff.common import checks
 from quap_tff.common import registry
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from experiments.attacking.inversion import views as inversion_views
 from quap_tff import plans
-from quap_tff.auditing.inversion import views as inversion_views
 from quap_tff.mechanisms.parts import budgets
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import layers as layers_lib

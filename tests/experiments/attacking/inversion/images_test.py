@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from quap_tff.auditing.inversion import images
+from experiments.attacking.inversion import images
 
 
 def _random(n, side=12, channels=1, seed=0):
