@@ -26,6 +26,7 @@ __getattr__, __dir__ = lazy.exports(
     'mechanisms.quap.config': ['QuapConfig'],
     'plans.front_door': ['certified', 'quap'],
     'plans.plan': ['Plan'],
+    'plans.public_rule': ['public_constants'],
     'runtime': [],
     'serving.server': ['Server'],
     'training.client_update': ['ClientWorkConfig'],

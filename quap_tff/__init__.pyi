@@ -13,6 +13,7 @@ from quap_tff.mechanisms.quap.config import QuapConfig as QuapConfig
 from quap_tff.plans.front_door import certified as certified
 from quap_tff.plans.front_door import quap as quap
 from quap_tff.plans.plan import Plan as Plan
+from quap_tff.plans.public_rule import public_constants as public_constants
 from quap_tff.serving.server import Server as Server
 from quap_tff.training import models as models
 from quap_tff.training.client_update import ClientWorkConfig as ClientWorkConfig

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
 from data.datasets import base as datasets_base
+import quap_tff
 from quap_tff import methods
-from quap_tff import plans
 
 # The models whose rows have the norm that the rule takes for granted.
 SCALED_MODELS = ('linear_features', 'scaled_linear')
@@ -52,7 +52,7 @@ def chosen_flags(
     chosen = {'features': features, 'model': model}
   if model not in SCALED_MODELS:
     return {}
-  constants = plans.public_constants(num_rounds)
+  constants = quap_tff.public_constants(num_rounds)
   chosen['client_optimizer'] = f'sgd:learning_rate={constants.learning_rate:g}'
   chosen['local_epochs'], chosen['batch_size'] = constants.local_epochs, constants.batch_size
   return {flag: value for flag, value in chosen.items() if given.get(flag, 'auto') == 'auto'}

@@ -7,7 +7,6 @@ from typing import NamedTuple, Optional
 from experiments.command import flags as experiment_flags
 from experiments.command import public_rule
 from experiments.command import run as run_lib
-from quap_tff import plans
 from quap_tff.plans import public_rule as constants_lib
 from quap_tff.training import models
 
@@ -111,7 +110,7 @@ def task_of(arguments: Sequence[str], stated: Stated) -> Task:
       '--algorithm.'
     )
   rounds = run.schedule.rounds if 'rounds' in given else _DEFAULT_ROUNDS
-  rule = plans.public_constants(rounds, row_norm * _scale(model, shape))
+  rule = constants_lib.public_constants(rounds, row_norm * _scale(model, shape))
   clip = three_digits(rule.clip) if method.clip_follows_rounds else None
   start = Constants(three_digits(rule.learning_rate), rule.local_epochs, clip, rounds, written['averaging'])
   made = _made(shape, classes, num_clients, stated.examples, row_norm)

@@ -117,7 +117,7 @@ class Method(abc.ABC):
     title: Its name in print; '' if that is its name in --algorithm.
     gives_certificate: Whether a run ends with a certificate. Then nothing exact about clients' data may be released,
       not even a figure on held-out examples of the clients themselves.
-    follows_public_rule: Whether what nobody gives is chosen by the public rule, see `plans.public_constants`.
+    follows_public_rule: Whether what nobody gives is chosen by the public rule, see `quap_tff.public_constants`.
     clip_follows_rounds: Whether the clipping norm was not given, so that it follows from rounds and the server's step.
     divides_by_planned_cohort: Whether sums are divided by a number of clients that is planned, whatever clients come.
     client_round_share: The share of the rounds that are rounds of clients. In the others the server trains.

@@ -10,7 +10,6 @@ __getattr__, __dir__ = lazy.exports(
     'accounts.run_account': ['RunAccount'],
     'built_process': ['BuiltProcess'],
     'plan': ['Plan'],
-    'public_rule': ['public_constants'],
     'scheduled': ['stock_plan'],
   },
 )

@@ -32,6 +32,10 @@ class PublicConstants(NamedTuple):
   batch_size: int
   clip: float
 
+  def clipping(self) -> dict[str, clip_rules.ClipRule]:
+    """The argument `clip` of `quap_tff.certified`."""
+    return {'clip': clip_rules.Fixed(self.clip)}
+
   def training(self) -> dict[str, Any]:
     """The arguments `client_optimizer` and `client_work` of `Plan.build_process` and of `Server`."""
     work = client_update.ClientWorkConfig(local_epochs=self.local_epochs, batch_size=self.batch_size)

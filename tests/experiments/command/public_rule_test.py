@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.command import public_rule
-from quap_tff import plans
+import quap_tff
 from tests.experiments import harness
 
 _TABLE = '--dataset=npz:path=absent.npz'
@@ -122,7 +122,7 @@ class TestConstants:
     [(1, None, 1), (20, None, 0.5), (200, None, 0.05), (20, 30, 0.5), (20, 99, 0.5), (20, 9, 0.15), (2, 9, 1)],
   )
   def test_the_norm_falls_with_the_rounds_and_for_small_cohorts(self, rounds, size, clip):
-    assert plans.public_constants(rounds, cohort_size=size) == pytest.approx((1, 5, 100_000, clip))
+    assert quap_tff.public_constants(rounds, cohort_size=size) == pytest.approx((1, 5, 100_000, clip))
 
   def test_a_run_has_the_norm_of_its_cohorts(self):
     run = harness.run('--dataset=digits', '--algorithm=certified', '--rounds=20')
@@ -130,13 +130,13 @@ class TestConstants:
     assert config.clip.initial_norm == pytest.approx(0.15)
 
   def test_longer_rows_have_shorter_steps(self):
-    found = plans.public_constants(20, row_norm=math.sqrt(12))
+    found = quap_tff.public_constants(20, row_norm=math.sqrt(12))
     assert found == pytest.approx((100 / 12, 5, 100_000, 5 / math.sqrt(12)))
 
   @pytest.mark.parametrize('wrong', [dict(num_rounds=0), dict(num_rounds=3, row_norm=0)])
   def test_numbers_must_be_above_zero(self, wrong):
     with pytest.raises(ValueError, match='num_rounds|row_norm'):
-      plans.public_constants(**wrong)
+      quap_tff.public_constants(**wrong)
 
 
 @pytest.mark.slow
