@@ -16,6 +16,7 @@ from experiments.systems import fedvarp
 from experiments.systems import fl_fdms
 from experiments.systems import lee_kifer
 from experiments.systems import local_dp
+from experiments.systems import malicious
 from experiments.systems import pt_adp
 from experiments.systems import robust
 from experiments.systems import safari
@@ -34,6 +35,7 @@ __all__ = [
   'fl_fdms',
   'lee_kifer',
   'local_dp',
+  'malicious',
   'pt_adp',
   'robust',
   'safari',

@@ -8,10 +8,10 @@ import pytest
 
 import data
 from experiments.reporting import runs
+from experiments.systems import malicious
 from quap_tff import accounting
 from quap_tff import certificates
 from quap_tff.mechanisms.noise import integers
-from quap_tff.training import malicious
 from tests.experiments import harness
 
 _RUN = (

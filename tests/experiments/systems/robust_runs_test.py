@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from experiments.running import loop
+from experiments.systems import malicious
 from experiments.systems import robust
 from quap_tff import runtime
-from quap_tff.training import malicious
 from tests.experiments import harness
 
 

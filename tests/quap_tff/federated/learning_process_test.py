@@ -10,6 +10,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from experiments.systems import lee_kifer
+from experiments.systems import malicious
 import quap_tff
 from quap_tff import plans
 from quap_tff.federated import learning_process
@@ -19,7 +20,6 @@ from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.quap import rounds as quap
 from quap_tff.mechanisms.quap.config import NoiseConfig
 from quap_tff.training import extension as extensions
-from quap_tff.training import malicious
 from quap_tff.training import models
 from tests.quap_tff import examples
 from tests.quap_tff import linear_model

@@ -8,11 +8,11 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from experiments.systems import malicious
 from quap_tff.common.numbers import seeds
 from quap_tff.training import client_update
 from quap_tff.training import dropout
 from quap_tff.training import extension as extensions
-from quap_tff.training import malicious
 from quap_tff.training import model_functions
 from quap_tff.training import models
 from tests.quap_tff import linear_model

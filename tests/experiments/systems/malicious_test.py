@@ -1,10 +1,11 @@
-"""Tests of `quap_tff.training.malicious`: who attacks, and what is sent."""
+"""Tests of `experiments.systems.malicious`: who attacks, and what is sent."""
 
 import numpy as np
 import pytest
 
+from experiments.systems import malicious
 from quap_tff.common.lazy import tf
-from quap_tff.training import malicious
+from quap_tff.training import malicious as malicious_lib
 
 _ALL = (malicious.SignFlip(), malicious.Scaling(), malicious.LabelFlip())
 
@@ -27,7 +28,7 @@ class TestClients:
     assert small < large
 
   def test_nobody_by_default(self):
-    assert not len(malicious.NoAttack().clients(100, 5))
+    assert not len(malicious_lib.NoAttack().clients(100, 5))
 
 
 class TestAttacks:
