@@ -41,10 +41,11 @@ def test_clients_bring_updates_of_a_program_of_their_own(tmp_path):
   assert not bundle.attempt(names['data'], message).problem
 
 
-def test_the_example_in_another_framework_is_the_file():
+def test_the_example_in_another_framework_is_short():
   """`tests/quap_tff/flower/example_test.py` runs it."""
-  assert BLOCKS[5] == (PAGE.parent / 'own_clients' / 'digits_torch.py').read_text(encoding='utf-8')
-  assert len(BLOCKS[5].splitlines()) <= 60
+  example = PAGE.parent / 'own_clients' / 'digits_torch.py'
+  assert 'docs/own_clients/digits_torch.py' in PAGE.read_text(encoding='utf-8')
+  assert len(example.read_text(encoding='utf-8').splitlines()) < 50
 
 
 def test_a_node_reads_the_data_of_its_own_clients_alone(tmp_path, monkeypatch):
