@@ -1,8 +1,17 @@
 """Randomised response: each client's answer is private before it leaves, and the server estimates the shares.
 
-`RandomizedResponse` is Warner 1965 for k answers (k-RR; Kairouz, Bonawitz and Ramage 2016, equation 2). `Rappor` is the
-one-bit-per-answer form of RAPPOR (Erlingsson, Pihur and Korolova 2014, section 2: "Basic RAPPOR", h = 1). Both are pure
-ε-differentially private in the client's answer, under replacement, against the server itself.
+Warner 1965 for k answers (k-RR; Kairouz, Bonawitz and Ramage 2016, equation 2):
+
+    a client sends its answer with probability a = e^ε/(e^ε + k - 1), and each other one with b = 1/(e^ε + k - 1)
+    π̂_j = (c_j/n - b)/(a - b)
+
+The one-bit-per-answer form of RAPPOR (Erlingsson, Pihur and Korolova 2014, section 2: "Basic RAPPOR", h = 1):
+
+    permanent, drawn once:  P(B'_j = 1) = f/2, P(B'_j = 0) = f/2, else B'_j = B_j
+    of each report:         P(S_j = 1) = q if B'_j = 1, p if B'_j = 0
+    π̂_j = (c_j/n - (p + f·q/2 - f·p/2))/((1 - f)·(q - p))                                       (section 4)
+
+Both are pure ε-differentially private in the client's answer, under replacement, against the server itself.
 
 NumPy only. Draws come from a `numpy.random.Generator`; in a deployment each client has its own.
 """
@@ -62,9 +71,7 @@ class ResponseMechanism(checks.Checked, abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class RandomizedResponse(ResponseMechanism):
-  """Each client gives its true answer with probability e^ε/(e^ε + k - 1), and each other one with 1/(e^ε + k - 1).
-
-      π̂_j = (c_j/n - b)/(a - b),     a = e^ε/(e^ε + k - 1),  b = 1/(e^ε + k - 1)
+  """Each client gives its true answer, or with some probability another one.
 
   Reports are independent, so they cost ε each.
 
@@ -96,10 +103,6 @@ class RandomizedResponse(ResponseMechanism):
 @dataclasses.dataclass(frozen=True)
 class Rappor(ResponseMechanism):
   """Basic RAPPOR: a bit for each answer, randomised once for ever and again for each report.
-
-      permanent, drawn once:  P(B'_j = 1) = f/2, P(B'_j = 0) = f/2, else B'_j = B_j
-      of each report:         P(S_j = 1) = q if B'_j = 1, p if B'_j = 0
-      π̂_j = (c_j/n - (p + f·q/2 - f·p/2))/((1 - f)·(q - p))                                       (section 4)
 
   ε_∞ = 2·ln((1 - f/2)/(f/2)) bounds any number of reports (theorem 1, h = 1), because they follow from B'. One report
   has ε_1 = ln(q*·(1 - p*)/(p*·(1 - q*))), with q* = f·(p + q)/2 + (1 - f)·q and p* = f·(p + q)/2 + (1 - f)·p

@@ -53,7 +53,7 @@ class Facts(NamedTuple):
       be kept or shown that follows from who came.
     unexported: Why no bundle of the process can be written, a clause; '' if one can, where it compiles.
     unaudited: Why no audit can put a canary in the place of an update, a clause; '' if one can.
-    staleness: How old the versions are that clients train on, a `Staleness`; None if all have the newest.
+    staleness: How old the versions are that clients train on, a `StalenessModel`; None if all have the newest.
     trust_note: The reason why figures also hold against the server, a sentence; '' if they do not.
     noise_note: How the real noise differs from ideal noise; '' if it does not.
     note: Another sentence that must be said about the mechanism, or ''.

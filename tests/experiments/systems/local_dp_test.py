@@ -1,4 +1,4 @@
-"""Tests of `quap_tff.mechanisms.quap.local`: what a client sends, and what it is charged."""
+"""Tests of `experiments.systems.local_dp`: what a client sends, and what it is charged."""
 
 import collections
 import dataclasses

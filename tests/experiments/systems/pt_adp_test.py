@@ -1,4 +1,4 @@
-"""Tests of `quap_tff.mechanisms.quap.pt_adp`: transactions by hand, then through the mechanism's rounds."""
+"""Tests of `experiments.systems.pt_adp`: transactions by hand, then through the mechanism's rounds."""
 
 import math
 
