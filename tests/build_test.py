@@ -24,10 +24,11 @@ WITHOUT_TFF = (
 )
 
 # The extra `flower`, and the HTTP client that Flower brings along: no environment has them together with TFF.
-OF_FLOWER = ('flwr', 'httpx')
+OF_FLOWER = ('flwr', 'httpx', 'pycryptodome')
 
 # Import name -> distribution, where they differ.
 DISTRIBUTIONS = {
+  'Crypto': 'pycryptodome',
   'PIL': 'pillow',
   'absl': 'absl-py',
   'google': 'protobuf',

@@ -126,12 +126,12 @@ OF_SECURE_SUM = {
     keys='In a simulation, all keys are made by one operator.',
   ),
   abouts.SECAGG: OfSecureSum(
-    in_statement='The secure sum was SecAgg+ of Flower, between nodes none of which may help the server.',
-    assumption='The secure sum was SecAgg+ (Bell et al. 2020) as Flower has it, between the nodes that hold the '
+    in_statement='The secure sum was SecAgg+ over Flower, between nodes none of which may help the server.',
+    assumption='The secure sum was SecAgg+ (Bell et al. 2020) over Flower, between the nodes that hold the '
     "clients' data. Each mask is the stream of ChaCha20 under a whole shared secret, and each node signs its public "
     'keys of a round with its key of enrolment. Trusted in it are these: no node tells the server its secrets or its '
     "shares; the nodes' list of each other's keys of enrolment did not come from the server; each client trusts its "
-    'node; and the cryptography and the code of Flower do what they say.',
+    'node; and the cryptography and the code do what they say.',
     keys='Each node draws one secret, from which the keys of its clients follow.',
   ),
 }

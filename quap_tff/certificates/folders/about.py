@@ -20,7 +20,7 @@ _PLAIN = ('Lu', 'Ll', 'Lt', 'Lo', 'Mn', 'Mc', 'Nd', 'Nl', 'No', 'Pd', 'Sm', 'Sc'
 _PUNCTUATION = frozenset(" !#$%&'()*+,-./:;<=>?@[\\]^_`{|}~°§…·•。、，．：；！？（）،؛؟।々ー")
 _TEXTS = ('algorithm', 'model', 'dataset', 'features', 'cohorts', 'tuning', 'test_set')
 _MAY_BE_EMPTY = ('public_data', 'post_processing')
-# The secure sum of `quap_tff.flower`: Flower's SecAgg+, with checks at each node.
+# The secure sum of `quap_tff.flower`: SecAgg+, with checks at each node.
 SECAGG = 'secagg+'
 _VERSION, _DIGEST = re.compile(r'[0-9A-Za-z._+-]{1,64}'), re.compile(r'[0-9a-f]{64}')
 

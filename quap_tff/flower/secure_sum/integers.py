@@ -1,15 +1,15 @@
-"""How the integers of a bundle go through SecAgg+, which sums what it calls floats, modulo 2³².
+"""How the integers of a bundle become a vector whose sum is exact modulo 2³².
 
-    sent       q = x + T/2 in [0, T],  T = 2³¹ - 2             Flower's quantiser, which is the identity on integers x
-    summed     Σ q mod 2³²                                     Flower's masks cancel
-    found      Σ x = (Σ q - M·T/2) mod 2³², in [-2³¹, 2³¹)     exact if |x| ≤ T/2 and |Σ x| < 2³¹
+    sent    1, x mod 2³²             x centred, in [-m/2, m/2] for its modulus m
+    found   M, (Σ x) mod 2³²         taken in [-2³¹, 2³¹), which is Σ x, as |Σ x| < 2³¹ for every plan that fits
 
-The count of clients goes the same way. Every other modulus above 2³² is refused.
+The first entry is 1 at each node. A sum in which it is not the number of nodes has masks left in it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,75 +19,61 @@ from quap_tff.bundle import structures
 from quap_tff.flower.secure_sum import masks
 from quap_tff.mechanisms import mechanism
 
-TARGET = 2**31 - 2
-HALF = TARGET // 2
 
-
-def check_fits(bundle: player.Bundle, nodes: Mapping[int, np.ndarray], most_clients: int) -> None:
-  """Raises `ValueError` if a round's sums could be wrong.
-
-  Args:
-    bundle: The run.
-    nodes: int64[M_k] by node id: the clients of each node.
-    most_clients: The size of the plan's largest cohort.
-  """
+def check_fits(bundle: player.Bundle, most_clients: int) -> None:
+  """Raises `ValueError` if a round's sums could be wrong. `most_clients` is the size of the plan's largest cohort."""
   # The count of clients is summed modulo 2⁶², and is never as large as 2³¹.
   wide = [int(np.max(leaf.modulus)) for leaf in _leaves(bundle) if not leaf.is_count]
   largest = max(wide, default=1)
-  # Also of a single number: a sum of its digits would say more than the number.
-  if largest > masks.RANGE:
+  # A modulus is 2·n·b + 1, where b is the bound of one of n clients.
+  if largest > masks.MODULUS:
     raise ValueError(
-      f'A secure sum of Flower takes sums below 2^32, and with up to {most_clients} clients, the weights and the '
-      f"rounds of this plan they need {largest}. Plan smaller cohorts or fewer rounds: a client's noise has more grid "
-      'steps where more is drawn.'
-    )
-  # m = 2·n·b + 1, where b is the bound of one client.
-  bound = (largest - 1) // (2 * most_clients)
-  crowded = max(map(len, nodes.values()), default=0)
-  if crowded * bound > HALF:
-    raise ValueError(
-      f'A node has {crowded} clients of a cohort, whose sum may be {crowded * bound}, and a secure sum of Flower takes '
-      f'at most {HALF} from each node. Spread the clients over more nodes.'
+      f'A secure sum takes sums below 2^32, and with up to {most_clients} clients, the weights and the rounds of this '
+      f"plan they need {largest}. Plan smaller cohorts or fewer rounds: a client's noise has more grid steps where "
+      'more is drawn.'
     )
 
 
-def encoded(bundle: player.Bundle, secure: Any) -> list[np.ndarray]:
-  """A node's integers to send, int64 arrays in [-HALF, HALF], from `Sums.secure`, which is modulo `Bundle.modulus`.
+def encoded(bundle: player.Bundle, secure: Any) -> np.ndarray:
+  """A node's integers to send, uint32[1 + D], from `Sums.secure`, which is modulo `Bundle.modulus`.
 
   Raises:
     ValueError: If a number is too large. No plan that fits makes one.
   """
-  arrays = []
+  parts = [np.ones(1, np.int64)]
   for number, leaf in zip(structures.flatten(bundle.sums_types.secure, secure, 'sums'), _leaves(bundle)):
     remainder = np.asarray(number, np.int64) % leaf.modulus
-    # Around 0: the bound holds for numbers with a sign, and Flower's range has room for as much on both sides.
-    centred = np.where(remainder > leaf.modulus // 2, remainder - leaf.modulus, remainder)
-    arrays.append(centred.reshape(leaf.sent_shape))
-  # Flower's quantiser would clip it, and nobody would notice.
-  if any(np.abs(one).max(initial=0) > HALF for one in arrays):
-    raise ValueError(f'An entry of the sum of this node is larger than {HALF}.')
-  return arrays
+    # Around 0: the bound holds for numbers with a sign.
+    parts.append(np.where(remainder > leaf.modulus // 2, remainder - leaf.modulus, remainder).ravel())
+  entries = np.concatenate(parts)
+  if np.abs(entries).max() >= masks.MODULUS // 2:
+    raise ValueError('An entry of the sum of this node is 2^31 or larger.')
+  return entries.astype(np.uint32)
 
 
-def decoded(bundle: player.Bundle, total: Sequence[np.ndarray], num_nodes: int) -> Any:
-  """`Sums.secure` from the sum of what nodes sent: `Σ q mod 2³²`, int64 arrays."""
-  leaves = []
-  for array, leaf in zip(total, _leaves(bundle)):
-    # Each node has added T/2 once for each entry.
-    centred = (array - num_nodes * HALF) % masks.RANGE
-    centred = np.where(centred >= masks.RANGE // 2, centred - masks.RANGE, centred)
-    leaves.append((centred.reshape(leaf.shape) % leaf.modulus).astype(leaf.dtype))
-  return structures.pack(bundle.sums_types.secure, iter(leaves))
+def num_entries(bundle: player.Bundle) -> int:
+  """1 + D: the length of what `encoded` gives."""
+  return 1 + sum(leaf.size for leaf in _leaves(bundle))
+
+
+def decoded(bundle: player.Bundle, total: np.ndarray, num_nodes: int) -> Any:
+  """`Sums.secure` from the sum of what nodes sent, uint32[1 + D].
+
+  Raises:
+    ValueError: If the sum is not that of so many nodes.
+  """
+  if int(total[0]) != num_nodes:
+    raise ValueError('What nodes have sent does not add up: masks are left in their sum')
+  centred = total[1:].astype(np.int32).astype(np.int64)
+  leaves = _leaves(bundle)
+  parts = np.split(centred, np.cumsum([leaf.size for leaf in leaves])[:-1])
+  arrays = [(part.reshape(leaf.shape) % leaf.modulus).astype(leaf.dtype) for part, leaf in zip(parts, leaves)]
+  return structures.pack(bundle.sums_types.secure, iter(arrays))
 
 
 def nothing(bundle: player.Bundle) -> Any:
   """`Sums.secure` of nobody, of the shapes of sums."""
   return structures.pack(bundle.sums_types.secure, iter([np.zeros(one.shape, one.dtype) for one in _leaves(bundle)]))
-
-
-def shapes(bundle: player.Bundle) -> list[tuple[int, ...]]:
-  """The shapes of the arrays that `encoded` gives."""
-  return [leaf.sent_shape for leaf in _leaves(bundle)]
 
 
 class _Leaf(NamedTuple):
@@ -98,9 +84,8 @@ class _Leaf(NamedTuple):
   modulus: np.ndarray
 
   @property
-  def sent_shape(self) -> tuple[int, ...]:
-    """Flower's quantiser takes no array without an axis."""
-    return self.shape or (1,)
+  def size(self) -> int:
+    return math.prod(self.shape)
 
   @property
   def is_count(self) -> bool:

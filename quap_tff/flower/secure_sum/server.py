@@ -10,48 +10,49 @@ from typing import Any, Callable, NamedTuple
 from flwr.app import ConfigRecord
 from flwr.app import Message
 from flwr.app import RecordDict
-from flwr.common import bytes_to_ndarray
-from flwr.common.secure_aggregation.crypto.shamir import combine_shares
-from flwr.common.secure_aggregation.crypto.symmetric_encryption import generate_shared_key
-from flwr.common.secure_aggregation.secaggplus_constants import Key
-from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
-from flwr.common.secure_aggregation.secaggplus_constants import Stage
 from flwr.serverapp import Grid
-from flwr.supercore.primitives.asymmetric import bytes_to_private_key
-from flwr.supercore.primitives.asymmetric import bytes_to_public_key
 import numpy as np
 
 from quap_tff import certificates
 from quap_tff.bundle import player
 from quap_tff.flower import messages
 from quap_tff.flower import sums
+from quap_tff.flower.secure_sum import agreement
 from quap_tff.flower.secure_sum import integers
 from quap_tff.flower.secure_sum import masks
 from quap_tff.flower.secure_sum import records
+from quap_tff.flower.secure_sum import shares
 from quap_tff.flower.secure_sum import terms
 from quap_tff.mechanisms.held import guard
 
 _LOG = logging.getLogger('flwr')
 
 
+class _Signed(NamedTuple):
+  """A node's public keys, and its signature."""
+
+  keys: records.PublicKeys
+  signature: bytes
+
+
 class _Masked(NamedTuple):
   """A node's message in the third stage."""
 
   answer: messages.Answer
-  vectors: list[np.ndarray]
+  vector: np.ndarray
 
 
 class _Collected(NamedTuple):
   """What nodes have sent in the first three stages.
 
   Attributes:
-    keys: Both public keys of each node.
+    signed: The public keys of each node.
     parties: The nodes that have shared their secrets.
     masked: The message of each node that is in the sum.
     summed: Who is in the sum, with zeros for all that is masked.
   """
 
-  keys: Mapping[int, list[bytes]]
+  signed: Mapping[int, _Signed]
   parties: list[int]
   masked: Mapping[int, _Masked]
   summed: sums.Summed
@@ -95,7 +96,9 @@ class _Round:
   def __init__(self, grid: Grid, agreed: terms.Terms, announced: messages.Announced):
     self._grid, self._terms, self._announced, self._bundle = grid, agreed, announced, announced.bundle
     self._plan = guard.PublicPlan.of(self._bundle.plan)
-    self._digest = records.digest_of(self._plan, announced.history)
+    digest = records.digest_of(self._plan, announced.history)
+    self._setup = records.Setup(masks.NAME, announced.round_num, digest, agreed.nodes)
+    self._session = self._setup.session(announced.run)
     zero = player.Sums(self._bundle.zero().plain, integers.nothing(self._bundle))
     empty = messages.Answer(announced.round_num, zero, agreed.cohort[:0])
     # In place of what is masked, where an answer is read.
@@ -103,137 +106,134 @@ class _Round:
 
   def collected(self) -> _Collected:
     """The first three stages, after which nothing is open."""
-    keys = self._keys()
-    sent = self._shares(keys)
+    signed = self._keys()
+    sent = self._shares(signed)
     masked = self._masked(sent)
     # Sorted, so that sums of floats do not depend on who was fast.
     plain = functools.reduce(
       self._bundle.merge, (masked[node].answer.sums for node in sorted(masked)), self._bundle.zero()
     )
-    return _Collected(keys, sorted(sent), masked, sums.Summed(plain, self._terms.clients(masked)))
+    return _Collected(signed, sorted(sent), masked, sums.Summed(plain, self._terms.clients(masked)))
 
   def opened(self, collected: _Collected) -> sums.Summed:
-    """The last stage."""
-    keys, parties, masked, summed = collected
+    """The last stage.
+
+    Σ x_i = Σ y_i - Σ PRG(b_i) - Σ_i Σ_j (the mask that i has added for j),  i in the sum, j dropped out
+    """
+    signed, parties, masked, summed = collected
     active = sorted(masked)
-    secrets = self._secrets(parties, active)
-    vectors = functools.reduce(_plus, (masked[node].vectors for node in active))
-    shapes = [array.shape for array in vectors]
-    mask = functools.partial(masks.generated, self._terms.session(self._digest, parties), num_range=masks.RANGE)
-    for node in parties:
-      if node in masked:
-        # Each node adds a mask of its own, too. Where its message comes late, its masks with others are open by then.
-        vectors = _plus(vectors, mask(secret=secrets[node], shapes=shapes), -1)
-        continue
+    secrets = self._secrets(signed, parties, active)
+    session = terms.masked_session(self._session, parties)
+    size = integers.num_entries(self._bundle)
+    total = np.zeros(size, np.uint32)  # Its sums are modulo 2³².
+    for node in active:
+      # Each node adds a mask of its own, too. Where its message comes late, its masks with others are open by then.
+      total += masked[node].vector - masks.generated(session, secrets[node], size)
+    for node in set(parties) - set(active):
       for other in active:
-        shared = generate_shared_key(bytes_to_private_key(secrets[node]), bytes_to_public_key(keys[other][0]))
-        # The other node has added this one if its own id is the larger one, and otherwise subtracted it.
-        vectors = _plus(vectors, mask(secret=shared, shapes=shapes), -1 if other > node else 1)
-    factor, *vectors = (array % masks.RANGE for array in vectors)
-    # Flower sends each node's weight along, and all are 1: masks that have not cancelled show here.
-    if int(factor[0]) != len(active) * integers.TARGET % masks.RANGE:
-      raise _TooFewError('What nodes have sent does not add up: masks are left in their sum')
-    secure_part = integers.decoded(self._bundle, vectors, len(active))
+        secret = agreement.agreed(secrets[node], signed[other].keys.for_masks, agreement.FOR_MASKS)
+        total -= masks.between(session, other, node, secret, size)
+    try:
+      secure_part = integers.decoded(self._bundle, total, len(active))
+    except ValueError as error:
+      raise _TooFewError(str(error)) from None
     return summed._replace(total=player.Sums(summed.total.plain, secure_part))
 
-  def _keys(self) -> dict[int, list[bytes]]:
-    """Both public keys of each node that takes part, and its signature."""
-    session = records.Session(masks.NAME, self._announced.round_num, self._digest, self._terms.nodes)
-    content = {Key.STAGE: Stage.SETUP, **self._terms.flower_settings}
-    make = lambda node: self._content({RECORD_KEY_CONFIGS: dict(content), records.TERMS: session.as_record()})
+  def _keys(self) -> dict[int, _Signed]:
+    """The keys of each node that takes part."""
+    announcement = {**self._setup.as_record(), **self._terms.settings}
 
-    def read(node: int, reply: Message) -> list[bytes]:
+    def make(node: int) -> RecordDict:
+      return self._content(records.SETUP, {records.TERMS: announcement})
+
+    def read(node: int, reply: Message) -> _Signed:
       agreed = reply.content.config_records.get(records.AGREED, {})
       if agreed.get('masks') != masks.NAME:
         raise messages.RefusedRoundError(
-          f'makes masks by {agreed.get("masks") or "the generator of Flower, which has a seed of 32 bits"}, and this '
-          f'server by {masks.NAME}. Let it run the ClientApp of this quap_tff.'
+          f'makes masks by {agreed.get("masks")!r}, and this server by {masks.NAME!r}. Let it run the ClientApp of '
+          'this quap_tff.'
         )
-      if agreed.get('digest') != self._digest:
+      if agreed.get('digest') != self._setup.digest:
         raise messages.RefusedRoundError('answers for another history.')
-      told = reply.content.config_records[RECORD_KEY_CONFIGS]
-      return [told[Key.PUBLIC_KEY_1], told[Key.PUBLIC_KEY_2], agreed['signature']]
+      keys = records.PublicKeys(*agreed['keys'])
+      for key in keys:
+        agreement.check_public_key(key)
+      return _Signed(keys, agreed['signature'])
 
     return self._stage(list(self._terms.nodes), make, read)
 
-  def _shares(self, keys: Mapping[int, list[bytes]]) -> dict[int, dict[int, bytes]]:
-    """For each node that has sent shares the encrypted one for each other node."""
+  def _shares(self, signed: Mapping[int, _Signed]) -> dict[int, dict[int, bytes]]:
+    """For each node that has sent shares the sealed one for each other node."""
+    keys = records.by_name({node: one.keys for node, one in signed.items()})
+    signatures = records.by_name({node: one.signature for node, one in signed.items()})
 
     def make(node: int) -> RecordDict:
-      content = {Key.STAGE: Stage.SHARE_KEYS, **{str(other): own[:2] for other, own in keys.items()}}
-      signatures = {str(other): own[2] for other, own in keys.items()}
-      return self._content({RECORD_KEY_CONFIGS: content, records.SIGNATURES: signatures})
+      return self._content(records.SHARE, {records.KEYS: keys, records.SIGNATURES: signatures})
 
     def read(node: int, reply: Message) -> dict[int, bytes]:
-      told = reply.content.config_records[RECORD_KEY_CONFIGS]
-      shares = dict(zip(told[Key.DESTINATION_LIST], told[Key.CIPHERTEXT_LIST]))
+      sealed = records.by_node(reply.content.config_records[records.SHARES])
       # With a share missing, a secret might not open, and the round would be lost after all had answered.
-      if set(shares) != set(keys) - {node}:
+      if set(sealed) != set(signed) - {node}:
         raise messages.RefusedRoundError('has not sent one share to each other node.')
-      return shares
+      return sealed
 
-    return self._stage(list(keys), make, read)
+    return self._stage(list(signed), make, read)
 
   def _masked(self, sent: Mapping[int, Mapping[int, bytes]]) -> dict[int, _Masked]:
     """The reply of each node that answers."""
 
     def make(node: int) -> RecordDict:
-      others = [other for other in sent if other != node]
+      sealed = {other: sent[other][node] for other in sent if other != node}
       content = messages.round_content(self._announced)
-      content[RECORD_KEY_CONFIGS] = ConfigRecord(
-        {
-          Key.STAGE: Stage.COLLECT_MASKED_VECTORS,
-          Key.CIPHERTEXT_LIST: [sent[other][node] for other in others],
-          Key.SOURCE_LIST: others,
-        }
-      )
+      content.update(self._content(records.COLLECT, {records.SHARES: records.by_name(sealed)}))
       return content
 
-    shapes = [(1,), *integers.shapes(self._bundle)]
+    size = integers.num_entries(self._bundle)
 
     def read(node: int, reply: Message) -> _Masked:
-      vectors = [
-        bytes_to_ndarray(one) for one in reply.content.config_records[RECORD_KEY_CONFIGS][Key.MASKED_PARAMETERS]
-      ]
-      if [array.shape for array in vectors] != shapes or any(array.dtype != np.int64 for array in vectors):
-        raise messages.RefusedRoundError('sent masked arrays of another type.')
+      vector = records.vector(reply.content.array_records[records.MASKED], size)
       # The sums in an answer are masked, and what reads answers expects them plain.
       reply.content['secure'] = self._nothing
       clients = self._terms.nodes[node]
       answer = messages.answer(reply, self._bundle, self._announced.round_num, clients)
       if not np.array_equal(np.sort(answer.came), np.sort(clients)):
         raise messages.RefusedRoundError(f'answers for {answer.came.tolist()}, and was asked for {clients.tolist()}.')
-      return _Masked(answer, vectors)
+      return _Masked(answer, vector)
 
     return self._stage(list(sent), make, read)
 
-  def _secrets(self, parties: list[int], active: list[int]) -> dict[int, bytes]:
+  def _secrets(self, signed: Mapping[int, _Signed], parties: list[int], active: list[int]) -> dict[int, bytes]:
     """One secret of each party: of its own mask if it is in the sum, and of its masks with others if it is not."""
     dead = sorted(set(parties) - set(active))
-    content = {Key.STAGE: Stage.UNMASK, Key.ACTIVE_NODE_ID_LIST: active, Key.DEAD_NODE_ID_LIST: dead}
-    make = lambda node: self._content({RECORD_KEY_CONFIGS: dict(content)})
+
+    def make(node: int) -> RecordDict:
+      return self._content(records.UNMASK, {records.PARTIES: {'active': active, 'dead': dead}})
 
     def read(node: int, reply: Message) -> dict[int, bytes]:
-      told = reply.content.config_records[RECORD_KEY_CONFIGS]
-      return dict(zip(told[Key.NODE_ID_LIST], told[Key.SHARE_LIST]))
+      return records.by_node(reply.content.config_records[records.SHARES])
 
     # Who is in the sum is settled. Any t nodes open it.
-    shares = self._stage(active, make, read, self._terms.threshold)
+    replies = self._stage(active, make, read, self._terms.threshold)
     secrets = {}
     for owner in parties:
       name = self._announced.name(owner)
-      owner_shares = [one[owner] for one in shares.values() if owner in one]
-      if len(owner_shares) < self._terms.threshold:
-        raise _TooFewError(f'There are {len(owner_shares)} shares of the secret of node {name}')
+      own = {self._terms.position(node): one[owner] for node, one in replies.items() if owner in one}
+      if len(own) < self._terms.threshold:
+        raise _TooFewError(f'There are {len(own)} shares of the secret of node {name}')
+      # As many as are needed: with more, opening takes longer.
+      enough = dict(list(own.items())[: self._terms.threshold])
       try:
-        secrets[owner] = combine_shares(owner_shares)
-      except ValueError as error:
+        secrets[owner] = shares.combined(enough)
+      except (TypeError, ValueError) as error:
         raise _TooFewError(f'The shares of the secret of node {name} do not fit together: {error}') from None
+      if owner in dead and agreement.public_key(secrets[owner]) != signed[owner].keys.for_masks:
+        raise _TooFewError(f'The shares of the key of node {name} give another key: one of them is wrong')
     return secrets
 
-  def _content(self, told: Mapping[str, Mapping[str, Any]]) -> RecordDict:
+  def _content(self, stage: str, told: Mapping[str, Mapping[str, Any]]) -> RecordDict:
     """A message about this round with some records."""
     content = RecordDict({name: ConfigRecord(dict(record)) for name, record in told.items()})
+    content[records.TOLD] = ConfigRecord({'stage': stage})
     content[messages.HEADING] = messages.heading_record(self._announced)
     return content
 
@@ -241,8 +241,7 @@ class _Round:
     self, nodes: list[int], make: Callable[[int], RecordDict], read: Callable[[int, Message], Any], least: int = 0
   ) -> dict[int, Any]:
     """Each node's reply as `read` decodes it; raises `_TooFewError` if the sum does not open for those who reply."""
-    # Flower's own workflow ends a round if a node is lost in one of the first two stages. This one goes on with those
-    # who are left, as long as the sum may open for them.
+    # A node that is lost in any stage leaves a round of the others, as long as the sum may open for them.
     replies, taken = sums.asked(self._grid, {node: make(node) for node in nodes}, self._announced)
     answers = {}
     for node in sorted(nodes):
@@ -258,10 +257,6 @@ class _Round:
     if shortfall:
       raise _TooFewError(shortfall)
     return answers
-
-
-def _plus(vectors: list[np.ndarray], others: list[np.ndarray], sign: int = 1) -> list[np.ndarray]:
-  return [(one + sign * other) % masks.RANGE for one, other in zip(vectors, others)]
 
 
 SECURE = sums.Sum(certificates.SECAGG, terms.Terms.of, obtained)

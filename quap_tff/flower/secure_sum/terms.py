@@ -1,12 +1,12 @@
 """The terms of the secure sum of a round, on which both ends agree, from the plan and the nodes that are announced.
 
 Nodes are the parties of SecAgg+: all clients of a node are in a sum, or none. Let n nodes be announced, with W clients
-that have a weight. Flower splits each secret into n shares, of which t open it. Each node gives one share of each other
+that have a weight. Each secret is split into n shares, of which t open it. Each node gives one share of each other
 node, of one of its two secrets; which one follows from the list of live and dead nodes that it is told, once a round.
 
-**Lists that differ.** Flower's nodes do not compare these lists, so a server may tell each node another one. A node
-accepts only a set of parties, and of live ones among them, with t nodes and a share φ of the W clients. As 2t > n, the
-server opens at most one secret of each node. Let U be the nodes in a sum that opens, and i one of them. A node that is
+**Lists that differ.** Nodes do not compare these lists, so a server may tell each node another one. A node accepts
+only a set of parties, and of live ones among them, with t nodes and a share φ of the W clients. As 2t > n, the server
+opens at most one secret of each node. Let U be the nodes in a sum that opens, and i one of them. A node that is
 not in U was kept from i's parties, which hold a share φ at least, or t nodes were told that it is dead. Together, all
 nodes are told that at most n·(1-φ)·W clients are dead. So those who are not in U have at most (1-φ)·(1 + n/t)·W
 clients, and U has a share θ if
@@ -22,11 +22,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 import dataclasses
-import functools
+import hashlib
 import math
-from typing import Union
 
-from flwr.common.secure_aggregation.secaggplus_constants import Key
 import numpy as np
 
 from quap_tff.bundle import player
@@ -36,8 +34,6 @@ from quap_tff.mechanisms.held import guard
 
 # The round-off of φ, which must not refuse everybody.
 _ROUND_OFF = 1e-9
-# The weight of every node: those of its clients are in the integers.
-WEIGHT = 1
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -73,7 +69,7 @@ class Terms:
       )
     if not (clients >= 0).all() or not (clients < len(plan.weights)).all():
       raise ValueError(f'The plan has the clients 0 to {len(plan.weights) - 1}. Announce no others.')
-    integers.check_fits(bundle, nodes, plan.most_clients)
+    integers.check_fits(bundle, plan.most_clients)
     least, count = 1.0 if plan.threshold is None else plan.threshold, len(nodes)
     root = (math.sqrt((1 - least) ** 2 + 4) - (1 - least)) / 2
     # With one share a single node could open all secrets.
@@ -100,19 +96,29 @@ class Terms:
       f'secure sum of this plan takes {self.threshold} nodes, and a share of {self.share:.3f} of the clients'
     )
 
-  @functools.cached_property
-  def flower_settings(self) -> dict[str, Union[int, float]]:
-    """The parameters of SecAgg+. A share goes to every node, so every node knows who is in the sum."""
-    return {
-      Key.SAMPLE_NUMBER: len(self.nodes),
-      Key.SHARE_NUMBER: len(self.nodes),
-      Key.THRESHOLD: self.threshold,
-      Key.CLIPPING_RANGE: float(integers.HALF),
-      Key.TARGET_RANGE: integers.TARGET,
-      Key.MOD_RANGE: masks.RANGE,
-      Key.MAX_WEIGHT: float(WEIGHT),
-    }
+  @property
+  def settings(self) -> dict[str, int]:
+    """The numbers that a server must not choose, by name."""
+    return {'threshold': self.threshold, 'modulus': masks.MODULUS}
 
-  def session(self, digest: str, parties: Collection[int]) -> bytes:
-    """The context of a mask, on which both ends agree: the history, and the nodes that have shared keys."""
-    return f'{digest} {" ".join(map(str, sorted(parties)))}'.encode()
+  def position(self, node: int) -> int:
+    """The position of an announced node, by which it has its share of each secret."""
+    return sorted(self.nodes).index(node)
+
+
+def session_of(run: str, round_num: int, digest: str, nodes: Mapping[int, np.ndarray]) -> bytes:
+  """What all nodes of a round agree on, 32 bytes: each signs it, and seals its shares with it.
+
+  Args:
+    run: The identifier of the run.
+    round_num: t.
+    digest: That of the history, in hex.
+    nodes: int64[M_k] by node id: the clients of each announced node.
+  """
+  announced = [f'{node}: {np.sort(nodes[node]).tolist()}' for node in sorted(nodes)]
+  return hashlib.sha256('\n'.join([masks.NAME, run, str(round_num), digest, *announced]).encode()).digest()
+
+
+def masked_session(session: bytes, parties: Collection[int]) -> bytes:
+  """The context of all masks of a round: also the nodes between which there are masks."""
+  return session + ' '.join(map(str, sorted(parties))).encode()

@@ -45,8 +45,8 @@ special = lazy.module('scipy.special')
 # The least standard deviation of a client's noise in grid steps is the larger of the first and, for D draws, √D times
 # the second: what discreteness costs is the number of draws over the square of the steps.
 _SHARE_STEPS, _SHARE_STEPS_BY_DRAW = 2.0**20, 16.0
-# SecAgg+ of Flower sums modulo 2³². Where a cohort's sums do not fit, the grid is coarser, by a power of two up to this
-# one. The account has the cost.
+# SecAgg+ over Flower sums modulo 2³². Where a cohort's sums do not fit, the grid is coarser, by a power of two up to
+# this one. The account has the cost.
 _LARGEST_SUM, _COARSEST = 2**32, 2**6
 # The variance of a client's noise in one release, per s²: at least (1-λ)² + λ.
 _LEAST_SHARE = 0.75

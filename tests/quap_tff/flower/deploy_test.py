@@ -30,8 +30,8 @@ HELD = 'certified:trust=secure_sum,clip=0.5,noise=independent,threshold=0.4,expe
 # Of a node, by the names that `dishonest` gives to its lies.
 LIES = {
   'the same round again': 'Round 1 was answered already',
-  'a weight of 10': 'sets max_weight to 10.0, and by the plan it is 1.0',
-  "masks of Flower's own": 'has a seed of 32 bits',
+  'a threshold of 2': 'sets threshold to 2, and by the plan it is',
+  'masks of another kind': "The server makes masks by ''",
   'keys of its own': 'has not signed these keys',
   'another bundle': 'Give both the same one',
   'another version of Flower': 'Install one version of it on all machines',
@@ -155,7 +155,7 @@ def test_a_run_without_a_trusted_server_outlives_its_nodes_and_its_server(start,
   started.wait_for('app', r'Round 5 of 5: \d+ of')
   started.wait_for('app', 'The run is in')
   verdict = started.run('python', '-m', 'quap_tff.verify', 'out').stdout
-  assert verdict.startswith('VALID') and 'The secure sum was SecAgg+ of Flower' in verdict, verdict
+  assert verdict.startswith('VALID') and 'The secure sum was SecAgg+ over Flower' in verdict, verdict
   run = server_run.ServerRun(bundle, str(started.folder / 'out'))
   came = [set(own.tolist()) for _, own in run.rounds]
   everybody = set(range(20))

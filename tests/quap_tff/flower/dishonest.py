@@ -9,12 +9,7 @@ import logging
 from flwr.app import ConfigRecord
 from flwr.app import Message
 from flwr.app import MessageType
-from flwr.common.secure_aggregation.secaggplus_constants import Key
-from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
-from flwr.common.secure_aggregation.secaggplus_constants import Stage
 from flwr.serverapp import ServerApp
-from flwr.supercore.primitives.asymmetric import generate_key_pairs
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 import numpy as np
 
 from quap_tff.bundle import player
@@ -22,6 +17,7 @@ from quap_tff.flower import enrolment
 from quap_tff.flower import messages
 from quap_tff.flower import operators
 from quap_tff.flower import server_run
+from quap_tff.flower.secure_sum import agreement
 from quap_tff.flower.secure_sum import records
 from quap_tff.flower.secure_sum import server
 from tests import processes
@@ -40,9 +36,9 @@ class _Grid:
 
   def send_and_receive(self, sent, *, timeout=None):
     for message in sent:
-      told = message.content.config_records.get(RECORD_KEY_CONFIGS, ConfigRecord())
-      if told.get(Key.STAGE) == self._stage:
-        self._change(told, message.content, message.metadata.dst_node_id)
+      told = message.content.config_records.get(records.TOLD, ConfigRecord())
+      if told.get('stage') == self._stage:
+        self._change(message.content, message.metadata.dst_node_id)
     found = list(self._grid.send_and_receive(sent, timeout=timeout))
     for reply in found:
       if reply.has_content() and 'refused' in (said := reply.content.config_records.get('answered', {})):
@@ -92,40 +88,41 @@ def main(grid, context):
 
 def _lies(run, nodes, victim):
   """By name, a function that makes a lie when it is told: its stage and the change, or the history."""
-  own_keys = [public_key_to_bytes(generate_key_pairs()[1]) for _ in range(2)]
+  own_keys = [agreement.public_key(agreement.new_private_key()) for _ in range(2)]
   other = max(nodes)
 
-  def weight(told, content, node):
-    told[Key.MAX_WEIGHT] = 10.0
+  def threshold(content, node):
+    content[records.TERMS]['threshold'] = 2
 
-  def keys(told, content, node):
-    told[str(other)] = own_keys
+  def keys(content, node):
+    content[records.KEYS][str(other)] = own_keys
 
-  def another_bundle(told, content, node):
+  def another_bundle(content, node):
     content['announced']['bundle'] = '0' * 64
 
-  def another_version(told, content, node):
+  def another_version(content, node):
     content['announced']['flwr'] = '1.0.0'
 
-  def two_cohorts(told, content, node):
+  def two_cohorts(content, node):
     if node == victim:
       content['history'] = messages.round_content(_announced(run, 0))['history']
 
-  def overlap(told, content, node):
-    told[Key.DEAD_NODE_ID_LIST] = told[Key.ACTIVE_NODE_ID_LIST][:1]
+  def overlap(content, node):
+    told = content[records.PARTIES]
+    told['dead'] = told['active'][:1]
 
-  def masks(told, content, node):
+  def masks(content, node):
     content[records.TERMS]['masks'] = ''
 
   return {
     'the same round again': lambda: {'again': True},
-    'a weight of 10': lambda: {'stage': Stage.SETUP, 'change': weight},
-    "masks of Flower's own": lambda: {'stage': Stage.SETUP, 'change': masks},
-    'keys of its own': lambda: {'stage': Stage.SHARE_KEYS, 'change': keys},
-    'another bundle': lambda: {'stage': Stage.COLLECT_MASKED_VECTORS, 'change': another_bundle},
-    'another version of Flower': lambda: {'stage': Stage.COLLECT_MASKED_VECTORS, 'change': another_version},
-    'two cohorts': lambda: {'stage': Stage.COLLECT_MASKED_VECTORS, 'change': two_cohorts},
-    'overlapping lists': lambda: {'stage': Stage.UNMASK, 'change': overlap},
+    'a threshold of 2': lambda: {'stage': records.SETUP, 'change': threshold},
+    'masks of another kind': lambda: {'stage': records.SETUP, 'change': masks},
+    'keys of its own': lambda: {'stage': records.SHARE, 'change': keys},
+    'another bundle': lambda: {'stage': records.COLLECT, 'change': another_bundle},
+    'another version of Flower': lambda: {'stage': records.COLLECT, 'change': another_version},
+    'two cohorts': lambda: {'stage': records.COLLECT, 'change': two_cohorts},
+    'overlapping lists': lambda: {'stage': records.UNMASK, 'change': overlap},
     'an old state': lambda: {'history': [*run.links()[:1], run.links()[1]._replace(came=np.zeros(0, np.int64))]},
   }
 

@@ -7,8 +7,6 @@ import pytest
 
 pytest.importorskip('flwr', reason='make test-deploy sets up the newest Python that Flower runs on, and Flower.')
 
-from flwr.common.secure_aggregation.secaggplus_constants import Stage
-
 import quap_tff
 from quap_tff import certificates
 from quap_tff.bundle import bundle_engine
@@ -16,6 +14,7 @@ from quap_tff.flower import enrolment
 from quap_tff.flower import node as nodes
 from quap_tff.flower import server_app
 from quap_tff.flower import server_run
+from quap_tff.flower.secure_sum import records
 from quap_tff.flower.secure_sum import server
 from quap_tff.mechanisms.held import guard
 from tests.quap_tff.flower import exports
@@ -82,7 +81,7 @@ def _lose(federation, losses):
   """Nodes are lost in a stage of a round, by the number of the round."""
 
   def forge(message, stage):
-    if stage == Stage.SETUP:
+    if stage == records.SETUP:
       number = int(message.metadata.group_id)
       federation.lost = {(sorted(federation.nodes)[node], stage) for node, stage in losses.get(number, ())}
 
@@ -118,7 +117,7 @@ def _check(run, summary, federation, folder, cohorts):
   assert 'no_certificate' not in summary, summary['no_certificate']
   verdict = certificates.verify(folder)
   assert not verdict.problems
-  assert 'SecAgg+ of Flower' in verdict.statement and cohorts in verdict.statement
+  assert 'SecAgg+ over Flower' in verdict.statement and cohorts in verdict.statement
   expected = _expected(run, federation)
   for name, array in run.server.state_dict().items():
     if not name.startswith('notes/'):
@@ -134,7 +133,7 @@ class TestThreshold:
   @pytest.mark.parametrize('kind, cohorts', [('planned', 'public cohorts'), ('as they came', 'cohorts as they came')])
   def test_nodes_that_are_lost_take_no_guarantee_with_them(self, started, kind, cohorts):
     federation, config, folder = started(kind)
-    _lose(federation, {1: [(3, Stage.SETUP)], 2: [(1, Stage.COLLECT_MASKED_VECTORS)], 4: [(2, Stage.UNMASK)]})
+    _lose(federation, {1: [(3, records.SETUP)], 2: [(1, records.COLLECT)], 4: [(2, records.UNMASK)]})
     run, summary = _play(federation, config, folder)
     of = [federation.nodes[node].tolist() for node in sorted(federation.nodes)]
     everybody = set(range(20))
@@ -177,7 +176,7 @@ class TestThreshold:
 class TestForAllOrNobody:
   def test_a_node_that_is_lost_makes_a_round_of_nobody(self, started):
     federation, config, folder = started('for all or nobody')
-    _lose(federation, {2: [(1, Stage.SHARE_KEYS)]})
+    _lose(federation, {2: [(1, records.SHARE)]})
     run, summary = _play(federation, config, folder)
     assert [len(came) for _, came in run.rounds] == [20, 0, 20, 20]
     _check(run, summary, federation, folder, 'public cohorts')
@@ -192,7 +191,7 @@ class TestForAllOrNobody:
 
   def test_a_share_that_comes_late_is_counted(self, started):
     federation, config, folder = started('for all or nobody')
-    _lose(federation, {2: [(1, Stage.UNMASK)]})
+    _lose(federation, {2: [(1, records.UNMASK)]})
     run, summary = _play(federation, config, folder)
     assert 'no_certificate' not in summary and certificates.verify(folder).problems == []
     # The server never had the sum of round 2. Whoever is given the last share has it.

@@ -1,4 +1,4 @@
-"""Nodes of a held run in this process: the real mod of Flower behind the real checks, and a grid in memory."""
+"""Nodes of a held run in this process: the real client's side, and a grid in memory."""
 
 import functools
 import shutil
@@ -8,8 +8,6 @@ from flwr.app import Context
 from flwr.app import Error
 from flwr.app import Message
 from flwr.app import RecordDict
-from flwr.common.secure_aggregation.secaggplus_constants import Key
-from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
 import numpy as np
 
 from quap_tff import plans
@@ -20,7 +18,7 @@ from quap_tff.flower import enrolment
 from quap_tff.flower import messages
 from quap_tff.flower import node as nodes
 from quap_tff.flower import operators
-from quap_tff.flower.secure_sum import client
+from quap_tff.flower.secure_sum import records
 from quap_tff.flower.secure_sum import server
 from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms.noise import correlation
@@ -142,7 +140,7 @@ class Parties:
     replies = []
     for message in sent:
       node = message.metadata.dst_node_id
-      stage = message.content.config_records.get(RECORD_KEY_CONFIGS, {}).get(Key.STAGE, '')
+      stage = message.content.config_records.get(records.TOLD, {}).get('stage', '')
       self.forge(message, stage)
       operators.sign(message.content, self.key)
       if (node, stage) in self.lost:
@@ -175,10 +173,3 @@ class Parties:
 def _answer(node, message, context):
   client_app.keep(node)
   return client_app.train(message, context)
-
-
-class FlowersOwn(types.SimpleNamespace):
-  """A node that runs Flower's mod alone."""
-
-  def __call__(self, message, context):
-    return client.secaggplus_mod(message, context, None)

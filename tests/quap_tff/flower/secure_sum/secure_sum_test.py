@@ -1,5 +1,6 @@
 """Tests of the secure sum over Flower: that it is exact, what it survives, and what nodes refuse."""
 
+import hashlib
 import os
 import pathlib
 import shutil
@@ -8,24 +9,18 @@ import stat
 import numpy as np
 import pytest
 
-pytest.importorskip('flwr', reason='The secure sum is of Flower: make test-deploy sets it up.')
+pytest.importorskip('flwr', reason='The secure sum goes over Flower: make test-deploy sets it up.')
 pytest.importorskip('tensorflow', reason='Values of bundles need TensorFlow.')
 
 from flwr.app import ConfigRecord
 from flwr.app import Message
 from flwr.app import MessageType
-from flwr.common.secure_aggregation.quantization import quantize
-from flwr.common.secure_aggregation.secaggplus_constants import Key
-from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
-from flwr.common.secure_aggregation.secaggplus_constants import Stage
-from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
-from flwr.supercore.primitives.asymmetric import generate_key_pairs
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from quap_tff.bundle import player
 from quap_tff.flower import enrolment
 from quap_tff.flower import messages
 from quap_tff.flower import node as nodes
+from quap_tff.flower.secure_sum import agreement
 from quap_tff.flower.secure_sum import client
 from quap_tff.flower.secure_sum import integers
 from quap_tff.flower.secure_sum import masks
@@ -84,21 +79,22 @@ class TestSum:
   def test_node_sends_no_integer_of_its_own(self, federation):
     federation.obtained(1)
     for node, (one,) in federation.nodes.items():
-      reply = federation.uploads[Stage.COLLECT_MASKED_VECTORS, node].content
-      names = federation.names[Stage.COLLECT_MASKED_VECTORS, node]
-      assert names == {RECORD_KEY_CONFIGS, *records.PLAIN}
-      _, masked, _ = (server.bytes_to_ndarray(one) for one in reply[RECORD_KEY_CONFIGS][Key.MASKED_PARAMETERS])
-      assert not (masked == federation.x[one] + integers.HALF).any()
+      reply = federation.uploads[records.COLLECT, node].content
+      names = federation.names[records.COLLECT, node]
+      assert names == {records.MASKED, *records.PLAIN}
+      masked = records.vector(reply[records.MASKED], integers.num_entries(federation.bundle))
+      own = integers.encoded(federation.bundle, [federation.x[one], np.int64(1)])
+      assert not (masked == own).any()
 
 
 class TestLostNodes:
-  @pytest.mark.parametrize('stage', [Stage.SETUP, Stage.SHARE_KEYS, Stage.COLLECT_MASKED_VECTORS, Stage.UNMASK])
+  @pytest.mark.parametrize('stage', [records.SETUP, records.SHARE, records.COLLECT, records.UNMASK])
   def test_sum_is_that_of_the_others(self, federation, stage):
     lost = sorted(federation.nodes)[3:5]
     federation.lost = {(node, stage) for node in lost}
     found = federation.obtained(1)
     # In the last stage, they are in the sum, which the others open.
-    gone = [] if stage == Stage.UNMASK else [int(federation.nodes[node][0]) for node in lost]
+    gone = [] if stage == records.UNMASK else [int(federation.nodes[node][0]) for node in lost]
     _check(federation, found, set(range(10)) - set(gone))
     came = {1: found.came}
     federation.lost = set()
@@ -107,53 +103,52 @@ class TestLostNodes:
   def test_lost_one_after_another(self, tmp_path):
     federation = parties.Parties(tmp_path, [[one] for one in range(14)], parties.Bundle(num_clients=14))
     a, b, c = sorted(federation.nodes)[::5]
-    federation.lost = {(a, Stage.SHARE_KEYS), (b, Stage.COLLECT_MASKED_VECTORS), (c, Stage.UNMASK)}
+    federation.lost = {(a, records.SHARE), (b, records.COLLECT), (c, records.UNMASK)}
     found = federation.obtained(1)
     _check(federation, found, set(range(14)) - {int(federation.nodes[node][0]) for node in (a, b)})
 
-  @pytest.mark.parametrize('stage', [Stage.SETUP, Stage.SHARE_KEYS, Stage.COLLECT_MASKED_VECTORS, Stage.UNMASK])
+  @pytest.mark.parametrize('stage', [records.SETUP, records.SHARE, records.COLLECT, records.UNMASK])
   def test_too_many_lost_open_for_nobody(self, federation, stage):
     federation.lost = {(node, stage) for node in sorted(federation.nodes)[:4]}
     found = federation.obtained(1)
     assert not any(np.any(one) for one in found.total.secure)
-    if stage == Stage.UNMASK:  # It may open as soon as one more answers, however late.
+    if stage == records.UNMASK:  # It may open as soon as one more answers, however late.
       assert found.came.tolist() == federation.opening[0].came.tolist() == list(range(10))
       return
     assert not len(found.came) and not federation.opening
-    assert not any(at == Stage.UNMASK for at, _, _ in federation.log)
+    assert not any(at == records.UNMASK for at, _, _ in federation.log)
 
   def test_round_whose_sum_may_have_opened_is_not_one_of_nobody(self, federation):
-    federation.lost = {(node, Stage.UNMASK) for node in sorted(federation.nodes)[:4]}
+    federation.lost = {(node, records.UNMASK) for node in sorted(federation.nodes)[:4]}
     federation.obtained()
     federation.lost = set()
     federation.log.clear()
     assert not len(federation.obtained(2, came={1: np.zeros(0, np.int64)}).came)
-    refusals = federation.refusals(Stage.COLLECT_MASKED_VECTORS)
+    refusals = federation.refusals(records.COLLECT)
     assert set(refusals) == set(sorted(federation.nodes)[4:])
     assert all('The clients [] are said to have come in round 1' in one for one in refusals.values())
 
   def test_without_a_threshold_for_all_or_nobody(self, tmp_path):
     federation = parties.Parties(tmp_path, _EACH, parties.Bundle(threshold=None))
     _check(federation, federation.obtained(1), range(10))
-    federation.lost = {(min(federation.nodes), Stage.COLLECT_MASKED_VECTORS)}
+    federation.lost = {(min(federation.nodes), records.COLLECT)}
     assert not len(federation.obtained(2).came)
 
 
 def _forge(federation, at, change, nodes=None):
-  """Before a message of a stage is delivered, changes its record, and its content."""
+  """Before a message of a stage is delivered, changes its content."""
 
   def forge(message, stage):
     if stage == at and (nodes is None or message.metadata.dst_node_id in nodes):
-      change(message.content[RECORD_KEY_CONFIGS], message.content)
+      change(message.content)
 
   federation.forge = forge
 
 
-def _sends_nothing(federation, stage, key):
-  """Whether no node has sent something in a stage since the log began."""
+def _sends_nothing(federation, stage, name):
+  """Whether no node has sent a record in a stage since the log began."""
   return not any(
-    at == stage and reply.has_content() and key in reply.content.config_records.get(RECORD_KEY_CONFIGS, {})
-    for (at, _), reply in federation.uploads.items()
+    at == stage and reply.has_content() and name in reply.content for (at, _), reply in federation.uploads.items()
   )
 
 
@@ -167,32 +162,34 @@ class TestDishonestServer:
       federation.start(node)
     federation.log.clear(), federation.uploads.clear()
     assert not len(federation.obtained().came)
-    refusals = federation.refusals(Stage.COLLECT_MASKED_VECTORS)
+    refusals = federation.refusals(records.COLLECT)
     assert set(refusals) == set(federation.nodes)
     assert all('Round 1 was answered already' in one for one in refusals.values())
     assert 'Refused: Round 1 was answered already' in caplog.text
-    assert _sends_nothing(federation, Stage.COLLECT_MASKED_VECTORS, Key.MASKED_PARAMETERS)
+    assert _sends_nothing(federation, records.COLLECT, records.MASKED)
     assert len(federation.bundle.worked) == 10
 
   def test_old_state(self, federation):
     federation.obtained(), federation.obtained(2)
     federation.log.clear(), federation.uploads.clear()
     assert not len(federation.obtained().came)
-    refusals = federation.refusals(Stage.SETUP)
+    refusals = federation.refusals(records.SETUP)
     assert set(refusals) == set(federation.nodes)
     assert all('Round 1 was asked for after round 2' in one for one in refusals.values())
 
-  @pytest.mark.parametrize('stage', [Stage.COLLECT_MASKED_VECTORS, Stage.UNMASK])
+  @pytest.mark.parametrize('stage', [records.COLLECT, records.UNMASK])
   def test_stage_straight_after_the_setup(self, federation, stage):
     ids = sorted(federation.nodes)
 
-    def change(told, content):
-      if told[Key.STAGE] == Stage.SETUP:
-        content[records.TERMS].update({'parties': ids, 'stage': Stage.SHARE_KEYS})
+    def change(content):
+      told = content[records.TOLD]
+      if told['stage'] == records.SETUP:
+        content[records.TERMS].update({'parties': ids, 'stage': records.SHARE})
       else:
-        told.update({Key.STAGE: stage, Key.ACTIVE_NODE_ID_LIST: ids, Key.DEAD_NODE_ID_LIST: []})
+        told['stage'] = stage
+        content[records.PARTIES] = ConfigRecord({'active': ids, 'dead': []})
 
-    federation.forge = lambda message, _: change(message.content[RECORD_KEY_CONFIGS], message.content)
+    federation.forge = lambda message, _: change(message.content)
     assert not len(federation.obtained().came)
     refusals = federation.refusals()
     assert set(refusals) == set(ids) and all(f'the stage {stage} after setup' in one for one in refusals.values())
@@ -201,22 +198,11 @@ class TestDishonestServer:
     federation.forge = lambda message, _: None
     _check(federation, federation.obtained(2, came={1: np.zeros(0, np.int64)}), range(10))
 
-  @pytest.mark.parametrize(
-    'name, value',
-    [
-      (Key.MAX_WEIGHT, 10.0),
-      (Key.THRESHOLD, 2),
-      (Key.CLIPPING_RANGE, 1.0),
-      (Key.TARGET_RANGE, 2**20),
-      (Key.MOD_RANGE, 2**31),
-      (Key.SHARE_NUMBER, 3),
-      (Key.SAMPLE_NUMBER, 3),
-    ],
-  )
-  def test_other_parameters_such_as_a_weight_of_10(self, federation, name, value, caplog):
-    _forge(federation, Stage.SETUP, lambda told, _: told.update({name: value}))
+  @pytest.mark.parametrize('name, value', [('threshold', 2), ('modulus', 2**31)])
+  def test_other_parameters_such_as_a_threshold_of_2(self, federation, name, value, caplog):
+    _forge(federation, records.SETUP, lambda content: content[records.TERMS].update({name: value}))
     assert not len(federation.obtained().came)
-    refusals = federation.refusals(Stage.SETUP)
+    refusals = federation.refusals(records.SETUP)
     assert set(refusals) == set(federation.nodes)
     assert all(f'sets {name} to {value}, and by the plan it is' in one for one in refusals.values())
     assert f'Refused: The server sets {name} to {value}' in caplog.text
@@ -225,14 +211,14 @@ class TestDishonestServer:
   def test_two_cohorts_told_honestly(self, federation, caplog):
     victim = sorted(federation.nodes)[4]
     other = _digest_of_another_history(federation)
-    _forge(federation, Stage.SETUP, lambda _, content: content[records.TERMS].update({'digest': other}), {victim})
+    _forge(federation, records.SETUP, lambda content: content[records.TERMS].update({'digest': other}), {victim})
     # The server gives on what each node has signed.
     read, server._Round._keys = server._Round._keys, _keys_of_any_history
     try:
       assert not len(federation.obtained().came)
     finally:
       server._Round._keys = read
-    refusals = federation.refusals(Stage.SHARE_KEYS)
+    refusals = federation.refusals(records.SHARE)
     assert set(refusals) == set(federation.nodes)
     assert all('tells two histories' in one for one in refusals.values())
     assert f'Refused: Node {victim} has not signed these keys for the history' in caplog.text
@@ -247,7 +233,7 @@ class TestDishonestServer:
 
     federation.forge = forge
     assert not len(federation.obtained().came)
-    refusals = federation.refusals(Stage.SHARE_KEYS)
+    refusals = federation.refusals(records.SHARE)
     assert set(refusals) == set(federation.nodes)
     assert all('has not signed these keys' in one for one in refusals.values())
     assert not federation.bundle.worked
@@ -257,22 +243,27 @@ class TestDishonestServer:
     link = federation.announced(1).history[0]
     other = messages.round_content(federation.announced(1)._replace(history=[link._replace(cohort=link.cohort[:-1])]))
     victim = sorted(federation.nodes)[4]
-    change = lambda _, content: content.update({'history': other['history']})
-    _forge(federation, Stage.COLLECT_MASKED_VECTORS, change, {victim})
+    change = lambda content: content.update({'history': other['history']})
+    _forge(federation, records.COLLECT, change, {victim})
     federation.obtained()
     assert 'the nodes of this round have compared' in federation.refusals()[victim]
     assert set(federation.refusals()) == {victim}
     assert (1, int(federation.nodes[victim][0])) not in federation.bundle.worked
 
   def test_masks_of_two_histories_do_not_cancel(self, federation):
-    agreed = terms.Terms.of(federation.bundle, federation.nodes)
-    secret, shapes = bytes(range(32)), [(4,)]
-    (one,), (same,), (other,) = (
-      masks.generated(agreed.session(digest, federation.nodes), secret, masks.RANGE, shapes) for digest in 'aab'
-    )
-    (fewer,) = masks.generated(agreed.session('a', list(federation.nodes)[1:]), secret, masks.RANGE, shapes)
-    np.testing.assert_array_equal(one, same)
-    assert (one != other).all() and (one != fewer).all()
+    nodes, secret = federation.nodes, bytes(range(32))
+    some = list(nodes)[1:]
+    one, same, other = (terms.session_of(parties.RUN, 1, digest, nodes) for digest in 'aab')
+    others = [
+      terms.masked_session(other, nodes),
+      terms.masked_session(one, some),
+      terms.masked_session(terms.session_of('another run', 1, 'a', nodes), nodes),
+      terms.masked_session(terms.session_of(parties.RUN, 2, 'a', nodes), nodes),
+      terms.masked_session(terms.session_of(parties.RUN, 1, 'a', {node: nodes[node] for node in some}), nodes),
+    ]
+    mask = masks.generated(terms.masked_session(one, nodes), secret, 4)
+    np.testing.assert_array_equal(mask, masks.generated(terms.masked_session(same, list(nodes)[::-1]), secret, 4))
+    assert all((mask != masks.generated(session, secret, 4)).all() for session in others)
 
   @pytest.mark.parametrize(
     'lie, reason',
@@ -290,7 +281,7 @@ class TestDishonestServer:
   def test_lists_of_the_last_stage(self, federation, lie, reason, caplog):
     ids = sorted(federation.nodes)
 
-    def change(told, content):
+    def change(content):
       active, dead = list(ids), []
       if lie == 'overlap':
         dead = ids[:1]
@@ -308,19 +299,19 @@ class TestDishonestServer:
         active, dead = ids[:6], ids[6:]
       else:
         active, dead = ids[1:], ids[:1]
-      told.update({Key.ACTIVE_NODE_ID_LIST: active, Key.DEAD_NODE_ID_LIST: dead})
+      content[records.PARTIES] = ConfigRecord({'active': active, 'dead': dead})
 
     asked = ids[:1] if lie == 'the node itself is dead' else ids[:4]
-    _forge(federation, Stage.UNMASK, change, asked)
+    _forge(federation, records.UNMASK, change, asked)
     federation.obtained()
-    refusals = federation.refusals(Stage.UNMASK)
+    refusals = federation.refusals(records.UNMASK)
     if not reason:  # No node can know that. Its share is one of fewer than t, of the other secret.
       assert not refusals
       return
     assert set(refusals) == set(asked) and all(reason in one for one in refusals.values())
     assert reason in caplog.text
     for node in asked:
-      assert RECORD_KEY_CONFIGS not in federation.uploads[Stage.UNMASK, node].content
+      assert records.SHARES not in federation.uploads[records.UNMASK, node].content
 
   def test_second_opening(self, federation):
     kept = {}
@@ -329,10 +320,10 @@ class TestDishonestServer:
     states = {}
 
     def forge(message, stage):
-      if stage == Stage.UNMASK and message.metadata.dst_node_id == node:
+      if stage == records.UNMASK and message.metadata.dst_node_id == node:
         context = federation.contexts[node]
         states.update({name: ConfigRecord(dict(one)) for name, one in context.state.config_records.items()})
-        states['told'] = ConfigRecord(dict(message.content[RECORD_KEY_CONFIGS]))
+        states['told'] = ConfigRecord(dict(message.content[records.PARTIES]))
 
     federation.forge = forge
     federation.obtained()
@@ -340,21 +331,22 @@ class TestDishonestServer:
     told = states.pop('told')
     for name, one in states.items():
       federation.contexts[node].state[name] = one
-    told[Key.DEAD_NODE_ID_LIST] = told[Key.ACTIVE_NODE_ID_LIST][-1:]
-    told[Key.ACTIVE_NODE_ID_LIST] = told[Key.ACTIVE_NODE_ID_LIST][:-1]
+    told['active'], told['dead'] = told['active'][:-1], told['active'][-1:]
     heading = messages.heading_record(federation.announced(1))
-    again = Message(messages.RecordDict({RECORD_KEY_CONFIGS: told, messages.HEADING: heading}), node, MessageType.TRAIN)
+    stage = ConfigRecord({'stage': records.UNMASK})
+    content = messages.RecordDict({records.TOLD: stage, records.PARTIES: told, messages.HEADING: heading})
+    again = Message(content, node, MessageType.TRAIN)
     federation.forge = lambda message, stage: None
     federation.log.clear()
     (reply,) = federation.send_and_receive([again])
     assert 'was opened already' in federation.refusals()[node]
-    assert RECORD_KEY_CONFIGS not in reply.content
+    assert records.SHARES not in reply.content
 
   def test_another_sum_than_was_opened(self, federation):
     federation.obtained()
     federation.log.clear()
     federation.obtained(2, came={1: np.arange(9)})
-    refusals = federation.refusals(Stage.COLLECT_MASKED_VECTORS)
+    refusals = federation.refusals(records.COLLECT)
     assert set(refusals) == set(federation.nodes)
     assert all('has opened the sum of' in one for one in refusals.values())
 
@@ -371,7 +363,7 @@ class TestDishonestServer:
     federation.log.clear()
     federation.obtained(3, came={1: np.arange(10), 2: np.arange(10)})
     said = 'is not the latest copy' if puts_back else 'was there and is gone'
-    assert said in federation.refusals(Stage.COLLECT_MASKED_VECTORS)[node]
+    assert said in federation.refusals(records.COLLECT)[node]
 
   def test_a_crash_while_an_opening_is_noted_leaves_a_node_that_answers(self, federation, monkeypatch):
     """An empty note would be read in each later round, and refused."""
@@ -398,50 +390,50 @@ class TestDishonestServer:
   def test_keys_of_the_servers_own(self, federation, signs):
     """With them it would see through the masks between two nodes."""
     victim, asked = sorted(federation.nodes)[4:6]
-    both = [public_key_to_bytes(generate_key_pairs()[1]) for _ in range(2)]
+    both = records.PublicKeys(*(agreement.public_key(agreement.new_private_key()) for _ in range(2)))
 
-    def change(told, content):
-      told[str(victim)] = both
+    def change(content):
+      content[records.KEYS][str(victim)] = list(both)
       if signs:  # By a node that helps the server.
         digest = records.digest_of(guard.PublicPlan.of(federation.bundle.plan), federation.announced(1).history)
+        session = terms.session_of(parties.RUN, 1, digest, federation.nodes)
         folder = federation.folder(min(federation.nodes))
-        content[records.SIGNATURES][str(victim)] = enrolment.signed(
-          folder, records.to_sign(parties.RUN, digest, victim, both)
-        )
+        content[records.SIGNATURES][str(victim)] = enrolment.signed(folder, records.to_sign(session, victim, both))
 
-    _forge(federation, Stage.SHARE_KEYS, change, {asked})
+    _forge(federation, records.SHARE, change, {asked})
     federation.obtained()
-    assert f'Node {victim} has not signed these keys' in federation.refusals(Stage.SHARE_KEYS)[asked]
+    assert f'Node {victim} has not signed these keys' in federation.refusals(records.SHARE)[asked]
     assert (1, int(federation.nodes[asked][0])) not in federation.bundle.worked
 
   def test_two_nodes_by_one_key(self, federation):
     a, b = sorted(federation.nodes)[:2]
     nodes = {**federation.nodes, a: federation.nodes[b]}
     with pytest.raises(messages.RefusedRoundError, match='at a node of their own'):
-      client.SecureSum(federation.served[b])._public_keys(records.Session(masks.NAME, 1, 'ab', nodes))
+      client.SecureSum(federation.served[b])._enrolled_keys(records.Setup(masks.NAME, 1, 'ab', nodes))
 
   @pytest.mark.parametrize('how', ['strangers', 'few'])
   def test_other_parties_in_the_second_stage(self, federation, how):
-    def change(told, content):
-      keys = [name for name in told if name != Key.STAGE]
+    def change(content):
+      told = content[records.KEYS]
+      names = list(told)
       if how == 'few':
-        for name in keys[3:]:
+        for name in names[3:]:
           if name != str(max(federation.nodes)):
             del told[name], content[records.SIGNATURES][name]
       else:
-        told['5'] = told[keys[0]]
+        told['5'] = told[names[0]]
 
-    _forge(federation, Stage.SHARE_KEYS, change)
+    _forge(federation, records.SHARE, change)
     federation.obtained()
     reason = {'strangers': 'was not announced', 'few': 'fewer than the threshold'}[how]
-    assert reason in federation.refusals(Stage.SHARE_KEYS)[max(federation.nodes)]
+    assert reason in federation.refusals(records.SHARE)[max(federation.nodes)]
     assert not federation.bundle.worked
 
   def test_clients_that_the_node_does_not_have(self, federation):
     a, b = sorted(federation.nodes)[:2]
     federation.nodes[a], federation.nodes[b] = federation.nodes[b], federation.nodes[a]
     federation.obtained()
-    refusals = federation.refusals(Stage.SETUP)
+    refusals = federation.refusals(records.SETUP)
     assert set(refusals) == {a, b} and all('Enrol each client at the node' in one for one in refusals.values())
 
 
@@ -453,97 +445,81 @@ def _digest_of_another_history(federation):
 
 def _keys_of_any_history(round_):
   """A server that does not mind what history a node answers for."""
-  session = records.Session(masks.NAME, 1, round_._digest, round_._terms.nodes)
-  content = {Key.STAGE: Stage.SETUP, **round_._terms.flower_settings}
-  make = lambda node: round_._content({RECORD_KEY_CONFIGS: content, records.TERMS: session.as_record()})
-  told = lambda reply: reply.content[RECORD_KEY_CONFIGS]
-  signature = lambda reply: reply.content[records.AGREED]['signature']
-  read = lambda node, reply: [told(reply)[Key.PUBLIC_KEY_1], told(reply)[Key.PUBLIC_KEY_2], signature(reply)]
+  announcement = {**round_._setup.as_record(), **round_._terms.settings}
+  make = lambda node: round_._content(records.SETUP, {records.TERMS: announcement})
+
+  def read(node, reply):
+    agreed = reply.content[records.AGREED]
+    return server._Signed(records.PublicKeys(*agreed['keys']), agreed['signature'])
+
   return round_._stage(list(round_._terms.nodes), make, read)
 
 
 class TestGenerator:
-  def test_server_refuses_a_node_with_flowers_own(self, federation, caplog):
+  def test_server_refuses_a_node_with_another(self, federation, caplog):
     node = min(federation.nodes)
-    federation.apps[node] = parties.FlowersOwn()
+    honest = federation.apps[node]
+
+    def other(message, context):
+      reply = honest(message, context)
+      reply.content[records.AGREED]['masks'] = 'another'
+      return reply
+
+    federation.apps[node] = other
     found = federation.obtained()
     _check(federation, found, set(range(10)) - set(federation.nodes[node].tolist()))
-    assert f'node {node} makes masks by the generator of Flower, which has a seed of 32 bits' in caplog.text
-    assert not any(at == Stage.SHARE_KEYS and who == node for at, who, _ in federation.log)
+    assert f"node {node} makes masks by 'another', and this server by '{masks.NAME}'" in caplog.text
+    assert not any(at == records.SHARE and who == node for at, who, _ in federation.log)
 
-  @pytest.mark.parametrize('own', ['', 'chacha20-2'])
-  def test_node_refuses_a_server_with_another(self, federation, own):
-    def change(_, content):
-      if own:
-        content[records.TERMS]['masks'] = own
-      else:
-        del content[records.TERMS]
-
-    _forge(federation, Stage.SETUP, change)
+  def test_node_refuses_a_server_with_another(self, federation):
+    _forge(federation, records.SETUP, lambda content: content[records.TERMS].update({'masks': 'another'}))
     assert not len(federation.obtained().came)
-    said = own or 'the generator of Flower, which has a seed of 32 bits'
-    assert all(f'The server makes masks by {said}' in one for one in federation.refusals().values())
+    assert all("The server makes masks by 'another'" in one for one in federation.refusals().values())
     assert set(federation.refusals()) == set(federation.nodes)
 
-  def test_whole_secret_counts(self):
-    shapes = [(1000,), (3, 2)]
-    # To Flower's generator, these are one seed.
-    a, b = bytes(32), bytes([7, 0, 0, 0, 7, *[0] * 27])
-    np.testing.assert_array_equal(*(pseudo_rand_gen(one, masks.RANGE, shapes)[0] for one in (a, b)))
-    ours = [masks.generated(b'', one, masks.RANGE, shapes) for one in (a, b)]
-    assert not (ours[0][0] == ours[1][0]).any()
-    assert [one.shape for one in ours[0]] == shapes
-    assert abs(ours[0][0].mean() / 2**31 - 1) < 0.1
-
-  def test_is_chacha20(self):
+  def test_is_chacha20_under_the_whole_secret(self):
     # RFC 8439, A.1, test vector 1: key, nonce and counter are zero. The nonce here is that of a session.
     plain = masks.Cipher(masks.algorithms.ChaCha20(bytes(32), bytes(16)), mode=None).encryptor().update(bytes(8))
     assert plain.hex() == '76b8e0ada0f13d90'
-    nonce = bytes(4) + masks.hashlib.sha256(b's').digest()[:12]
-    stream = masks.Cipher(masks.algorithms.ChaCha20(bytes(32), nonce), mode=None).encryptor().update(bytes(16))
-    (found,) = masks.generated(b's', bytes(32), masks.RANGE, [(4,)])
-    assert found.astype('<u4').tobytes() == stream
+    nonce = bytes(4) + hashlib.sha256(b's').digest()[:12]
+    for secret in (bytes(32), bytes([7, *bytes(31)]), bytes([*bytes(31), 7])):
+      stream = masks.Cipher(masks.algorithms.ChaCha20(secret, nonce), mode=None).encryptor().update(bytes(16))
+      assert masks.generated(b's', secret, 4).astype('<u4').tobytes() == stream
+    with pytest.raises(ValueError):
+      masks.generated(b's', bytes(16), 1)
 
-  def test_is_flowers_again_after_a_message(self):
-    before = masks._MOD.pseudo_rand_gen
-    with masks.in_place_of_flowers(b's'):
-      assert masks._MOD.pseudo_rand_gen is not before
-    assert masks._MOD.pseudo_rand_gen is before is pseudo_rand_gen
-
-  @pytest.mark.parametrize('secret, num_range', [(bytes(16), masks.RANGE), (bytes(32), 2**31)])
-  def test_refuses_others(self, secret, num_range):
-    with pytest.raises(ValueError, match='secret of 32 bytes and the range 2'):
-      masks.generated(b'', secret, num_range, [(1,)])
+  def test_is_uniform(self):
+    mask = masks.generated(b's', bytes(32), 1000)
+    assert mask.shape == (1000,) and mask.dtype == np.uint32
+    assert abs(mask.mean() / 2**31 - 1) < 0.1
 
 
 class TestIntegers:
-  def test_flowers_quantiser_is_the_identity(self):
-    rng = np.random.default_rng(0)
-    x = rng.integers(-integers.HALF, integers.HALF, 100_000, endpoint=True)
-    x[:5] = -integers.HALF, integers.HALF, 0, 1, -1
-    (found,) = quantize([x * 1.0], float(integers.HALF), integers.TARGET)
-    np.testing.assert_array_equal(found.astype(np.int64) - integers.HALF, x)
-
-  def test_largest_sums_and_counts(self):
+  @pytest.mark.parametrize('sign', [-1, 0, 1])
+  def test_largest_sums_and_counts(self, sign):
     bundle = parties.Bundle()
-    most = parties.bound(bundle)
-    for sign in (-1, 1):
-      value = np.full(parties.SHAPE, sign * most)
-      one = integers.encoded(bundle, [value, np.int64(3)])
-      assert [array.shape for array in one] == integers.shapes(bundle)
-      total = [10 * (array + integers.HALF) % masks.RANGE for array in one]
-      values, count = integers.decoded(bundle, total, 10)
-      np.testing.assert_array_equal(values, 10 * value % int(bundle.modulus[0]))
-      assert int(count) == 30
+    value = np.full(parties.SHAPE, sign * parties.bound(bundle))
+    one = integers.encoded(bundle, [value, np.int64(3)])
+    assert one.shape == (integers.num_entries(bundle),) and one.dtype == np.uint32
+    values, count = integers.decoded(bundle, 10 * one, 10)
+    np.testing.assert_array_equal(values, 10 * value % int(bundle.modulus[0]))
+    assert int(count) == 30
+
+  def test_an_integer_that_is_too_large(self):
+    with pytest.raises(ValueError, match=r'2\^31 or larger'):
+      integers.encoded(parties.Bundle(modulus=2**40 + 1), [np.full(parties.SHAPE, 2**31), np.int64(1)])
+
+  def test_a_sum_of_others_is_found(self):
+    bundle = parties.Bundle()
+    one = integers.encoded(bundle, [np.zeros(parties.SHAPE, np.int64), np.int64(1)])
+    with pytest.raises(ValueError, match='masks are left'):
+      integers.decoded(bundle, 9 * one, 10)
 
   def test_refuses_what_does_not_fit(self, federation):
     with pytest.raises(ValueError, match=r'takes sums below 2\^32, and with up to 10 clients.*smaller cohorts'):
       federation.obtained(bundle=parties.Bundle(modulus=2**32 + 1))
     with pytest.raises(ValueError, match=r'takes sums below 2\^32'):
       federation.obtained(bundle=_OneNumber(modulus=2**40 + 1))
-    crowded = {1: np.arange(9), 2: np.array([9])}
-    with pytest.raises(ValueError, match='A node has 9 clients.*Spread the clients'):
-      federation.obtained(nodes=crowded)
     with pytest.raises(ValueError, match='at least two nodes'):
       federation.obtained(nodes={1: np.arange(10)})
     assert not federation.log
