@@ -2,9 +2,9 @@ r"""Makes the documents' tables and figures from run folders, with measured and 
 
     python -m experiments.report runs/ --output_dir=report
 
-Reads every run (a folder with a run.json) at or below the given folders. Writes report.md, tables/*.csv,
-figures/*.png, and index.html, which holds all of them. Standard error and the report name everything that is damaged,
-missing or unfinished. The rest is reported. Exit status: 0, or 1 for wrong arguments or no usable run.
+Reads every run (a folder with a run.json) at or below the given folders. Writes runs.csv with a row for each run,
+report.md, figures/*.png, and index.html, which has text and figures. Standard error and the report name everything that
+is damaged, missing or unfinished. The rest is reported. Exit status: 0, or 1 for wrong arguments or no usable run.
 """
 
 from collections.abc import Sequence
@@ -15,10 +15,11 @@ import sys
 from absl import flags
 
 from experiments.command import command_line
+from experiments.reporting import finding
 from experiments.reporting import pages
 from experiments.reporting import runs as runs_lib
+from experiments.reporting import sections
 from experiments.reporting import study
-from experiments.reporting.sections import contents as sections
 
 _FLAGS = command_line.new_flags()
 _OUTPUT_DIR = flags.DEFINE_string(
@@ -39,7 +40,7 @@ def main(argv: list[str]) -> int:
   if not _OUTPUT_DIR.value:
     raise ValueError('--output_dir is missing; give the folder of the report.')
   groups, _ = write_report(roots, _OUTPUT_DIR.value, shlex.join(['python', '-m', 'experiments.report', *argv[1:]]))
-  print(f'{sections.count(groups)}: {os.path.join(_OUTPUT_DIR.value, "report.md")}')
+  print(f'{finding.count(groups)}: {os.path.join(_OUTPUT_DIR.value, "report.md")}')
   return 0
 
 
@@ -56,8 +57,8 @@ def write_report(roots: Sequence[str], folder: str, command: str) -> tuple[list[
   """
   pages.check_folder(folder)
   groups, left_out = read_groups(roots)
-  built = sections.build(groups, left_out, command)
-  pages.write_page(folder, built)
+  built = finding.build(groups, left_out, command)
+  pages.write_page(folder, built, study.runs_table(groups))
   return groups, built
 
 
@@ -73,7 +74,7 @@ def read_groups(roots: Sequence[str]) -> tuple[list[study.StudyGroup], list[runs
   if absent:
     raise ValueError(f'No such folder: {", ".join(absent)}.')
   loaded = [runs_lib.load_run(path) for path in runs_lib.find(roots)]
-  groups, unused = study.collect(run for run, _ in loaded if run is not None)
+  groups, unused = study.collect([run for run, _ in loaded if run is not None])
   left_out = [runs_lib.LeftOut(root, 'no run.json at or below it') for root in roots if not runs_lib.find([root])]
   left_out += [*(item for _, items in loaded for item in items), *unused]
   for item in left_out:

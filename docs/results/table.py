@@ -15,7 +15,7 @@ from typing import Optional
 
 from experiments import report
 from experiments.command import command_line
-from experiments.reporting import runs as runs_lib
+from experiments.reporting import naming
 from experiments.reporting import study
 
 FILE = pathlib.Path(__file__).absolute().with_name('equal_epsilon.csv')
@@ -51,26 +51,26 @@ TABLES = ((('MNIST', 'FEMNIST stand-in'), 3), (('MNIST, real writers',), 3), (('
 
 
 def _method(group: study.StudyGroup) -> str:
-  if group.setting.get('cohort_seed') == 'secret':
+  if group.is_secret:
     return SECRET
-  name, values, _ = runs_lib.parse_choice('algorithm', group.algorithm)
+  name, values, _ = naming.parse_choice('algorithm', group.algorithm)
   return METHODS[values['noise'].partition(':')[0] if name == 'certified' else name]
 
 
 def _row(group: study.StudyGroup) -> Optional[dict[str, str]]:
-  found = group.interval()
-  if found is None or found.deviation is None:
+  found = group.accuracy()
+  if found is None or found.half is None:
     print(f'Left out: {group.algorithm}, {group.setting["participation"]}: fewer than three seeds.', file=sys.stderr)
     return None
-  share = group.measure(lambda run: runs_lib.number(run.summary.get('share_of_ceiling')))
+  share = group.measure('share_of_ceiling')
   row = (
     DATASETS[group.dataset.partition(':')[0]],
     PATTERNS[str(group.setting['participation']).partition(':')[0]],
     f'{float(group.setting["epsilon"]):g}',
     _method(group),
     f'{found.mean:.2f}',
-    f'{found.deviation:.2f}',
-    ' '.join(str(run.seed) for run in group.runs),
+    f'{found.half:.2f}',
+    ' '.join(map(str, group.runs['seed'])),
     f'{share.mean:.2f}' if share else '',
   )
   return dict(zip(COLUMNS, row))

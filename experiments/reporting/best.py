@@ -8,7 +8,7 @@ tried than the best one.
 
 from experiments import report
 from experiments.command import command_line
-from experiments.reporting import runs as runs_lib
+from experiments.reporting import naming
 from experiments.reporting import study
 
 _NORMS = ('clip', 'initial_clip')
@@ -19,17 +19,15 @@ def main(argv: list[str]) -> int:
   methods: dict[tuple[str, ...], list[tuple[float, float, study.StudyGroup]]] = {}
   groups, _ = report.read_groups(argv[1:])
   for group in groups:
-    name, values, _ = runs_lib.parse_choice('algorithm', group.algorithm)
+    name, values, _ = naming.parse_choice('algorithm', group.algorithm)
     norm = next((float(values.pop(key)) for key in _NORMS if key in values), 0.0)
-    measured = group.accuracy()
-    if measured is not None:
-      key = (group.dataset, str(group.setting['participation']), str(group.setting.get('epsilon')), name, str(values))
-      methods.setdefault(key, []).append((measured.mean, norm, group))
+    key = (group.dataset, str(group.setting['participation']), str(group.setting.get('epsilon')), name, str(values))
+    methods.setdefault(key, []).append((group.accuracy().mean, norm, group))
   for (dataset, participation, epsilon, *_), found in methods.items():
     (accuracy, norm, best), *others = sorted(found, key=lambda one: -one[0])
     norms = [one[1] for one in found]
     edge = ' (edge)' if min(norms) < max(norms) and norm in (min(norms), max(norms)) else ''
-    pair = f'{best.runs[0].identity["algorithm"]} {best.runs[0].identity["client_optimizer"]}'
+    pair = f'{best.folders[0].identity["algorithm"]} {best.folders[0].identity["client_optimizer"]}'
     then = ', '.join(f'{one[0]:.2f} at {one[1]:g}' for one in others[:2])
     print(f'{dataset}, {participation}, ε = {epsilon}: {pair}{edge}: {accuracy:.2f}%; then {then or "none"}')
   return 0

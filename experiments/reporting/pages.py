@@ -1,4 +1,4 @@
-"""The parts of a report, and its files: report.md, tables/*.csv, figures/*.png, and index.html, which has all of it."""
+"""The parts of a report, and its files: report.md, figures/*.png, index.html, which has both, and runs.csv."""
 
 import base64
 import collections
@@ -6,81 +6,30 @@ from collections.abc import Mapping, Sequence
 import os
 import re
 import textwrap
-from typing import Any, NamedTuple, Optional, TypeVar, Union
+from typing import Any, NamedTuple, Optional, Union
 
 import jinja2
 import markupsafe
 import pandas as pd
 
 from experiments.folders import folder as run_folder
+from experiments.reporting import quantity
 from experiments.running import plots
 from quap_tff.common import files
 from quap_tff.common import html_page
-from quap_tff.common.numbers import rounding
 
-_REPORT, _PAGE = 'report.md', 'index.html'
+_REPORT, _PAGE, _RUNS = 'report.md', 'index.html', 'runs.csv'
 
 # Columns that move into the line above a table if all rows agree.
 _SAID_ONCE = set('dataset participation ε setting measured cores GPUs pairs seeds rounds'.split()) | {'total δ'}
-# Columns with a cell of more characters than this keep a minimum width. Words from the second length on may break.
-_LONG_CELL, _LONG_WORD = 40, 25
+# A column is wide enough for this many characters of its longest cell, and of its heading. So no text has one word a
+# line, and a table that is wider than the page scrolls. Longer words than the last number may break.
+_CELL, _HEADING, _LONG_WORD = 24, 13, 25
 
-
-_T = TypeVar('_T')
-
-
-class Quantity(NamedTuple):
-  """A figure and its spread over seeds.
-
-  Attributes:
-    mean: The mean.
-    deviation: The sample standard deviation (n - 1); None for a single value.
-    count: The number of values; None if a document does not state it.
-    digits: Decimals in print.
-    is_bound: Whether the values are upper bounds, so that their mean is rounded up.
-  """
-
-  mean: float
-  deviation: Optional[float] = None
-  count: Optional[int] = None  # type: ignore[assignment]  # It hides the `count` of tuples.
-  digits: int = 2
-  is_bound: bool = False
-
-  def __str__(self) -> str:
-    # Norms can become huge, and then decimals say nothing.
-    is_huge = abs(self.mean) >= 1e4
-    style = '.3g' if is_huge else f'.{self.digits}f'
-    mean = f'{self.mean:{style}}'
-    if self.is_bound:
-      mean = rounding.up(self.mean, 3) if is_huge else rounding.up_fixed(self.mean, self.digits)
-    return mean + ('' if self.deviation is None else f' ± {self.deviation:{style}}')
-
-
-# A cell of a table: a text, a number, a `Quantity`, or None.
+# A cell of a table: a text, a number, a `quantity.Quantity`, or None.
 Cell = Any
 # A row of a table, by heading.
 Cells = Mapping[str, Cell]
-
-
-def _cell(row: Cells, name: str) -> Cell:
-  """The cell of a column; None if it is empty."""
-  value = row.get(name)
-  return None if value == '' else value
-
-
-def _mean(cell: Cell) -> Cell:
-  """The mean of a quantity; any other cell as it is."""
-  return cell.mean if isinstance(cell, Quantity) else cell
-
-
-def _deviation(cell: Cell) -> Optional[float]:
-  return cell.deviation if isinstance(cell, Quantity) else None
-
-
-def known(value: Optional[_T]) -> _T:
-  """A value that there is, because what has none was left out before."""
-  assert value is not None
-  return value
 
 
 class Note(str):
@@ -89,10 +38,10 @@ class Note(str):
 
 class Table(NamedTuple):
   """Attributes:
-  name: Its CSV file is tables/name.csv; several of one name are numbered.
+  name: What kind of table it is; several may have one name.
   title: The line above it.
-  rows: Cells by column: text, numbers, a `Quantity`, or None for an empty cell. A column without any value is left
-    out.
+  rows: Cells by column: text, numbers, a `quantity.Quantity`, or None for an empty cell. A column without any value is
+    left out.
   """
 
   name: str
@@ -105,25 +54,23 @@ class Table(NamedTuple):
     names = dict.fromkeys(name for row in self.rows for name in row)
     cells = []
     for row in self.rows:
-      cells.append([_cell(row, name) for name in names])
-    return pd.DataFrame(cells, columns=list(names), dtype=object).dropna(axis='columns', how='all')
+      cells.append([row.get(name) for name in names])
+    frame = pd.DataFrame(cells, columns=list(names), dtype=object)
+    return frame.where(frame.map(lambda cell: cell != ''), None).dropna(axis='columns', how='all')
 
   def for_readers(self) -> tuple[str, pd.DataFrame]:
-    """The title, and the cells as text. Settings that all rows share move into the title."""
-    texts = self.frame.map(cell_text)
+    """The title, and the cells as text. The title says what ± is, and the settings that all rows share."""
+    frame = self.frame
+    texts = frame.map(cell_text)
     shared = [name for name in texts if name in _SAID_ONCE and texts[name].nunique() == 1]
     words = '; '.join(f'{name} {"= " * (name[-1] in "εδ")}{texts[name].iloc[0]}' for name in shared)
-    of_what = 'All rows' if len(texts) > 1 else 'Setting'
-    return self.title + (f'. {of_what}: {words}' if words else ''), texts.drop(columns=shared)
-
-  def for_programs(self) -> pd.DataFrame:
-    """The cells of the CSV file. A column of quantities becomes two columns: the mean and its deviation."""
-    columns = {}
-    for name, cells in self.frame.items():
-      columns[name] = list(map(_mean, cells))
-      if any(isinstance(cell, Quantity) for cell in cells):
-        columns[f'{name}, deviation'] = list(map(_deviation, cells))
-    return pd.DataFrame(columns, dtype=object)
+    parts = [self.title]
+    if any(isinstance(cell, quantity.Quantity) and cell.half is not None for cell in frame.to_numpy().flat):
+      parts.append(quantity.MEANING)
+    if words:
+      of_what = 'All rows' if len(texts) > 1 else 'Setting'
+      parts.append(f'{of_what}: {words}')
+    return '. '.join(parts), texts.drop(columns=shared)
 
 
 class Plot(NamedTuple):
@@ -133,6 +80,7 @@ class Plot(NamedTuple):
   caption: How to read it.
   draw: Draws it into an empty figure; None if there is a picture of it already.
   size: Width and height in inches, without the title.
+  shows: What it shows, in words, for a reader who does not see it.
   """
 
   name: str
@@ -140,6 +88,12 @@ class Plot(NamedTuple):
   caption: str
   draw: Optional[plots.Draw]
   size: tuple[float, float] = (9, 4.2)
+  shows: str = ''
+
+  @property
+  def alternative(self) -> str:
+    """The text in place of the figure."""
+    return f'{self.title}. {self.shows}' if self.shows else self.title
 
   @property
   def titled(self) -> tuple[plots.Draw, tuple[float, float]]:
@@ -148,7 +102,8 @@ class Plot(NamedTuple):
     lines = textwrap.wrap(self.title, int(9.8 * width))
 
     def draw(figure: 'plots.Figure') -> None:
-      known(self.draw)(figure)
+      assert self.draw is not None
+      self.draw(figure)
       figure.suptitle('\n'.join(lines), fontsize=11, fontweight='bold', x=0.01, ha='left')
 
     return draw, (width, height + 0.2 * len(lines))
@@ -176,22 +131,20 @@ def in_text(table: Table) -> str:
 
 
 def numbered(sections: Sequence[Section]) -> list[Section]:
-  """The sections, with numbers added to the names of tables, and of figures, that share a name."""
-
-  def key(block: Union[Table, Plot]) -> tuple[type, str]:
-    return type(block), block.name
-
-  named = [block for section in sections for block in section.blocks if not isinstance(block, str)]
-  totals = collections.Counter(map(key, named))
-  seen: collections.Counter[Any] = collections.Counter()
-
-  def renamed(block: Block) -> Block:
-    if isinstance(block, str) or totals[key(block)] == 1:
-      return block
-    seen[key(block)] += 1
-    return block._replace(name=f'{block.name}_{seen[key(block)]}')
-
-  return [Section(section.title, list(map(renamed, section.blocks))) for section in sections]
+  """The sections, with numbers added to the names of figures that share a name."""
+  totals = collections.Counter(
+    block.name for section in sections for block in section.blocks if isinstance(block, Plot)
+  )
+  seen: collections.Counter[str] = collections.Counter()
+  found = []
+  for section in sections:
+    blocks = list(section.blocks)
+    for place, block in enumerate(blocks):
+      if isinstance(block, Plot) and totals[block.name] > 1:
+        seen[block.name] += 1
+        blocks[place] = block._replace(name=f'{block.name}_{seen[block.name]}')
+    found.append(Section(section.title, blocks))
+  return found
 
 
 def check_folder(folder: str, file: str = _REPORT, what: str = 'report') -> None:
@@ -205,34 +158,31 @@ def check_folder(folder: str, file: str = _REPORT, what: str = 'report') -> None
     )
 
 
-def write_page(folder: str, sections: Sequence[Section]) -> None:
-  """Writes a report, whose tables and figures are `numbered`. An earlier report in the folder is replaced.
+def write_page(folder: str, sections: Sequence[Section], runs: pd.DataFrame) -> None:
+  """Writes a report, whose figures are `numbered`, and the table of all runs. An earlier report is replaced.
 
   The first section's title is the report's. A figure may be in several sections, and is drawn once.
   """
-  blocks = [block for section in sections for block in section.blocks]
-  figures = {block.name: block for block in blocks if isinstance(block, Plot)}
+  figures = {block.name: block for section in sections for block in section.blocks if isinstance(block, Plot)}
   images = {name: plots.png(*figure.titled) for name, figure in figures.items()}
-  for kind, suffix in (('tables', '.csv'), ('figures', '.png')):
-    os.makedirs(os.path.join(folder, kind), exist_ok=True)
-    # The earlier report may have had tables and figures that this one does not have.
-    for name in os.listdir(os.path.join(folder, kind)):
-      if name.endswith(suffix):
-        os.remove(os.path.join(folder, kind, name))
-  for table in (block for block in blocks if isinstance(block, Table)):
-    path = os.path.join(folder, 'tables', f'{table.name}.csv')
-    table.for_programs().to_csv(path, index=False, lineterminator='\n', encoding='utf-8')
+  place = os.path.join(folder, 'figures')
+  os.makedirs(place, exist_ok=True)
+  # The earlier report may have had figures that this one does not have.
+  for name in os.listdir(place):
+    if name.endswith('.png'):
+      os.remove(os.path.join(place, name))
   for name, image in images.items():
-    files.write(os.path.join(folder, 'figures', f'{name}.png'), image)
+    files.write(os.path.join(place, f'{name}.png'), image)
+  runs.to_csv(os.path.join(folder, _RUNS), index=False, lineterminator='\n', encoding='utf-8')
   for name, content in ((_REPORT, _rendered('report.md', sections)), (_PAGE, page(sections, images))):
     files.write(os.path.join(folder, name), content)
 
 
 def page(sections: Sequence[Section], images: Mapping[str, bytes]) -> str:
-  """One page that needs nothing else: it contains its images, and has no external links and no script.
+  """HTML of a page that needs no network.
 
   Args:
-    sections: The sections.
+    sections: The first has the page's title.
     images: PNG files by name.
   """
   encoded = {name: base64.b64encode(image).decode('ascii') for name, image in images.items()}
@@ -248,7 +198,7 @@ def _rendered(template: str, sections: Sequence[Section], **values: object) -> s
     lstrip_blocks=True,
     keep_trailing_newline=True,
   )
-  environment.filters.update(breakable=_breakable, marked=_marked, aligned=_aligned, is_long=_is_long)
+  environment.filters.update(breakable=_breakable, marked=_marked, aligned=_aligned, width=_width)
   environment.globals['framed'] = _framed
   return environment.get_template(template).render(first=sections[0], sections=sections[1:], **values)
 
@@ -273,8 +223,10 @@ def _in_markdown(cell: Cell) -> str:
   return str(cell).replace('|', '\\|').replace('\n', ' ')
 
 
-def _is_long(texts: pd.DataFrame, column: str) -> bool:
-  return texts[column].map(len).max() > _LONG_CELL
+def _width(texts: pd.DataFrame, column: str) -> int:
+  """The least width of a column, in characters."""
+  longest = int(texts[column].map(len).max())
+  return max(min(longest, _CELL), min(len(column), _HEADING))
 
 
 def _marked(paragraph: str) -> markupsafe.Markup:
@@ -290,4 +242,4 @@ def _broken(word: re.Match[str]) -> str:
 def _breakable(words: str) -> markupsafe.Markup:
   """HTML of `words`. Long flags and paths may also break after punctuation. A number and its sign stay together."""
   escaped = re.sub(rf'\S{{{_LONG_WORD},}}', _broken, str(markupsafe.escape(words)))
-  return markupsafe.Markup(escaped.replace('± ', '±&nbsp;'))
+  return markupsafe.Markup(escaped.replace(' ± ', '&nbsp;±&nbsp;'))

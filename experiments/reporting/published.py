@@ -1,53 +1,32 @@
 """The figures that the three QuAP-FL documents print, and the paragraphs of the report.
 
 "First" is the first document (version 1.1.2), "theory" the theory document, "November" the November 2025 document. The
-printed figures are in published.csv, the report's paragraphs in notes.md.
+printed figures are in published.csv, the report's paragraphs in notes.md. A printed figure stands without its ±.
 """
+
+from __future__ import annotations
 
 from collections.abc import Sequence
 import os
 import re
-from typing import Optional
+from typing import Optional, TYPE_CHECKING
 
 import pandas as pd
 
 from experiments.reporting import pages
+from experiments.reporting import quantity
 from quap_tff.common import json_types
 
+if TYPE_CHECKING:
+  from experiments.reporting import study
+
 _FOLDER = os.path.dirname(__file__)
-
-# Where the documents print the figures that a table of the report compares with. Tables of published.csv come first.
-SOURCES = {
-  'accuracy_epsilon_3': 'first document, table 1',  # Final test accuracy in percent at ε = 3.
-  'accuracy_epsilon_6': 'November 2025, table 2',  # The same at ε = 6 under Beta(2,5), after 200 rounds.
-  'ablation': 'November 2025, table 3',  # Accuracy in percent on MNIST.
-  'rounds_to_90': 'first document, table 2, at ε = 3',  # Rounds to 90% test accuracy on MNIST. No value: not reached.
-  # A thousand clients: accuracy in percent, rounds to convergence, noise in percent of Vanilla DP-FL's.
-  **dict.fromkeys(('at_scale_accuracy', 'at_scale_rounds', 'at_scale_noise'), 'first document, table 5'),
-  'fairness': 'first document, table 3',  # Jain's index. The document does not say which quantity it is for.
-  'alpha_beta': 'first document, figure 3',  # Accuracy in percent by α and β.
-  'early_stop': 'November 2025, table 2',
-  'cumulative_privacy': 'November 2025, figure 3',
-  'communication': 'November 2025, table 1',
-}
-
 # What the documents' tables have in common, as flags of a run.
 COMMON: json_types.JsonObject = {'num_clients': 100, 'partition': 'dirichlet:alpha=0.5', 'alpha': 0.5, 'beta': 2}
-AT_SCALE_FLAGS: json_types.JsonObject = {'num_clients': 1000, 'cohort_size': 50}
-SCENARIOS = {'uniform': 'uniform', 'heterogeneous': 'heterogeneous, Beta(2,5)', 'extreme': 'extreme imbalance'}
 SEEDS = (42, 123, 999)
-
 DATASETS = ('mnist', 'cifar10')
-
-# First, section 5.3 and figure 2: the budget of a round at ε_base = 0.015, by participation rate.
-BUDGET_BASE = 0.015
-BUDGET_BY_RATE = {0.1: 0.021, 0.5: 0.016, 0.9: 0.015}
-
-# November, table 1: a client's upload in a round with ResNet-18 over FedAvg's, and the bytes above FedAvg's.
-UPLOAD_RATIO, UPLOAD_EXTRA_BYTES = 1.0, {'fedavg': 0, 'fixed_dp': 0, 'quap': 4}
-
-# November, section 5.3.3 and figure 4: QuAP-FL's accuracy minus Fixed-DP's, in words, by Dirichlet a.
-DIRICHLET_GAIN = {0.1: 'more than 5 points', 10: 'hardly any'}
+# November, table 1: the bytes of a client's upload above FedAvg's.
+_EXTRA_BYTES = {'fedavg': 0, 'fixed_dp': 0, 'quap': 4}
 
 # The methods of the ablation: whether they have (adaptive budget, adaptive clip, layer-wise noise).
 PARTS = {
@@ -61,7 +40,6 @@ PARTS = {
   'adaptive_budget_layerwise': (True, False, True),
 }
 BY_PARTS = {parts: name for name, parts in PARTS.items()}
-
 
 # Notes that are shown only under tables with a column whose name begins with these words.
 _NEEDS = re.compile(r'\[([^\]]+)\] ')
@@ -83,7 +61,7 @@ def notes(name: str, blocks: Sequence[pages.Block]) -> list[pages.Block]:
   """The blocks and the paragraphs of a heading; of those that are about a column, the ones whose column is there."""
   if not blocks:
     return []
-  columns = [c.removeprefix('measured: ') for block in blocks if isinstance(block, pages.Table) for c in block.frame]
+  columns = [column for block in blocks if isinstance(block, pages.Table) for column in block.frame]
   kept = list(blocks)
   for note in map(str, NOTES[name]):
     need = _NEEDS.match(note)
@@ -94,24 +72,48 @@ def notes(name: str, blocks: Sequence[pages.Block]) -> list[pages.Block]:
   return kept
 
 
-def table(name: str) -> list[json_types.JsonObject]:
-  """The rows of one table, in order: dataset, scenario and method, None if the table does not give them; and figure.
-
-  `figure` is a `pages.Quantity`, or None where the document prints that a value was not reached.
-  """
-  rows = _FIGURES[_FIGURES['table'] == name].to_dict('records')
-  return [{**row, 'figure': _quantity(row)} for row in rows]
-
-
-def _quantity(row: json_types.JsonView) -> Optional[pages.Quantity]:
-  if row['value'] is None:
+def find(name: str, **values: json_types.Json) -> pages.Cell:
+  """The figure of the first row of a table that has these values, or has none in their place; None if none is there."""
+  rows = _FIGURES[_FIGURES['table'] == name]
+  for key, value in values.items():
+    rows = rows[rows[key].isna() | (rows[key] == value)]
+  if rows.empty:
     return None
-  return pages.Quantity(row['value'], row['deviation'], None, row['digits'])
+  value, digits = rows.iloc[0][['value', 'digits']]
+  return 'not reached' if value is None else quantity.Quantity(value, digits=digits)
 
 
-def find(name: str, **values: json_types.Json) -> Optional[pages.Quantity]:
-  """The figure of the row of a table that has these values; None if there is none."""
-  for row in table(name):
-    if all(row[key] == value for key, value in values.items()):
-      return row['figure']
-  return None
+def accuracy(group: study.StudyGroup) -> pages.Cell:
+  """The final accuracy in percent that a document prints for such runs, or None. Runs without noise match any ε."""
+  place = {'dataset': group.dataset, 'scenario': group.scenario, 'method': group.method}
+  if group.dataset not in DATASETS or group.scenario is None or not group.has(calibration='documents'):
+    return None
+  if group.parts[-1] and not group.has(critical_layers='final_dense'):
+    return None
+  if group.has(num_clients=1000, cohort_size=50):
+    return find('at_scale_accuracy', **place)
+  if not group.is_of_documents:
+    values = {name: group.setting.get(name) for name in ('alpha', 'beta')}
+    is_on_grid = group.has(**{**COMMON, **values})
+    return find('alpha_beta', **place, **values) if is_on_grid else None
+  epsilon = group.setting.get('epsilon')
+  if group.scenario == 'heterogeneous' and (epsilon == 6 or group.method == 'fedavg'):
+    return find('accuracy_epsilon_6', **place) or find('ablation', **place)
+  return find('accuracy_epsilon_3', **place) if epsilon == 3 else None
+
+
+def rounds_to_90(group: study.StudyGroup) -> pages.Cell:
+  """The rounds to 90% accuracy on MNIST that a document prints for such runs, at ε = 3."""
+  if group.dataset != 'mnist' or not group.is_of_documents or group.setting.get('epsilon') != 3:
+    return None
+  return find('rounds_to_90', scenario=group.scenario, method=group.method)
+
+
+def fairness(group: study.StudyGroup) -> pages.Cell:
+  """Jain's index that a document prints for such runs, without saying which quantity it is for."""
+  return find('fairness', scenario=group.scenario, method=group.method) if group.is_of_documents else None
+
+
+def extra_bytes(group: study.StudyGroup) -> Optional[int]:
+  """The bytes above FedAvg's upload that a document prints for such runs."""
+  return _EXTRA_BYTES.get(group.method) if group.is_of_documents else None

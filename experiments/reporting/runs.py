@@ -1,4 +1,4 @@
-"""Run folders as the report reads them: flags, measurements, and a list of files that could not be read."""
+"""Run folders as the report reads them: each becomes a row of runs.csv, with its curves by round and its clients."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -9,38 +9,31 @@ from typing import Any, Callable, NamedTuple, Optional
 import numpy as np
 import pandas as pd
 
-from data import cohorts
-from data import datasets
-from data import partition
-from experiments.command import run_choices as run_parts
+from experiments.command import run_choices
 from experiments.folders import folder as run_folder
+from experiments.reporting import naming
+from experiments.reporting import privacy
 from experiments.running import plots
 from quap_tff import methods
 from quap_tff.accounting import run_ledger
 from quap_tff.certificates.folders import folder as certificate_folders
 from quap_tff.common import files
 from quap_tff.common import json_types
-from quap_tff.common import registry
-from quap_tff.mechanisms.parts import clip_rules
-from quap_tff.training import optimizers
 
 # The flags that every run must have, with the types of their values. Then those that only some methods read.
 _NEEDED: dict[str, Any] = {'dataset': str, 'participation': str, 'partition': str, 'rounds': int, 'seed': int}
 _IF_READ: dict[str, Any] = dict.fromkeys(('epsilon', 'delta', 'alpha', 'beta'), (int, float))
 # The first words of the columns of clients.csv that are 0 for clients that took no part.
 _SPENT = ('rounds', 'nominal_', 'formal_')
-
-# The flags whose values are choices with parameters. Then the choices whose parameters are always written out.
-CHOICES: dict[str, registry.Registry] = {
-  'algorithm': methods.METHODS,
-  'dataset': datasets.DATASETS,
-  'participation': cohorts.PARTICIPATION_MODELS,
-  'partition': partition.PARTITIONS,
-  'clip': clip_rules.RULES,
-  'client_optimizer': optimizers.OPTIMIZERS,
-  'server_optimizer': optimizers.OPTIMIZERS,
-}
-_WRITTEN_OUT = ('bernoulli', 'beta', 'beta_bernoulli', 'dirichlet')
+# Columns of metrics.csv whose means over the rounds are in runs.csv.
+_MEANS = ('noise_norm', 'signal_norm', 'noise_to_signal', 'sigma')
+# Columns of runs.csv that only some runs have.
+_OPTIONAL = (
+  'root_dimension rounds_to_90 seconds minutes jain_accuracy nominal nominal_mean nominal_delta nominal_deviation '
+  'nominal_spread nominal_most nominal_least'
+).split()
+# Thirds of the clients, by the rounds in which they took part.
+THIRDS = ('rare', 'middle', 'frequent')
 
 
 class LeftOut(NamedTuple):
@@ -50,42 +43,11 @@ class LeftOut(NamedTuple):
   reason: str
 
 
-def parse_choice(flag: str, spec: str) -> tuple[str, dict[str, str], dict[str, str]]:
-  """A choice `name:key=value,…` as its name, its parameters, and those parameters that differ from the defaults.
-
-  If this version does not know the choice, or the choice now has other parameters, the parameters stay as written.
-  """
-  name, _, arguments = spec.partition(':')
-  try:
-    choice = registry.parse_spec(flag, spec, CHOICES[flag])
-  except ValueError:
-    given = dict(argument.partition('=')[::2] for argument in arguments.split(',') if argument)
-    return name, given, given
-  if isinstance(choice, methods.Method):
-    choice = choice.written_out
-  values, fields = registry.parameter_values(choice), registry.parameters(choice)
-  shortest = {}
-  for key, value in values.items():
-    shortest[key] = f'{value:g}' if isinstance(value, float) else registry.text_of(value, fields[key])
-  return name, shortest, {key: text for key, text in shortest.items() if values[key] != fields[key].default}
-
-
-def canonical(flag: str, value: json_types.Json) -> json_types.Json:
-  """A flag's value in one form, however it is written: `beta`, `beta:b=5.0` and `beta:a=2,b=5` are the same model."""
-  if value is None:
-    return 'default'
-  if isinstance(value, float) and value.is_integer():
-    return int(value)
-  if flag not in CHOICES or not isinstance(value, str):
-    return value
-  name, parameters, changed = parse_choice(flag, value)
-  shown = parameters if name in _WRITTEN_OUT else changed
-  return ':'.join(filter(None, [name, ','.join(f'{key}={shown[key]}' for key in sorted(shown))]))
-
-
-def number(value: json_types.Json) -> Optional[float]:
-  """The number that a JSON file holds; None for any other value."""
-  return float(value) if isinstance(value, (int, float)) else None
+def jain(values: Optional[np.ndarray]) -> Optional[float]:
+  """Jain's fairness index (Σx)²/(n·Σx²) of non-negative values, in [1/n, 1]; None for no values or only zeros."""
+  if values is None or not np.any(values):
+    return None
+  return float(values.sum() ** 2 / (len(values) * (values**2).sum()))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -119,22 +81,13 @@ class RunFolder:
   certificate: Optional[json_types.JsonView]
 
   @property
-  def seed(self) -> int:
-    return self.identity['seed']
+  def is_secret(self) -> bool:
+    """Whether nobody knows who took part, so that sampling amplifies privacy."""
+    return self.identity.get('cohort_seed') == run_choices.SECRET
 
   @property
   def algorithm(self) -> str:
-    spec = self.identity.get('algorithm', 'quap')
-    name, _, given = spec.partition(':')
-    if self.has_secret_cohorts and name == 'certified' and 'noise=' not in given:
-      # Not the noise that suits public cohorts.
-      spec = f'{name}:{",".join(filter(None, [given, "noise=independent"]))}'
-    return canonical('algorithm', spec)
-
-  @property
-  def has_secret_cohorts(self) -> bool:
-    """Whether nobody knows who took part, so that sampling amplifies privacy."""
-    return self.identity.get('cohort_seed') == run_parts.SECRET
+    return naming.canonical_algorithm(self.identity.get('algorithm', 'quap'), self.is_secret)
 
   @property
   def rounds(self) -> int:
@@ -151,11 +104,11 @@ class RunFolder:
   @property
   def test_accuracy(self) -> Optional[float]:
     """The test accuracy of the final model, in [0, 1]. Without a summary, it is the one of the last tested round."""
-    accuracy = number(self.summary.get('test_accuracy'))
-    if accuracy is not None:
-      return accuracy
+    accuracy = privacy.number(self.summary.get('test_accuracy'))
     accuracies = self.curve('test_accuracy')
-    return float(accuracies.iloc[-1]) if len(accuracies) else None
+    if accuracy is None and len(accuracies):
+      return float(accuracies.iloc[-1])
+    return accuracy
 
   @property
   def counts(self) -> Optional[np.ndarray]:
@@ -181,23 +134,89 @@ class RunFolder:
     epsilon = self.ledger.epsilon if self.ledger is not None else self.client_column('nominal_epsilon')
     return epsilon if epsilon is not None and np.all(np.isfinite(epsilon)) else None
 
-  def cumulative_epsilon(self, members: np.ndarray) -> np.ndarray:
-    """float64[T], the mean over `members` (client ids) of the nominal ε spent up to each round; needs the ledger."""
-    if self.ledger is None:
-      raise ValueError(f'{self.path} has no ledger, which tells what each round spent.')
-    arrays = self.ledger.state_dict()
-    budgets = np.where(np.isin(arrays['clients'], members), arrays['budgets'], 0.0)
-    return np.concatenate([[0.0], np.cumsum(budgets)])[arrays['offsets'][1:]] / len(members)
-
   def curve(self, column: str) -> pd.Series:
     """The finite values of a column of metrics.csv, by round; empty if there is none."""
     values = self.metrics.get(column, pd.Series(dtype=float))
     return values[np.isfinite(values)]
 
-  def mean_of(self, column: str) -> Optional[float]:
-    """The mean over the rounds of a column of metrics.csv, or None."""
-    values = self.curve(column)
-    return float(values.mean()) if len(values) else None
+  @functools.cached_property
+  def _formal(self) -> json_types.JsonObject:
+    is_stopped = self.rounds < self.identity['rounds']
+    return privacy.facts(self.summary, self.certificate, self.is_secret, is_stopped)
+
+  def row(self) -> json_types.JsonObject:
+    """What was measured, by column of runs.csv; None where it is not known, infinite where it was not reached."""
+    seconds, tests, accuracy = self.curve('seconds'), self.curve('test_accuracy'), self.test_accuracy
+    found: json_types.JsonObject = {
+      'run': self.path,
+      'seed': self.identity['seed'],
+      'accuracy': None if accuracy is None else 100 * accuracy,
+      'rounds_run': self.rounds,
+      'ended': self.ended,
+      'is_secret': self.is_secret,
+      'share_of_ceiling': privacy.number(self.summary.get('share_of_ceiling')),
+      **self._formal,
+      **dict.fromkeys(_OPTIONAL),
+    }
+    found.update({column: _mean(self.curve(column)) for column in _MEANS})
+    for way in ('up', 'down'):
+      bytes_sent = _mean(self.curve(f'{way}_bytes_per_client'))
+      found[f'{way}_kilobytes'] = None if bytes_sent is None else bytes_sent / 1e3
+    if found['sigma']:
+      found['root_dimension'] = _mean(self.metrics['noise_norm'] / self.metrics['sigma'])
+    if len(tests):
+      above = tests.index[tests >= 0.9]
+      found['rounds_to_90'] = float(above[0]) if len(above) else np.inf
+    if len(seconds):
+      found.update(seconds=seconds.median(), minutes=seconds.sum() / 60)
+    return found | self._of_clients()
+
+  def _of_clients(self) -> json_types.JsonObject:
+    """What clients spent and have, and how equal they are."""
+    spent, counts = self.nominal_epsilon, self.counts
+    found: json_types.JsonObject = {'jain_rounds': jain(counts), 'jain_nominal': jain(spent)}
+    accuracies = self.client_column('test_accuracy')
+    if accuracies is not None:
+      found['jain_accuracy'] = jain(accuracies[np.isfinite(accuracies)])
+    if spent is not None:
+      found.update(nominal=spent.max(), nominal_mean=spent.mean(), nominal_delta=self.summary.get('nominal_delta_max'))
+      if counts is not None:
+        order = np.argsort(-counts, kind='stable')
+        fifth = max(1, round(0.2 * len(order)))
+        found.update(nominal_most=spent[order[:fifth]].mean(), nominal_least=spent[order[-fifth:]].mean())
+      if spent.any():
+        found.update(nominal_deviation=spent.std(), nominal_spread=spent.std() / spent.mean())
+    if counts is not None and np.ptp(counts) > 0:
+      thirds = np.array_split(np.argsort(counts, kind='stable'), 3)  # Ties are by id.
+      for what, values in self._figures_of_clients().items():
+        for name, members in zip(THIRDS, thirds):
+          found[f'{what}_{name}'] = None if values is None else _mean(values[members])
+    return found
+
+  def _figures_of_clients(self) -> dict[str, Optional[np.ndarray]]:
+    """float64[N] each: what rare and frequent clients are compared by."""
+    accuracies, formal, weights = self.client_column('test_accuracy'), self.client_column('formal_epsilon'), None
+    is_whole = self._formal['covers'] == privacy.RELEASED
+    if formal is not None and not (is_whole and np.all(np.isfinite(formal))):
+      formal = None
+    if self.ledger is not None and self.algorithm.startswith('certified'):
+      arrays = self.ledger.state_dict()
+      weights = np.bincount(arrays['clients'], arrays['weights'], self.ledger.num_clients)
+    return {
+      'rounds': self.counts,
+      'weight': weights,
+      'examples': self.client_column('examples'),
+      'nominal': self.nominal_epsilon,
+      'formal': formal,
+      'accuracy': None if accuracies is None else 100 * accuracies,
+    }
+
+
+def _mean(values: Any) -> Optional[float]:
+  """The mean of the finite values; None if there is none."""
+  known = np.asarray(values, float)
+  known = known[np.isfinite(known)]
+  return float(known.mean()) if len(known) else None
 
 
 def find(roots: Sequence[str]) -> list[str]:
@@ -234,7 +253,7 @@ def load_run(path: str) -> tuple[Optional[RunFolder], list[LeftOut]]:
   # These files are written at the end, those of a certified run in the folder of its certificate.
   place = run_folder.CERTIFICATE if os.path.isdir(os.path.join(path, run_folder.CERTIFICATE)) else ''
   ended = bool(summary)
-  says_who_came = ended and run['identity'].get('cohort_seed') != run_parts.SECRET
+  says_who_came = ended and run['identity'].get('cohort_seed') != run_choices.SECRET
   ledger = read(os.path.join(place, run_folder.LEDGER), run_ledger.RunLedger.load, None, says_who_came)
   clients_file = os.path.join(place, run_folder.CLIENTS)
   certificate_file = os.path.join(run_folder.CERTIFICATE, certificate_folders.CERTIFICATE)

@@ -65,8 +65,8 @@ def test_its_end_says_what_was_found_and_where(tmp_path, monkeypatch, capsys):
   assert '64 runs of about' in err and '"runs"' not in err + out
   words = ' '.join(out.split())
   assert out.splitlines()[0] == (
-    'At ε = 3 with Beta(2,5) cohorts of 8×8 digits, Certified QuAP-FL is 10.0 ± 0.0 points ahead of TFF DP-FTRL (90.0% '
-    'against 80.0%; 3 seeds, paired, 95% interval).'
+    'On 8×8 digits at ε = 3, with participation Beta(2,5), Certified QuAP-FL is 10.0 ± 0.0 points ahead of TFF DP-FTRL '
+    '(90.0% against 80.0%; 3 seeds, paired, 95% interval).'
   )
   assert '| TFF DP-FTRL †' in words and '† ' in words
   figure, page = (line.partition(': ')[2] for line in out.splitlines() if line.startswith(('Figure: ', 'Page: ')))

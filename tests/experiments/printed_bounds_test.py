@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from experiments import attack
-from experiments.reporting.sections import spending
+from experiments.reporting import sections
 from experiments.running import final_summary
 from quap_tff import accounting
 from quap_tff import plans
@@ -91,9 +91,9 @@ class TestText:
 
   def test_of_a_table(self, tmp_path):
     groups = factory.groups_of(
-      tmp_path, *factory.seeds(1, 2, algorithm='certified', certified_epsilon=[EPSILON, EPSILON], delta=DELTA)
+      tmp_path, *factory.seeds(1, 2, 3, algorithm='certified', certified_epsilon=EPSILON, delta=DELTA)
     )
-    (row,) = (dict(zip(table.frame, line)) for table, line in _lines(spending.certified(groups)))
+    (row,) = (dict(zip(table.frame, line)) for table, line in _lines(sections.certified(groups)))
     assert row['ε, largest of any client'].startswith('2.001 ±') and row['total δ'] == '1.001e-05'
 
 

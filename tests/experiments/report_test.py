@@ -30,7 +30,7 @@ def test_writes_all_its_files(runs, tmp_path, capsys):
   assert '`epsilon=6`' in text and 'quap_tff 0.1.0' in text and 'cores 2' in text
   assert '## What was left out\n\nNothing.' in text
   assert (tmp_path / 'report' / 'index.html').stat().st_size > 10_000
-  assert (tmp_path / 'report' / 'tables' / 'h1.csv').exists()
+  assert len((tmp_path / 'report' / 'runs.csv').read_text().splitlines()) == 7
   assert (tmp_path / 'report' / 'figures' / 'accuracy.png').exists()
 
 
@@ -51,7 +51,7 @@ def test_damage_is_named_and_the_rest_reported(runs, tmp_path, capsys):
 def test_help_lists_the_sweeps_of_the_sections(capsys):
   assert _main('--help') == 0
   out = capsys.readouterr().out
-  assert '--output_dir' in out and '\n  Ablation\n    python -m experiments.sweep ' in out
+  assert '--output_dir' in out and '\n  Clients\n    python -m experiments.sweep ' in out
 
 
 @pytest.mark.parametrize(

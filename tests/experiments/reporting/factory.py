@@ -237,7 +237,7 @@ def collected(folder: pathlib.Path, *runs: Mapping[str, Any]) -> tuple[list[stud
   for number, arguments in enumerate(runs):
     write_run(folder / f'run_{number:03d}', **arguments)
   loaded = [runs_lib.load_run(path) for path in runs_lib.find([str(folder)])]
-  return study.collect(run for run, _ in loaded if run is not None)
+  return study.collect([run for run, _ in loaded if run is not None])
 
 
 def groups_of(folder: pathlib.Path, *runs: Mapping[str, Any]) -> list[study.StudyGroup]:

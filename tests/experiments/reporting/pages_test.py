@@ -1,23 +1,27 @@
 """A report on disk: aligned Markdown, CSV for programs, a page that needs no network and cuts no table off."""
 
-import csv
 import html.parser
 import os
 
+import pandas as pd
 import pytest
 
 from experiments.reporting import pages
+from experiments.reporting import quantity
 
 TABLE = pages.Table(
   't',
   'A table',
   [
-    {'method': 'QuAP|FL', 'accuracy (%)': pages.Quantity(93.25, 0.5), 'empty': None, 'seeds': '1 (42)'},
+    {'method': 'QuAP|FL', 'accuracy (%)': quantity.Quantity(93.25, 0.5), 'empty': None, 'seeds': '1 (42)'},
     {'method': 'FedAvg', 'accuracy (%)': None, 'empty': '', 'seeds': '1 (42)'},
     {'method': 'Fixed-DP <&>', 'accuracy (%)': 'not run', 'seeds': '1 (42)'},
   ],
 )
 WIDE = pages.Table('wide', 'One row', [{f'column {i}': f'value {i}' for i in range(9)}])
+
+
+RUNS = pd.DataFrame({'seed': [1], 'accuracy': [90.0]})
 
 
 def _draw(figure):
@@ -26,7 +30,7 @@ def _draw(figure):
 
 SECTIONS = [
   pages.Section('A report', ['Some `code` and **weight** & <more>.']),
-  pages.Section('Results', [TABLE, pages.Plot('f', 'A "line"', 'How to read it.', _draw), WIDE]),
+  pages.Section('Results', [TABLE, pages.Plot('f', 'A "line"', 'How to read it.', _draw, shows='It rises'), WIDE]),
 ]
 
 
@@ -53,7 +57,7 @@ class _Page(html.parser.HTMLParser):
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
   path = tmp_path_factory.mktemp('report')
-  pages.write_page(str(path), SECTIONS)
+  pages.write_page(str(path), SECTIONS, RUNS)
   return path
 
 
@@ -62,7 +66,7 @@ def test_markdown(folder):
   assert text.startswith('# A report\n\nSome `code`')
   assert (
     """
-A table. All rows: seeds 1 (42):
+A table. ± is half of the 95% interval of a mean over seeds (Student). All rows: seeds 1 (42):
 
 | method       | accuracy (%) |
 | ------------ | ------------ |
@@ -72,21 +76,15 @@ A table. All rows: seeds 1 (42):
 """
     in text
   )
-  assert '![A "line"](figures/f.png)\n\n*How to read it.*' in text
+  assert '![A "line". It rises](figures/f.png)\n\n*How to read it.*' in text
 
 
 def test_a_table_of_one_row_has_its_row_as_a_row(folder):
   assert '\n| value 0  | value 1  | value 2  |' in (folder / 'report.md').read_text()
 
 
-def test_csv_has_every_column_and_splits_mean_and_deviation(folder):
-  with open(folder / 'tables' / 't.csv', newline='') as f:
-    assert list(csv.reader(f)) == [
-      ['method', 'accuracy (%)', 'accuracy (%), deviation', 'seeds'],
-      ['QuAP|FL', '93.25', '0.5', '1 (42)'],
-      ['FedAvg', '', '', '1 (42)'],
-      ['Fixed-DP <&>', 'not run', '', '1 (42)'],
-    ]
+def test_the_table_of_all_runs(folder):
+  assert (folder / 'runs.csv').read_text() == 'seed,accuracy\n1,90.0\n'
 
 
 def test_the_page_needs_no_network_and_no_script(folder):
@@ -102,16 +100,15 @@ def test_the_page_has_it_all(folder):
   text = (folder / 'index.html').read_text()
   assert '<code>code</code> and <strong>weight</strong> &amp; &lt;more&gt;.' in text
   assert '<td>Fixed-DP &lt;&amp;&gt;</td>' in text
-  assert 'alt="A &#34;line&#34;"' in text and '<figcaption>How to read it.</figcaption>' in text
+  assert 'alt="A &#34;line&#34;. It rises"' in text and '<figcaption>How to read it.</figcaption>' in text
   assert text.count('<table>') == 2
 
 
 def test_tables_and_figures_scroll_in_frames_that_a_keyboard_reaches(folder):
   text = (folder / 'index.html').read_text()
   frame = '<div class="wide" role="region" tabindex="0" aria-label="{}">{}'
-  assert (
-    frame.format('A table. All rows: seeds 1 (42)', '<table>') in text and frame.format('One row', '<table>') in text
-  )
+  of_table = 'A table. ± is half of the 95% interval of a mean over seeds (Student). All rows: seeds 1 (42)'
+  assert frame.format(of_table, '<table>') in text and frame.format('One row', '<table>') in text
   assert frame.format('A &quot;line&quot;', '<img ') in text
   assert text.count('<table>') + text.count('<img ') == text.count('<div class="wide"')
   assert '.wide { overflow: auto;' in text
@@ -121,45 +118,39 @@ def test_flags_and_paths_may_break_within_a_cell_and_short_names_not():
   rows = [{'psnr_mean': 'client_update', 'a': 'clip=1,features=pretrained:path=runs/glyphs', 'b': '93.25 ± 0.50'}]
   text = pages.page([pages.Section('', ['`client_update`', pages.Table('t', 'digits_cnn', rows)])], {})
   assert '<td>clip=1,<wbr>features=<wbr>pretrained:<wbr>path=runs/<wbr>glyphs</td>' in text
-  assert '<td>93.25 ±&nbsp;0.50</td>' in text
+  assert '<td>93.25&nbsp;±&nbsp;0.50</td>' in text
   assert text.count('<wbr>') == 4
+
+
+def test_no_column_is_so_narrow_that_a_text_has_one_word_a_line():
+  rows = [{'a': 'x', 'a rather long heading': 1, 'b': 'a text with quite a number of short words'}]
+  text = pages.page([pages.Section('', [pages.Table('t', '', rows)])], {})
+  assert [part.partition('ch"')[0] for part in text.split('min-width: ')[1:]] == ['1', '13', '24']
 
 
 @pytest.mark.slow
 def test_a_figure_is_a_png_under_its_title_and_always_the_same(folder, tmp_path):
   image = (folder / 'figures' / 'f.png').read_bytes()
   assert image[:8] == b'\x89PNG\r\n\x1a\n'
-  pages.write_page(str(tmp_path), SECTIONS)
+  pages.write_page(str(tmp_path), SECTIONS, RUNS)
   assert (tmp_path / 'figures' / 'f.png').read_bytes() == image
   figure = pages.plots.drawn(*SECTIONS[1].blocks[1].titled)
   assert figure.get_suptitle() == 'A "line"'
 
 
-def test_tables_and_figures_of_one_name_are_numbered():
+def test_figures_of_one_name_are_numbered():
   figure = SECTIONS[1].blocks[1]
-  (section,) = pages.numbered([pages.Section('', [TABLE, figure, 'text', TABLE, WIDE])])
+  (section,) = pages.numbered([pages.Section('', [TABLE, figure, 'text', figure, WIDE])])
   names = [block if isinstance(block, str) else block.name for block in section.blocks]
-  assert names == ['t_1', 'f', 'text', 't_2', 'wide']
-
-
-@pytest.mark.parametrize(
-  'quantity, text',
-  [
-    (pages.Quantity(93.25, 0.5), '93.25 ± 0.50'),
-    (pages.Quantity(0.1234, digits=3), '0.123'),
-    (pages.Quantity(6.07e15, 8.57e15), '6.07e+15 ± 8.57e+15'),
-  ],
-)
-def test_quantities_in_print(quantity, text):
-  assert str(quantity) == text
+  assert names == ['t', 'f_1', 'text', 'f_2', 'wide']
 
 
 @pytest.mark.slow
 def test_a_second_report_leaves_nothing_of_the_first(tmp_path):
-  pages.write_page(str(tmp_path), SECTIONS)
+  pages.write_page(str(tmp_path), SECTIONS, RUNS)
   pages.check_folder(str(tmp_path))
-  pages.write_page(str(tmp_path), SECTIONS[:1])
-  assert not os.listdir(tmp_path / 'tables') and not os.listdir(tmp_path / 'figures')
+  pages.write_page(str(tmp_path), SECTIONS[:1], RUNS)
+  assert not os.listdir(tmp_path / 'figures')
 
 
 def test_folders_that_cannot_hold_a_report(tmp_path):

@@ -6,6 +6,7 @@ import os
 import numpy as np
 import pytest
 
+from experiments.reporting import naming
 from experiments.reporting import runs as runs_lib
 from tests.experiments.reporting import factory
 
@@ -18,7 +19,7 @@ def test_a_whole_run(tmp_path):
   factory.write_run(tmp_path / 'run', accuracy=0.8, seed=7, algorithm='layerwise')
   run, left_out = runs_lib.load_run(str(tmp_path / 'run'))
   assert not left_out
-  assert (run.seed, run.algorithm, run.rounds, run.ended) == (7, 'layerwise', 10, True)
+  assert (run.row()['seed'], run.algorithm, run.rounds, run.ended) == (7, 'layerwise', 10, True)
   assert run.test_accuracy == 0.8
   assert len(run.counts) == 10 and run.counts.sum() == 40
   assert run.nominal_epsilon.sum() == pytest.approx(40 * 0.6)
@@ -150,23 +151,35 @@ def test_with_other_noise_or_none_there_is_no_nominal_epsilon(tmp_path, run):
   assert runs_lib.load_run(str(tmp_path / 'run'))[0].nominal_epsilon is None
 
 
-def test_cumulative_epsilon_of_some_clients(tmp_path):
-  # Round 1: clients 0 and 2; round 2: nobody; round 3: client 2.
-  folder = factory.write_run(tmp_path / 'run', num_clients=4, rounds_run=3)
-  with np.load(folder / 'ledger.npz') as kept:
-    arrays = dict(kept)
-  arrays.update(
-    offsets=np.array([0, 2, 2, 3]),
-    clients=np.array([0, 2, 2], np.int32),
-    budgets=np.array([0.1, 0.2, 0.4]),
-    weights=np.ones(3),
-  )
-  np.savez(folder / 'ledger.npz', **arrays)
-  run, left_out = runs_lib.load_run(str(folder))
-  assert not left_out
-  assert run.counts.tolist() == [1, 0, 2, 0]
-  np.testing.assert_allclose(run.nominal_epsilon, [0.1, 0, 0.6, 0])
-  np.testing.assert_allclose(run.cumulative_epsilon(np.array([2, 3])), [0.1, 0.1, 0.3])
+def test_what_those_who_came_most_and_least_have_spent(tmp_path):
+  factory.write_run(tmp_path / 'run', num_clients=100, cohort_size=30, algorithm='fixed_dp')
+  run, _ = runs_lib.load_run(str(tmp_path / 'run'))
+  counts = np.sort(run.counts)
+  row = run.row()
+  assert row['nominal_most'] == pytest.approx(0.6 * counts[-20:].mean())
+  assert row['nominal_least'] == pytest.approx(0.6 * counts[:20].mean())
+
+
+def test_a_row_has_what_was_measured(tmp_path):
+  folder = factory.write_run(tmp_path / 'run', curve=[0.5, 0.95, 0.9], rounds_run=3, seconds=1.5, up_bytes=4000)
+  row = runs_lib.load_run(str(folder))[0].row()
+  assert (row['rounds_to_90'], row['seconds'], row['minutes'], row['up_kilobytes']) == (2.0, 1.5, 4.5 / 60, 4.0)
+  assert (row['noise_norm'], row['root_dimension'], row['covers']) == (2.0, pytest.approx(20), None)
+
+
+def test_rounds_to_an_accuracy_that_was_not_reached_are_infinite(tmp_path):
+  folder = factory.write_run(tmp_path / 'run', curve=[0.5, 0.89], rounds_run=2)
+  assert runs_lib.load_run(str(folder))[0].row()['rounds_to_90'] == np.inf
+
+
+class TestJain:
+  @pytest.mark.parametrize('values, expected', [([1, 1, 1, 1], 1), ([4, 0, 0, 0], 0.25), ([1, 3], 16 / 20)])
+  def test_index(self, values, expected):
+    assert runs_lib.jain(np.array(values, float)) == pytest.approx(expected)
+
+  def test_of_nothing(self):
+    assert runs_lib.jain(None) is None
+    assert runs_lib.jain(np.zeros(3)) is None
 
 
 @pytest.mark.parametrize(
@@ -178,7 +191,6 @@ def test_cumulative_epsilon_of_some_clients(tmp_path):
     ('partition', 'dirichlet:alpha=0.50', 'dirichlet:alpha=0.5'),
     ('algorithm', 'fixed_dp:clip=1.0', 'fixed_dp'),
     ('algorithm', 'fixed_dp:clip=0.50', 'fixed_dp:clip=0.5'),
-    ('algorithm', 'certified:weights=uniform,clip=0.5', 'certified:clip=0.5,noise=ar1,weights=uniform'),
     ('algorithm', 'retired:clip=2.0', 'retired:clip=2.0'),
     ('epsilon', 6.0, 6),
     ('epsilon', 0.5, 0.5),
@@ -187,4 +199,17 @@ def test_cumulative_epsilon_of_some_clients(tmp_path):
   ],
 )
 def test_canonical(flag, value, expected):
-  assert runs_lib.canonical(flag, value) == expected
+  assert naming.canonical(flag, value) == expected
+
+
+@pytest.mark.parametrize(
+  'spec, is_secret, expected',
+  [
+    ('certified:weights=uniform,clip=0.5', False, 'certified:clip=0.5,noise=ar1,weights=uniform'),
+    ('certified', False, 'certified:noise=ar1,weights=online'),
+    ('certified:clip=0.5', True, 'certified:clip=0.5,noise=independent'),
+  ],
+)
+def test_what_suits_a_method_is_written_out(spec, is_secret, expected):
+  assert naming.canonical_algorithm(spec, is_secret) == expected
+  assert naming.canonical_algorithm(expected, is_secret) == expected

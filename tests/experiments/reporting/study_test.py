@@ -1,24 +1,22 @@
 """Runs in groups: like with like, nothing averaged that differs, and tables that say how their rows differ."""
 
-import math
-
-import numpy as np
 import pytest
 
-from experiments.reporting import pages
 from experiments.reporting import study
 from tests.experiments.reporting import factory
 
+VALUE = study.Measure('value', lambda group: 1)
+
 
 def _methods(families):
-  return [[group.method for group in members] for members in families]
+  return [[group.method for group in family.groups] for family in families]
 
 
 class TestGroups:
   def test_seeds_of_one_setting_are_a_group(self, groups_of):
     (group,) = groups_of(*factory.seeds(42, 123, 999, accuracy=[0.9, 0.8, 0.7], noise_seed=[1, 2, None]))
     assert group.origin == {'seeds': '3 (42, 123, 999)', 'rounds': '10 of 10'}
-    assert str(group.accuracy()) == '80.00 ± 10.00'
+    assert str(group.accuracy()) == '80.00 ± 24.84'  # 4.303·10/√3
 
   def test_ways_to_write_a_flag_are_one_setting(self, groups_of):
     groups = groups_of(
@@ -55,7 +53,7 @@ class TestGroups:
 
   def test_runs_of_fewer_rounds_are_left_out(self, tmp_path):
     (group,), left_out = factory.collected(tmp_path, {'seed': 1, 'rounds_run': 4}, {'seed': 2, 'rounds_run': 6})
-    assert [run.seed for run in group.runs] == [2]
+    assert list(group.runs['seed']) == [2]
     assert group.origin['rounds'] == '6 of 10 (stopped early)'
     assert left_out[0].reason.startswith('4 rounds, others of its setting 6')
 
@@ -90,7 +88,7 @@ class TestFamilies:
     groups = groups_of({'algorithm': 'quap'}, {'algorithm': 'fixed_dp'}, {'algorithm': 'quap', 'epsilon': 3})
     families = study.families(groups, 'algorithm')
     assert _methods(families) == [['quap', 'fixed_dp'], ['quap']]
-    assert [family.title for family in study.titled(families, 'algorithm')] == ['MNIST, ε = 6', 'MNIST, ε = 3']
+    assert [family.title for family in families] == ['MNIST, ε = 6', 'MNIST, ε = 3']
     assert len(study.families(groups, 'algorithm', at_least=2)) == 1
 
   def test_a_method_is_beside_all_that_differ_in_flags_it_does_not_read(self, groups_of):
@@ -107,13 +105,13 @@ class TestFamilies:
 
   def test_a_place_shows_the_setting_with_most_methods(self, groups_of):
     groups = groups_of({'epsilon': 3}, {}, {'algorithm': 'fixed_dp'}, {'participation': 'uniform'})
-    assert _methods(family.groups for family in study.places(groups)) == [['quap', 'fixed_dp'], ['quap']]
+    assert _methods(study.places(groups)) == [['quap', 'fixed_dp'], ['quap']]
 
 
 class TestTables:
   def test_a_setting_names_what_differs_from_most_rows(self, groups_of):
     groups = groups_of({}, {'seed': 1, 'epsilon': 3}, {'algorithm': 'fixed_dp'})
-    blocks = study.by_group('t', 'A table', groups, lambda group: {'value': 1})
+    blocks = study.by_dataset('t', 'A table', groups, [VALUE])
     assert [(row['method'], row['setting']) for row in factory.table(blocks, 't')] == [
       ('QuAP-FL', '-'),
       ('QuAP-FL', 'ε = 3'),
@@ -122,13 +120,13 @@ class TestTables:
     assert 'Unless its setting says otherwise, a row has ε = 6.' in factory.text(blocks)
 
   def test_without_a_majority_every_row_says_its_value(self, groups_of):
-    blocks = study.by_group('t', '', groups_of({}, {'epsilon': 3}), lambda group: {'value': 1})
+    blocks = study.by_dataset('t', '', groups_of({}, {'epsilon': 3}), [VALUE])
     assert [row['setting'] for row in factory.table(blocks, 't')] == ['ε = 6', 'ε = 3']
 
-  def test_a_flag_with_a_column_of_its_own_is_no_setting(self, groups_of):
+  def test_a_flag_that_another_cell_states_is_no_setting(self, groups_of):
     groups = groups_of({'epsilon': 10}, {'epsilon': 3})
-    rows = factory.table(study.by_group('t', '', groups, lambda group: {'value': 1}, 'epsilon'), 't')
-    assert [row['ε'] for row in rows] == ['3', '10'] and 'setting' not in rows[0]
+    rows = factory.table(study.by_dataset('t', '', groups, [VALUE], 'epsilon'), 't')
+    assert 'setting' not in rows[0]
 
   def test_parameters_of_a_method_are_named_where_they_differ(self, groups_of):
     groups = groups_of(
@@ -136,7 +134,7 @@ class TestTables:
         {'algorithm': f'certified:clip=0.5,weights={w}', 'certified_epsilon': 3.0} for w in ('uniform', 'participation')
       )
     )
-    rows = factory.table(study.by_group('t', '', groups, lambda group: {}), 't')
+    rows = factory.table(study.by_dataset('t', '', groups, []), 't')
     assert [row['method'] for row in rows] == [
       'Certified QuAP-FL (weights by participation)',
       'Certified QuAP-FL (equal weights)',
@@ -144,36 +142,26 @@ class TestTables:
 
   def test_unequal_rounds_are_named(self, groups_of):
     groups = groups_of({'rounds_run': 5}, {'algorithm': 'fixed_dp'})
-    assert 'compare only rows with equal rounds' in factory.text(study.by_group('t', '', groups, lambda group: {}))
+    assert 'compare only rows with equal rounds' in factory.text(study.by_dataset('t', '', groups, []))
 
-  def test_measured_beside_printed(self, groups_of):
-    groups = groups_of({'accuracy': 0.8})
-    printed = pages.Quantity(93.3, 0.1, digits=1)
-    (row,) = study.beside('accuracy', printed, groups, 'quap', {'dataset': 'mnist'})
-    assert (row.last['difference'], row.group) == ('-13.30', groups[0])
-    (row,) = study.beside('accuracy', printed, [], 'quap', {'dataset': 'mnist'})
-    assert row.last['measured: accuracy'] == 'not run'
+  def test_secret_cohorts_do_not_have_the_weights_of_public_ones(self, groups_of):
+    secret = {'cohort_seed': 'secret', 'participation': 'bernoulli:q=0.4'}
+    groups = groups_of(
+      {'algorithm': 'certified', **secret},
+      *({'algorithm': f'certified:weights={w},noise=independent'} for w in ('online', 'uniform')),
+    )
+    rows = factory.table(study.by_dataset('t', '', groups, []), 't')
+    assert {row['method'] for row in rows if 'secret' in row['setting']} == {
+      'Certified QuAP-FL (weights by the rates of the coins)'
+    }
+
+  def test_a_printed_figure_stands_alongside_the_measured_one(self, groups_of):
+    measure = study.Measure('accuracy', 'accuracy', 1, printed=lambda group: 93.3)
+    (row,) = factory.table(study.by_dataset('t', '', groups_of({'accuracy': 0.8}), [measure]), 't')
+    assert (row['accuracy'], row['accuracy in the documents']) == ('80.0', '93.3')
 
 
-class TestStatistics:
-  def test_mean_and_sample_deviation(self):
-    found = study.over([1.0, None, 2.0, float('nan'), 6.0], digits=1)
-    assert (found.mean, found.count) == (3.0, 3)
-    assert found.deviation == pytest.approx(math.sqrt(7))  # (4 + 1 + 9) / 2
-    assert str(found) == '3.0 ± 2.6'
-
-  def test_one_value_has_no_deviation(self):
-    assert str(study.over([0.5])) == '0.50'
-    assert study.over([None]) is None
-
-  @pytest.mark.parametrize('values, expected', [([1, 1, 1, 1], 1), ([4, 0, 0, 0], 0.25), ([1, 3], 16 / 20)])
-  def test_jain(self, values, expected):
-    assert study.jain(np.array(values, float)) == pytest.approx(expected)
-
-  def test_jain_of_nothing(self):
-    assert study.jain(None) is None
-    assert study.jain(np.zeros(3)) is None
-
+class TestDifferences:
   def test_differences_are_of_one_seed_each_also_where_a_method_has_no_run_of_it(self, groups_of):
     ours = [dict(seed=seed, accuracy=accuracy) for seed, accuracy in ((1, 0.5), (2, 0.6), (3, 0.8), (4, 0.9))]
     theirs = [{**one, 'algorithm': 'fixed_dp', 'accuracy': one['accuracy'] - 0.1} for one in ours[1:]]
@@ -181,15 +169,4 @@ class TestStatistics:
     assert (group.method, reference.method) == ('quap', 'fixed_dp')
     difference = study.minus(group, reference)
     assert (difference.mean, difference.count) == (pytest.approx(10), 3)
-    assert difference.deviation == pytest.approx(0, abs=1e-9)
-
-  def test_paired_t(self):
-    # Differences 1, 2, 3: mean 2, deviation 1, t = 2·√3 with 2 degrees of freedom: p = 1 - t/√(2 + t²).
-    difference, p = study.paired_test([2, 4, 6], [1, 2, 3])
-    t = 2 * math.sqrt(3)
-    assert difference.mean == 2
-    assert p == pytest.approx(1 - t / math.sqrt(2 + t * t))
-
-  @pytest.mark.parametrize('left, right', [([2], [1]), ([0.3, 0.4], [0.2, 0.3])])
-  def test_no_p_of_one_pair_or_of_equal_differences(self, left, right):
-    assert study.paired_test(left, right)[1] is None
+    assert difference.half == pytest.approx(0, abs=1e-9)

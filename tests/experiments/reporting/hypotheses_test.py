@@ -2,8 +2,8 @@
 
 import pytest
 
+from experiments.reporting import hypotheses
 from experiments.reporting import published
-from experiments.reporting.sections import hypotheses
 from tests.experiments.reporting import factory
 
 SEEDS = (1, 2, 3)
@@ -27,7 +27,7 @@ def _accuracies(tmp_path, quap, fixed, **flags):
     ([0.90, 0.92, 0.91], [0.80, 0.81, 0.82], 'confirmed'),
     ([0.80, 0.81, 0.82], [0.90, 0.92, 0.91], 'not confirmed'),
     ([0.90, 0.70, 0.85], [0.80, 0.81, 0.82], 'not confirmed'),
-    ([0.90], [0.80], 'not enough runs'),
+    ([0.90, 0.91], [0.80, 0.82], 'not enough runs'),
   ],
 )
 def test_h1_flips_with_the_accuracies(tmp_path, quap, fixed, verdict):
@@ -37,9 +37,10 @@ def test_h1_flips_with_the_accuracies(tmp_path, quap, fixed, verdict):
   assert f'**{claim}: {verdict}.**' in factory.text(hypotheses.build(groups))
 
 
-def test_one_pair_gives_no_p(tmp_path):
-  (row,) = factory.table(hypotheses.build(_accuracies(tmp_path, [0.9], [0.8])), 'h1')
-  assert (row['p'], row['difference']) == ('none', '10.00')
+def test_the_difference_has_the_interval_that_decides(tmp_path):
+  (row,) = factory.table(hypotheses.build(_accuracies(tmp_path, [0.9, 0.91, 0.95], [0.8, 0.8, 0.8])), 'h1')
+  # The differences are 10, 11 and 15; their deviation is 2.646.
+  assert row['difference'] == f'12.00 ± {4.302653 * 2.645751 / 3**0.5:.2f}'
 
 
 def test_pairs_are_of_one_seed_and_length(groups_of):
@@ -48,7 +49,7 @@ def test_pairs_are_of_one_seed_and_length(groups_of):
     *factory.seeds(2, 3, 4, accuracy=[0.8, 0.82, 0.83], algorithm='fixed_dp'),
   )
   (row,) = factory.table(hypotheses.build(groups), 'h1')
-  assert (row['pairs'], row['QuAP-FL']) == ('2', '91.50 ± 0.71')
+  assert (row['pairs'], row['QuAP-FL']) == ('2', '91.50')
   groups = groups_of(*factory.seeds(1, 2, rounds_run=5), *factory.seeds(1, 2, algorithm='fixed_dp'))
   assert not hypotheses.build(groups)
 
@@ -84,8 +85,8 @@ def test_h3_flips_with_the_noise(groups_of, layerwise, verdict):
 
 def test_h3_separates_the_dimension_from_the_deviation(groups_of):
   groups = groups_of(
-    *factory.seeds(1, 2, noise_norm=1.0, sigma=0.05),
-    *factory.seeds(1, 2, noise_norm=30.0, sigma=0.1, algorithm='adaptive_budget_clip'),
+    *factory.seeds(*SEEDS, noise_norm=1.0, sigma=0.05),
+    *factory.seeds(*SEEDS, noise_norm=30.0, sigma=0.1, algorithm='adaptive_budget_clip'),
   )
   (row,) = factory.table(hypotheses.build(groups), 'h3')
   assert (row['full / layer-wise'], row['of which √(d/d_c)']) == ('30.0 ± 0.0', '15.0 ± 0.0')
@@ -93,5 +94,5 @@ def test_h3_separates_the_dimension_from_the_deviation(groups_of):
 
 
 def test_a_hypothesis_without_pairs_says_so_beside_the_others(tmp_path):
-  text = factory.text(hypotheses.build(_accuracies(tmp_path, [0.9, 0.91], [0.8, 0.82])))
+  text = factory.text(hypotheses.build(_accuracies(tmp_path, [0.9, 0.91, 0.92], [0.8, 0.82, 0.81])))
   assert text.count(': not enough runs.**') == 2

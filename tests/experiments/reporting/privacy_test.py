@@ -5,10 +5,16 @@ import json
 import numpy as np
 import pytest
 
-from experiments.reporting.sections import privacy
+from experiments.reporting import privacy
+from experiments.reporting import sections
+from experiments.reporting import study
 from tests.experiments.reporting import factory
 
 NOTE = factory.IDEAL
+
+
+def _footnotes(groups):
+  return privacy.footnotes(study.runs_table(groups))
 
 
 class TestFormal:
@@ -16,8 +22,8 @@ class TestFormal:
   def test_only_a_run_that_says_so_itself_has_an_epsilon_of_the_model(self, groups_of, covers):
     (group,) = groups_of({'covers': covers})
     figure_of_the_weights = covers == 'weights without the logs'
-    assert (privacy.formal_text(group) == privacy.NO_FINITE) != figure_of_the_weights
-    assert privacy.whole_model_epsilon(group.runs[0]) is None
+    assert (privacy.formal_text(group.runs) == privacy.NO_FINITE) != figure_of_the_weights
+    assert not group.is_whole
 
   @pytest.mark.parametrize(
     'change',
@@ -28,12 +34,12 @@ class TestFormal:
     folder = factory.write_run(tmp_path / 'run', covers='released model')
     formal = json.loads((folder / 'summary.json').read_text())['formal']
     factory.change_json(folder / 'summary.json', formal={**formal, 'figures': change(formal['figures'])})
-    assert privacy.formal_text(factory.groups_of(tmp_path)[0]) == privacy.NO_FINITE
+    assert privacy.formal_text(factory.groups_of(tmp_path)[0].runs) == privacy.NO_FINITE
 
   def test_a_summary_that_contradicts_itself_claims_nothing(self, tmp_path):
     folder = factory.write_run(tmp_path / 'run', covers='released model')
     factory.change_json(folder / 'summary.json', model_protected=False)
-    assert privacy.formal_text(factory.groups_of(tmp_path)[0]) == privacy.NO_FINITE
+    assert privacy.formal_text(factory.groups_of(tmp_path)[0].runs) == privacy.NO_FINITE
 
   @pytest.mark.parametrize(
     'epsilon, text',
@@ -42,31 +48,31 @@ class TestFormal:
   )
   def test_of_the_weights(self, groups_of, epsilon, text):
     (group,) = groups_of({'covers': 'weights without the logs', 'epsilon_max': epsilon})
-    assert privacy.formal_text(group) == f'weights only, if the logs stay secret: ε = {text}'
+    assert privacy.formal_text(group.runs) == f'weights only, if the logs stay secret: ε = {text}'
 
   def test_an_amplified_figure_counts_where_cohorts_are_secret(self, groups_of):
     (group,) = groups_of({'covers': 'released model', 'epsilon_max': 3.0, 'cohort_seed': 'secret'})
-    assert privacy.formal_text(group) == 'released model: ε = 0.3 (RDP, cohorts secret)'
-    assert privacy.footnotes([group])[0].endswith('Amplification by sampling: by Poisson sampling.')
+    assert privacy.formal_text(group.runs) == 'released model: ε = 0.3 (RDP, cohorts secret)'
+    assert privacy.footnotes(group.runs)[0].endswith('Amplification by sampling: by Poisson sampling.')
 
   def test_the_figure_without_amplification_and_the_worst_seed(self, groups_of):
     (group,) = groups_of(*factory.seeds(1, 2, covers='released model', epsilon_max=[2.0, 2.5]))
-    assert privacy.formal_text(group) == 'released model: ε = 2.5 (exact accounting)'
-    assert [privacy.whole_model_epsilon(run) for run in group.runs] == [2.0, 2.5]
+    assert privacy.formal_text(group.runs) == 'released model: ε = 2.5 (exact accounting)'
+    assert list(group.runs['formal_epsilon']) == [2.0, 2.5]
 
   def test_one_seed_without_a_claim_spoils_it(self, groups_of):
     (group,) = groups_of(*factory.seeds(1, 2, covers=['released model', None]))
-    assert privacy.formal_text(group) == privacy.NO_FINITE
+    assert privacy.formal_text(group.runs) == privacy.NO_FINITE
 
   def test_a_certificate(self, groups_of):
     (group,) = groups_of({'algorithm': 'certified', 'certified_epsilon': 2.97})
-    assert privacy.formal_text(group) == 'released model: ε = 2.97 (certificate.json)'
-    assert privacy.whole_model_epsilon(group.runs[0]) == 2.97
+    assert privacy.formal_text(group.runs) == 'released model: ε = 2.97 (certificate.json)'
+    assert list(group.runs['formal_epsilon']) == [2.97]
 
   def test_a_damaged_certificate_claims_nothing(self, tmp_path):
     folder = factory.write_run(tmp_path / 'run', algorithm='certified', certified_epsilon=3.0, covers='released model')
     factory.write_json(folder / 'certificate' / 'certificate.json', {'achieved': 'all'})
-    assert privacy.formal_text(factory.groups_of(tmp_path)[0]) == privacy.NO_FINITE
+    assert privacy.formal_text(factory.groups_of(tmp_path)[0].runs) == privacy.NO_FINITE
 
 
 class TestStoppedEarly:
@@ -76,11 +82,11 @@ class TestStoppedEarly:
     (group,) = groups_of(
       *factory.seeds(1, 2, covers='released model', rounds_run=4, epsilon_max=[2.0, 2.5], reading=[0.61, 0.5])
     )
-    assert privacy.formal_text(group) == (
+    assert privacy.formal_text(group.runs) == (
       'released model: ε = 2.5 (exact accounting), for all planned rounds; reading of those that ran, no guarantee: '
       '0.61'
     )
-    assert [privacy.whole_model_epsilon(run) for run in group.runs] == [2.0, 2.5]
+    assert list(group.runs['formal_epsilon']) == [2.0, 2.5]
 
   def test_a_certificate(self, groups_of):
     (group,) = groups_of(
@@ -88,7 +94,7 @@ class TestStoppedEarly:
         algorithm='certified', covers='released model', rounds_run=4, epsilon=3.0, certified_epsilon=0.9, reading=0.9
       )
     )
-    assert privacy.formal_text(group) == (
+    assert privacy.formal_text(group.runs) == (
       'released model: ε = 3 (certificate.json), for all planned rounds; reading of those that ran, no guarantee: '
       '0.9'
     )
@@ -96,11 +102,11 @@ class TestStoppedEarly:
 
 class TestFootnotes:
   def test_name_unit_relation_delta_and_amplification(self, groups_of):
-    assert privacy.footnotes(groups_of({'covers': 'released model'})) == [
+    assert _footnotes(groups_of({'covers': 'released model'})) == [
       'Formal figures hold for one client. Neighbouring datasets: zero out one client. Total δ: 1e-05. '
       'Amplification by sampling: none.'
     ]
-    assert privacy.footnotes(groups_of({})) == ['No run has a formal figure.']
+    assert _footnotes(groups_of({})) == ['No run has a formal figure.']
 
   @pytest.mark.parametrize(
     'algorithm, noise_note, marked',
@@ -109,15 +115,15 @@ class TestFootnotes:
   def test_figures_for_ideal_noise_are_marked(self, groups_of, algorithm, noise_note, marked):
     more = {'notes': ['For ideal Gaussian noise, by another sentence.'], 'noise_note': noise_note}
     groups = groups_of({'algorithm': algorithm, 'covers': 'released model', **more})
-    assert privacy.formal_text(groups[0]).endswith(privacy.IDEAL) == marked
-    found = [note for note in privacy.footnotes(groups) if note.startswith(privacy.IDEAL)]
+    assert privacy.formal_text(groups[0].runs).endswith(privacy.IDEAL) == marked
+    found = [note for note in _footnotes(groups) if note.startswith(privacy.IDEAL)]
     assert len(found) == marked and all('ideal Gaussian noise' in note for note in found)
 
 
 def _tables(groups):
   """The rows of the table of what clients did, and of the one of what they spent."""
-  blocks = privacy.by_participation('t', groups)
-  return factory.table(blocks, 't'), factory.table(blocks, 't_results')
+  blocks = sections.clients(groups)
+  return factory.table(blocks, 'thirds_did'), factory.table(blocks, 'thirds_spent')
 
 
 class TestParticipationGroups:
@@ -125,25 +131,14 @@ class TestParticipationGroups:
     groups = groups_of(
       {'algorithm': 'certified', 'covers': 'released model', 'certified_epsilon': 3.0, 'num_clients': 9}
     )
-    did, results = privacy.by_participation('t', groups)
-    assert [did.name, results.name] == ['t', 't_results']
-    assert {name.partition(':')[0] for name in did.frame if ':' in name} == {
-      'rounds taken part in',
-      'weight contributed',
-    }
-    assert {name.partition(':')[0] for name in results.frame if ':' in name} == {'formal ε', 'accuracy (%)'}
-
-  def test_a_table_without_figures_is_left_out(self, groups_of):
-    groups = groups_of(
-      {'algorithm': 'fedavg', 'noise_norm': 0, 'num_clients': 9, 'clients': {'test_accuracy': [''] * 9}}
-    )
-    (did,) = privacy.by_participation('t', groups)
-    assert did.name == 't'
+    (did,), (spent,) = _tables(groups)
+    assert {name.partition(':')[0] for name in did if ':' in name} == {'rounds taken part in', 'weight contributed'}
+    assert {name.partition(':')[0] for name in spent if ':' in name} == {'formal ε', 'accuracy (%)'}
 
   def test_thirds_by_rounds_taken_part_in(self, groups_of):
     groups = groups_of({'algorithm': 'fixed_dp', 'num_clients': 9})
     did, results = _tables(groups)
-    counts = np.sort(groups[0].runs[0].counts)
+    counts = np.sort(groups[0].folders[0].counts)
     for which, third in zip(('rare', 'middle', 'frequent'), np.split(counts, 3)):
       assert did[0][f'rounds taken part in: {which}'] == f'{third.mean():.1f}'
       found, expected = results[0][f'nominal ε: {which}'], 0.6 * third.mean()
@@ -155,7 +150,7 @@ class TestParticipationGroups:
     more = {'examples': range(100, 109), 'test_accuracy': [0.5] * 4 + [''] * 2 + [0.9] * 3}
     groups = groups_of({'num_clients': 9, 'clients': more})
     (did,), (results,) = _tables(groups)
-    order = np.argsort(groups[0].runs[0].counts, kind='stable')
+    order = np.argsort(groups[0].folders[0].counts, kind='stable')
     known = np.array([0.5] * 4 + [np.nan] * 2 + [0.9] * 3)
     assert did['examples: rare'] == f'{100 + order[:3].mean():.0f}'
     assert results['accuracy (%): frequent'] == f'{100 * np.nanmean(known[order[6:]]):.1f}'
@@ -163,7 +158,7 @@ class TestParticipationGroups:
   def test_what_certified_clients_contributed(self, groups_of):
     groups = groups_of({'algorithm': 'certified:weights=uniform', 'num_clients': 9})
     (row,), _ = _tables(groups)
-    (run,) = groups[0].runs
+    (run,) = groups[0].folders
     state = run.ledger.state_dict()
     total = sum(float(row[f'weight contributed: {third}']) for third in ('rare', 'middle', 'frequent'))
     assert 3 * total == pytest.approx(state['weights'].sum(), abs=0.5) and total > 0
@@ -179,7 +174,7 @@ class TestParticipationGroups:
     )
     _, results = _tables(groups)
     rows = {row['method']: row for row in results}
-    order = np.argsort(groups[0].runs[0].counts, kind='stable')
+    order = np.argsort(groups[0].folders[0].counts, kind='stable')
     assert rows['TFF DP-FedAvg']['formal ε: rare'] == f'{np.linspace(0, 3, 9)[order[:3]].mean():.2f}'
     assert rows['Fixed-DP']['formal ε: rare'] == '-'
 
@@ -187,9 +182,9 @@ class TestParticipationGroups:
     folder = factory.write_run(tmp_path / 'run', algorithm='tff_dp_fedavg', covers='released model', num_clients=9)
     lines = (folder / 'clients.csv').read_text().splitlines()
     (folder / 'clients.csv').write_text('\n'.join([*lines[:-1], lines[-1].rpartition(',')[0] + ',']) + '\n')
-    blocks = privacy.by_participation('t', factory.groups_of(tmp_path))
-    assert factory.table(blocks, 't')
-    assert not any('formal' in name for block in blocks for name in getattr(block, 'frame', ()))
+    _, (row,) = _tables(factory.groups_of(tmp_path))
+    assert not any(name.startswith('formal ε:') for name in row)
 
   def test_where_everyone_takes_part_equally_often_there_are_no_groups(self, groups_of):
-    assert privacy.by_participation('t', groups_of({'cohort_size': 10})) == []
+    names = [block.name for block in sections.clients(groups_of({'cohort_size': 10})) if not isinstance(block, str)]
+    assert names == ['clients']
