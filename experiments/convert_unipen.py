@@ -7,6 +7,8 @@ and 1c). The file holds x, uint8[n, 28, 28] with 255 for ink, y in the order of 
 of the person who wrote. Names of writers are not in it. Exit status: 0, or 1 for wrong input.
 """
 
+import os
+
 from absl import flags
 import numpy as np
 
@@ -28,6 +30,8 @@ def main(argv: list[str]) -> int:
   for name in ('release', 'output'):
     if not _FLAGS[name].value:
       raise ValueError(f'--{name} is missing. {_FLAGS[name].help}')
+  # Before the minutes that drawing takes.
+  os.makedirs(os.path.dirname(os.path.abspath(_OUTPUT.value)), exist_ok=True)
   file = unipen_release.drawn(unipen_release.read_release(_RELEASE.value))
   files.write(_OUTPUT.value, files.npz(file._asdict()))
   print(f'{_OUTPUT.value}: {len(file.y):,} characters of {len(np.unique(file.writer))} writers. {unipen.PROVENANCE}')

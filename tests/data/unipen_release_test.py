@@ -75,7 +75,7 @@ def test_a_segment_may_begin_and_end_within_a_component(release):
 
 
 def test_what_cannot_be_drawn_or_is_there_twice_is_left_out(release):
-  segments = ['9 ? "a"', '2 ? "b"', '0:0-0:0 ? "c"', '3 ? ";"']
+  segments = ['9 ? "a"', '0-9 ? "d"', '2 ? "b"', '0:0-0:0 ? "c"', '3 ? ";"']
   folder = release('\n'.join(f'.SEGMENT CHARACTER {segment}' for segment in segments), category='1c')
   assert sorted(_read(folder)) == [1, 29]
   release('.SEGMENT CHARACTER 3 ? "1"', name='two', strokes=_STROKES.replace('ann', 'bob'))
@@ -126,10 +126,10 @@ def test_ink_is_in_the_middle_upright_and_as_wide_as_the_writers_pen():
 
 def test_the_program_writes_the_file_that_the_loader_reads(release, tmp_path, capsys):
   release('.SEGMENT CHARACTER 3 ? "1"', name='two', strokes=_STROKES.replace('ann', 'bob').replace('100 200', '90 200'))
-  output = tmp_path / unipen.FILENAME
+  output = tmp_path / 'new' / unipen.FILENAME
   assert command_line.status_of(convert_unipen.main, ['', f'--release={tmp_path}', f'--output={output}']) == 0
   assert '3 characters of 2 writers' in capsys.readouterr().out
-  file = unipen.read_unipen(str(tmp_path))
+  file = unipen.read_unipen(str(tmp_path / 'new'))
   assert file.y.tolist() == [1, 29, 1] and file.writer.tolist() == [0, 0, 1]
   assert 'ann' not in pathlib.Path(output).read_bytes().decode('latin-1')
 
