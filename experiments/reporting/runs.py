@@ -29,7 +29,7 @@ _SPENT = ('rounds', 'nominal_', 'formal_')
 _MEANS = ('noise_norm', 'signal_norm', 'noise_to_signal', 'sigma')
 # Columns of runs.csv that only some runs have.
 _OPTIONAL = (
-  'root_dimension rounds_to_90 seconds minutes jain_accuracy nominal nominal_mean nominal_delta nominal_deviation '
+  'rounds_to_90 seconds minutes jain_accuracy nominal nominal_mean nominal_delta nominal_deviation '
   'nominal_spread nominal_most nominal_least'
 ).split()
 # Thirds of the clients, by the rounds in which they took part.
@@ -162,8 +162,7 @@ class RunFolder:
     for way in ('up', 'down'):
       bytes_sent = _mean(self.curve(f'{way}_bytes_per_client'))
       found[f'{way}_kilobytes'] = None if bytes_sent is None else bytes_sent / 1e3
-    if found['sigma']:
-      found['root_dimension'] = _mean(self.metrics['noise_norm'] / self.metrics['sigma'])
+    found['root_dimension'] = _mean(self.curve('noise_norm') / self.curve('sigma'))
     if len(tests):
       above = tests.index[tests >= 0.9]
       found['rounds_to_90'] = float(above[0]) if len(above) else np.inf

@@ -167,6 +167,13 @@ def test_a_row_has_what_was_measured(tmp_path):
   assert (row['noise_norm'], row['root_dimension'], row['covers']) == (2.0, pytest.approx(20), None)
 
 
+def test_a_row_does_without_columns_that_are_missing(tmp_path):
+  folder = factory.write_run(tmp_path / 'run')
+  (folder / 'metrics.csv').write_text('round,sigma\n1,0.5\n')
+  row = runs_lib.load_run(str(folder))[0].row()
+  assert (row['sigma'], row['noise_norm'], row['root_dimension'], row['seconds']) == (0.5, None, None, None)
+
+
 def test_rounds_to_an_accuracy_that_was_not_reached_are_infinite(tmp_path):
   folder = factory.write_run(tmp_path / 'run', curve=[0.5, 0.89], rounds_run=2)
   assert runs_lib.load_run(str(folder))[0].row()['rounds_to_90'] == np.inf
