@@ -58,16 +58,17 @@ class GeometricMedian(aggregators.Aggregator):
   def centre(self, updates: list[tf.Tensor]) -> list[tf.Tensor]:
     point = [tf.reduce_mean(one, axis=0) for one in updates]
     for _ in range(self.iterations):
-      squares = tf.add_n(
-        [
-          tf.reduce_sum(tf.square(tf.cast(one - own, tf.float64)), axis=list(range(1, one.shape.rank)))
-          for one, own in zip(updates, point)
-        ]
-      )
+      squares = tf.add_n([_squared_distances(one, centre) for one, centre in zip(updates, point)])
       weights = 1.0 / tf.maximum(tf.sqrt(squares), tf.constant(self.smoothing, tf.float64))
       weights /= tf.reduce_sum(weights)
       point = [tf.tensordot(tf.cast(weights, one.dtype), one, 1) for one in updates]
     return point
+
+
+def _squared_distances(values: tf.Tensor, centre: tf.Tensor) -> tf.Tensor:
+  """float64[M], ‖v_i - centre‖² of float[M, …]."""
+  every_axis_but_the_first = list(range(1, values.shape.rank))
+  return tf.reduce_sum(tf.square(tf.cast(values - centre, tf.float64)), axis=every_axis_but_the_first)
 
 
 def _cut(share: float, size: tf.Tensor) -> tf.Tensor:
