@@ -70,7 +70,7 @@ _SHARES = {'held': correlation.HeldNoise(0.5), 'independent': correlation.HeldNo
 class _Reports(extensions.Extension):
   """Tells the server each client's exact norm, under any name, and says that it releases nothing."""
 
-  name: str = 'weight'
+  reported: str = 'weight'
   again: str = ''
   is_struct: bool = False
 
@@ -80,9 +80,9 @@ class _Reports(extensions.Extension):
 
   def report(self, message, own, local):
     norm = tf.linalg.global_norm(local.update)
-    norm = tf.cast(norm, tf.int64) if 'round' in self.name or self.name == 'client_id' else norm
+    norm = tf.cast(norm, tf.int64) if 'round' in self.reported or self.reported == 'client_id' else norm
     value = collections.OrderedDict(inner=norm) if self.is_struct else norm
-    return collections.OrderedDict({self.name: value, **({self.again: norm} if self.again else {})})
+    return collections.OrderedDict({self.reported: value, **({self.again: norm} if self.again else {})})
 
 
 @dataclasses.dataclass(frozen=True)
