@@ -154,8 +154,7 @@ def _pivot(
     best.setdefault(where[g], g)
   cells = []
   for g in groups:
-    accuracy = _accuracy(g)
-    cells.append((where[g], names[g], g.setting['epsilon'], accuracy, accuracy.mean))
+    cells.append((where[g], names[g], g.setting['epsilon'], g.accuracy(), g.accuracy().mean))
   table = pd.DataFrame(cells, columns=['participation', 'method', 'epsilon', 'accuracy', 'mean'])
   kept = table.groupby('method')['mean'].mean().nlargest(figures.MOST_LABELS).index
   table = table[table['method'].isin(kept)]
@@ -178,8 +177,7 @@ def _minus_best(group: Optional[study.StudyGroup], best: Optional[study.StudyGro
   """The difference in points over the seeds that both have; the best itself is said to be it."""
   if group is None or best is None:
     return None
-  difference = study.minus(group, best)
-  return 'the best' if group is best else difference and difference._replace(digits=1)
+  return 'the best' if group is best else study.minus(group, best)
 
 
 def _by_accuracy(groups: Groups) -> tuple[str, list[pages.Block]]:
@@ -194,7 +192,7 @@ def _by_accuracy(groups: Groups) -> tuple[str, list[pages.Block]]:
     words += f'; the released model of {names[own[0]]} has no finite ε'
   rows = []
   for g in own:
-    cells: dict[str, pages.Cell] = {'method': names[g], 'accuracy (%)': _accuracy(g)}
+    cells: dict[str, pages.Cell] = {'method': names[g], 'accuracy (%)': g.accuracy()}
     rows.append(cells | {'formal ε': privacy.formal_text(g.runs)} | g.origin)
   return f'{words}.', [pages.Table('finding', f'Test accuracy and formal ε: {dataset}, participation {place}', rows)]
 
@@ -205,9 +203,9 @@ def _comparison(groups: Groups, names: Mapping[study.StudyGroup, str]) -> str:
   second = others[0] if others else None
   other = next((g for g in others if g.method != best.method), second)
   if other is None:
-    return f'{names[best]} reaches {_accuracy(best)}%'
+    return f'{names[best]} reaches {best.accuracy()}%'
   gain = study.minus(best, other)
-  means = f'{_accuracy(best).mean:.1f}% against {_accuracy(other).mean:.1f}%'
+  means = f'{best.accuracy().mean:.1f}% against {other.accuracy().mean:.1f}%'
   if gain is None or gain.half is None:
     words = f'{names[best]} is ahead of {names[other]}, with {means}'
     doubt = ' (one run each)' if len(best.runs) == 1 else '; the seeds are too few to tell it from chance'
@@ -221,11 +219,7 @@ def _comparison(groups: Groups, names: Mapping[study.StudyGroup, str]) -> str:
 
 
 def _ranked(groups: Iterable[study.StudyGroup]) -> list[study.StudyGroup]:
-  return sorted(groups, key=lambda g: -_accuracy(g).mean)
-
-
-def _accuracy(group: study.StudyGroup) -> quantity.Quantity:
-  return group.accuracy()._replace(digits=1)
+  return sorted(groups, key=lambda g: -g.accuracy().mean)
 
 
 def _seeds(groups: Iterable[study.StudyGroup]) -> str:

@@ -24,7 +24,7 @@ _REPORT, _PAGE, _RUNS = 'report.md', 'index.html', 'runs.csv'
 _SAID_ONCE = set('dataset participation ε setting measured cores GPUs pairs seeds rounds'.split()) | {'total δ'}
 # A column is wide enough for this many characters of its longest cell, and of its heading. So no text has one word a
 # line, and a table that is wider than the page scrolls. Longer words than the last number may break.
-_CELL, _HEADING, _LONG_WORD = 24, 13, 25
+_CELL, _HEADING, _LONG_WORD = 18, 13, 25
 
 # A cell of a table: a text, a number, a `quantity.Quantity`, or None.
 Cell = Any

@@ -99,8 +99,9 @@ def footnotes(runs: pd.DataFrame) -> list[str]:
   with_figure = runs.dropna(subset=['unit'])
   if with_figure.empty:
     return [] if (runs['covers'] == RELEASED).any() else ['No run has a formal figure.']
-  words = {name: ' or '.join(dict.fromkeys(map(str, with_figure[name]))) for name in ('unit', 'formal_delta')}
-  words.update({name: ' or '.join(with_figure[name].unique()) for name in ('neighbours', 'amplification')})
+  words = {}
+  for name in ('unit', 'formal_delta', 'neighbours', 'amplification'):
+    words[name] = '; or '.join(dict.fromkeys(map(str, with_figure[name])))
   notes = [
     f'Formal figures hold for {words["unit"]}. Neighbouring datasets: {words["neighbours"]}. Total δ: '
     f'{words["formal_delta"]}. Amplification by sampling: {words["amplification"]}.'

@@ -41,6 +41,12 @@ def _formal(group: study.StudyGroup) -> str:
   return privacy.formal_text(group.runs)
 
 
+def _largest(group: study.StudyGroup) -> str:
+  """The largest formal ε over seeds, with the mark of ideal noise."""
+  mark = f' {privacy.IDEAL}' if (group.runs['noise_note'] != '').any() else ''
+  return rounding.up(group.runs['formal_epsilon'].max()) + mark
+
+
 def _trust(group: study.StudyGroup) -> str:
   trusted = '; '.join(sorted(group.runs['trust'].unique()))
   return f'{trusted}, cohorts secret' if group.is_secret else trusted
@@ -105,10 +111,7 @@ def clients(groups: Groups) -> list[pages.Block]:
       for heading, column, digits in columns
       for third in runs_lib.THIRDS
     ]
-    shown = []
-    for g in counted:
-      if any(measure.of(g) for measure in measures):
-        shown.append(g)
+    shown = _with_any(counted, measures)
     title = f'What rare, middle and frequent clients {words}: means over each third of the clients'
     blocks += study.by_dataset(f'thirds_{name}', title, shown, measures)
   return blocks
@@ -116,7 +119,17 @@ def clients(groups: Groups) -> list[pages.Block]:
 
 def cost(groups: Groups) -> list[pages.Block]:
   """Noise, bytes and seconds (theory document, 7.3)."""
-  return published.notes('cost', study.by_dataset('cost', 'Noise, bytes and time of a round', groups, _COST))
+  shown = _with_any(groups, _COST[:-2])  # The last two are of the machine.
+  return published.notes('cost', study.by_dataset('cost', 'Noise, bytes and time of a round', shown, _COST))
+
+
+def _with_any(groups: Groups, measures: Sequence[study.Measure]) -> list[study.StudyGroup]:
+  """The groups that have a figure of one of these kinds."""
+  shown = []
+  for g in groups:
+    if any(measure.of(g) is not None for measure in measures):
+      shown.append(g)
+  return shown
 
 
 def certified(groups: Groups) -> list[pages.Block]:
@@ -150,13 +163,12 @@ def _at_equal_epsilon(reference: study.StudyGroup) -> list[study.Measure]:
     return 'the reference' if g is reference else study.minus(g, reference)
 
   return [
-    study.Measure('ε, largest of any client', 'formal_epsilon', 3, True),
+    study.Measure('ε, largest of any client', _largest),
     study.Measure('total δ', lambda g: rounding.up(g.setting['delta'])),
     study.Measure('accuracy (%)', 'accuracy'),
     study.Measure('minus reference', difference),
     study.Measure('share of ceiling', 'share_of_ceiling'),
     study.Measure('trust', _trust),
-    study.Measure('formal ε', _formal),
   ]
 
 

@@ -194,8 +194,8 @@ def test_methods_at_an_equal_guarantee_and_where_another_wins(tmp_path):
   )
   # Student's intervals: 4.303·1/√3 and 4.303·1.528/√3.
   assert [(row['method'], row['ε = 1'], row['ε = 3'], row['minus best']) for row in rows] == [
-    ('Certified QuAP-FL', '80.0 ± 0.0', '91.0 ± 2.5', 'the best'),
-    ('TFF DP-FedAvg †', '85.0 ± 0.0', '71.3 ± 3.8', '-19.7 ± 1.4'),
+    ('Certified QuAP-FL', '80.00 ± 0.00', '91.00 ± 2.48', 'the best'),
+    ('TFF DP-FedAvg †', '85.00 ± 0.00', '71.33 ± 3.79', '-19.67 ± 1.43'),
   ]
   assert notes.startswith('† These figures hold for ideal Gaussian noise.')
   assert (
@@ -217,7 +217,7 @@ def test_two_seeds_have_no_interval(tmp_path):
     tmp_path, *factory.seeds(1, 2, accuracy=[0.9, 0.5], **_OURS), *factory.seeds(1, 2, accuracy=0.6, **_TFF)
   )
   assert 'with 70.0% against 60.0%; the seeds are too few to tell it from chance' in words
-  assert rows[0]['ε = 3'] == '70.0'
+  assert rows[0]['ε = 3'] == '70.00'
 
 
 @pytest.mark.parametrize('others, is_clear', [([0.5, 0.51, 0.9], False), ([0.5, 0.51, 0.52], True)])
@@ -232,7 +232,8 @@ def test_a_lead_within_the_interval_is_said_to_be_unclear(tmp_path, others, is_c
 def test_without_equal_guarantees_it_is_about_accuracy(tmp_path):
   words, (row,), _ = _found(tmp_path, {'dataset': 'digits', 'accuracy': 0.876})
   assert (
-    words == 'On 8×8 digits with participation Beta(2,5), QuAP-FL reaches 87.6%; no released model here has a finite ε.'
+    words
+    == 'On 8×8 digits with participation Beta(2,5), QuAP-FL reaches 87.60%; no released model here has a finite ε.'
   )
   assert row['formal ε'] == 'no finite ε for the released model'
 
@@ -253,4 +254,4 @@ def test_secret_cohorts_are_always_named(tmp_path):
 def test_of_many_methods_the_table_has_the_best(tmp_path):
   ours = [{**_OURS, 'algorithm': f'certified:clip={n}', 'accuracy': n / 20} for n in range(1, 12)]
   _, rows, _ = _found(tmp_path, *ours, _TFF)
-  assert len(rows) == 8 and rows[0]['method'] == 'TFF DP-FedAvg †' and rows[1]['ε = 3'] == '55.0'
+  assert len(rows) == 8 and rows[0]['method'] == 'TFF DP-FedAvg †' and rows[1]['ε = 3'] == '55.00'

@@ -96,11 +96,10 @@ class TestCertified:
     blocks = sections.certified(groups)
     rows = factory.table(blocks, 'certified')
     assert [(row['method'], row['ε, largest of any client']) for row in rows] == [
-      ('Certified QuAP-FL (weights that spend evenly)', '2.900'),
-      ('Certified QuAP-FL (equal weights)', '2.900'),
-      ('TFF DP-FedAvg', '3.000'),
+      ('Certified QuAP-FL (weights that spend evenly)', '2.9'),
+      ('Certified QuAP-FL (equal weights)', '2.9'),
+      ('TFF DP-FedAvg', '3 †'),
     ]
-    assert rows[2]['formal ε'] == 'released model: ε = 3 (exact accounting)†'
     assert '† TFF DP-FedAvg: ' in factory.text(blocks)
 
   def test_none_without_certified_runs(self, groups_of):
@@ -218,6 +217,12 @@ def test_noise_bytes_and_time(groups_of):
   assert (found['noise / signal'], found['cores']) == ('3.00 ± 0.00', '2')
   assert (found['bytes above FedAvg'], found['bytes above FedAvg in the documents']) == ('12 ± 0', '4')
   assert found['seconds a round (median)'] == f'1.50 ± {4.3027 * 0.5 / 3**0.5:.2f}'
+
+
+def test_runs_without_any_such_figure_have_no_row_of_costs(tmp_path):
+  folder = factory.write_run(tmp_path / 'run')
+  (folder / 'metrics.csv').write_text('round,test_accuracy\n1,0.9\n')
+  assert not sections.cost(factory.groups_of(tmp_path))
 
 
 class TestByRound:
