@@ -72,35 +72,34 @@ def _next_on_curve(x: np.ndarray, log_values: np.ndarray, at: float) -> Optional
   return math.exp(np.polyfit(shifted, log_values[last], len(shifted) - 1)[-1])
 
 
-def epsilons(rates: np.ndarray, weights: np.ndarray, noise_multiplier: float, rounds: int, delta: float) -> np.ndarray:
-  """ε_i of each client, float64[N], over T rounds: that of the Poisson-subsampled Gaussian (q_i, z/w_i).
+def epsilons(rates: np.ndarray, multipliers: np.ndarray, rounds: int, delta: float) -> np.ndarray:
+  """ε_i of each client, float64[N], over T rounds: that of the Poisson-subsampled Gaussian (q_i, z_i).
 
   Args:
     rates: float64[N] in (0, 1], q_i.
-    weights: float64[N] in (0, 1], w_i.
-    noise_multiplier: z > 0.
+    multipliers: float64[N] above 0, z_i: z/w_i, and less with noised counts.
     rounds: T >= 1.
     delta: Total δ in (0, 1).
 
   Raises:
     NotApplicableError: If no accountant has a figure.
   """
-  pairs, index = np.unique(np.stack([rates, weights]), axis=1, return_inverse=True)
+  pairs, index = np.unique(np.stack([rates, multipliers]), axis=1, return_inverse=True)
   found = []
-  for rate, weight in pairs.T.tolist():
-    found.append(_epsilon(rate, noise_multiplier / weight, rounds, delta))
+  for rate, multiplier in pairs.T.tolist():
+    found.append(_epsilon(rate, multiplier, rounds, delta))
   return np.array(found)[index.reshape(-1)]
 
 
-def total_variations(rates: np.ndarray, weights: np.ndarray, noise_multiplier: float, rounds: int) -> np.ndarray:
+def total_variations(rates: np.ndarray, multipliers: np.ndarray, rounds: int) -> np.ndarray:
   """The δ at which each client's ε is 0, float64[N]: the distance of what is released with the client and without it.
 
   Arguments are those of `epsilons`.
   """
-  pairs, index = np.unique(np.stack([rates, weights]), axis=1, return_inverse=True)
+  pairs, index = np.unique(np.stack([rates, multipliers]), axis=1, return_inverse=True)
   found = []
-  for rate, weight in pairs.T.tolist():
-    history = histories.History.gaussian(noise_multiplier / weight, rounds, rate)
+  for rate, multiplier in pairs.T.tolist():
+    history = histories.History.gaussian(multiplier, rounds, rate)
     found.append(accountants.delta_of(history, 0.0, accountants.default_name(history)))
   return np.array(found)[index.reshape(-1)]
 

@@ -298,7 +298,8 @@ def divergences(accountant: Any, orders: Sequence[float], sampled_rounds: int) -
   return np.where(np.isnan(rdp), np.inf, rdp)
 
 
-@functools.lru_cache(maxsize=8)
+# As many as the rates of secret coins: a run asks for ε of each when it begins, when it ends and for its certificate.
+@functools.lru_cache(maxsize=32)
 def _pld_of(history: histories_lib.History) -> Any:
   accountant = pld.PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE, _discretization(history))
   return _composed(accountant, history)

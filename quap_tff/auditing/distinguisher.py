@@ -28,6 +28,7 @@ from quap_tff.mechanisms.certified import config as certified_configs
 from quap_tff.mechanisms.held import config as held_configs
 from quap_tff.mechanisms.held import guarded_clients
 from quap_tff.mechanisms.held import rounds as held_rounds
+from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import layers as layers_lib
 from quap_tff.mechanisms.secret_cohorts import config as secret_configs
 
@@ -220,15 +221,17 @@ def held(
 def secret_cohorts(core: secret_configs.SecretCohorts, target: int, seed: Optional[int] = None) -> Simulate:
   """The certified mechanism with secret cohorts. The adversary knows the releases and what the others added.
 
-  It does not know when the target was drawn. So it takes each release for the logarithm of the likelihood ratio
-  between a round with the target's coin and a round without the target.
+  A private quantile's noised counts are a second release, which this game leaves alone: the clipping norm is fixed.
+  The adversary does not know when the target was drawn. So it takes each release for the logarithm of the likelihood
+  ratio between a round with the target's coin and a round without the target.
 
   Args:
     core: The mechanism, with nothing left open.
     target: The client that is there or not.
     seed: For reproducible noise and coins.
   """
-  calls, core = _seeds(seed), dataclasses.replace(core.config, clip_split='joint').to_mechanism()
+  clip = clip_rules.Fixed(core.clip.initial_norm)
+  calls, core = _seeds(seed), dataclasses.replace(core.config, clip_split='joint', clip=clip).to_mechanism()
   coins = np.random.default_rng(seed)
   layers = [layers_lib.Layer('seen', (0,), False)]
   rate, weight = float(core.rates[target]), float(core.planned_weights[target])

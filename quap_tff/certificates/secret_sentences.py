@@ -28,15 +28,17 @@ _COINS = (
   'data and of the noise. The coins come from a key of 256 bits by the stream cipher ChaCha20. The server draws the '
   'key from the entropy of its operating system each time it starts, and the key has no other use.'
 )
+# By whether norms are counted.
+_MULTIPLIER = {False: 'z/w', True: '1/√(w²/z² + 1/c²), where c is that of the counts,'}
 _SECRECY = (
   'The coins stay secret. The server knows them. A client that is drawn knows it of itself. Anyone who watches the '
   'traffic sees whom the server calls. If one of them tells others, the protection that this secrecy gives is gone, '
   'and the statement says what remains. Nothing in the program can enforce the secrecy.'
 )
 _NOTHING_FOLLOWS = (
-  'Nothing but the noised sums follows from who was drawn. Every round releases, also if nobody was drawn. Divisor, '
-  'clipping norm, weights and noise are constants. A drawn client that does not come, whatever the reason, adds zero. '
-  'No second try follows from it, and no decision to stop the run.'
+  'Nothing but what is noised follows from who was drawn. Every round releases, also if nobody was drawn. Divisors, '
+  'weights and noise are constants, and so is the clipping norm, unless it follows from noised counts. A drawn client '
+  'that does not come, whatever the reason, adds zero. No second try follows from it, and no decision to stop the run.'
 )
 _UPDATES = (
   'The update of a client may follow from its data, from earlier releases and from what it keeps for itself, such as '
@@ -52,10 +54,11 @@ def statement(plan: run_account.RunAccount, epsilon: np.ndarray) -> str:
   known = rounding.up(secret_coins.epsilon_if_known(mechanism, slack), 6)
   own = ' Each client has a bound of its own, in mechanism.json, which is at most this ε.' if config.own_epsilon else ''
   own_updates = sentences.own_updates(plan)
+  what = 'noised sums and counts' if config.counts_norms else 'noised sums'
   most, words = rounding.up(float(epsilon.max()), 6), sentences.OF_TRUST[config.trust]
   return (
     f'In integers, with {words.against}, cohorts that are drawn by coins of public rates and stay secret, public '
-    f'constants, and {words.secret}, the noised sums of this run, and everything that is computed from them alone, are '
+    f'constants, and {words.secret}, the {what} of this run, and everything that is computed from them alone, are '
     f'(ε, δ)-differentially private for each of the {config.num_clients:,} clients with ε = '
     f'{sentences.whole(config.epsilon)} and δ = {sentences.whole(config.delta)}, in total over all '
     f'{mechanism.num_rounds:,} planned rounds, wherever the run ended. Unit: {accounting.UNIT}. Neighbours: '
@@ -91,19 +94,19 @@ def parts(content: folders.Content, epsilon: np.ndarray) -> dict[str, Any]:
   """What a certificate of secret cohorts says in place of that of public ones: values that JSON can hold, by name."""
   plan, about, up = content.plan, content.about, sentences.up
   mechanism = _mechanism(plan)
-  weights = mechanism.planned_weights.astype(np.float64)
-  of = mechanism.rates, weights, mechanism.noise_multiplier, mechanism.num_rounds
-  distance = own_rates.total_variations(*of).max()
+  distance = own_rates.total_variations(mechanism.rates, mechanism.own_multipliers, mechanism.num_rounds).max()
   published = sentences.stated(about.post_processing) if about.post_processing else 'the noised weights as they are.'
   multiplier = rounding.down(mechanism.noise_multiplier, 6)
   trained = sum(plan.shape.sizes)
+  of_counts = _share_of_counts(mechanism, epsilon)
   releases = [
     (
       f"sum of the clients' clipped updates, for all {trained:,} trained weights",
       mechanism.num_rounds,
-      1.0,
+      1.0 - of_counts,
       f'Gaussian noise with noise multiplier {multiplier}, independent from round to round',
     ),
+    *_counts(mechanism, of_counts),
     ('loss and accuracy on the test set', about.tests, 0.0, 'post-processing, because the test set is public'),
     ('published weights', 1, 0.0, f'post-processing: {published}'),
   ]
@@ -112,7 +115,7 @@ def parts(content: folders.Content, epsilon: np.ndarray) -> dict[str, Any]:
     'guarantee': {
       'neighbours': accounting.ADD_OR_REMOVE,
       'accountant': f'{accounting.ACCOUNTANTS["pld"].method}, over all planned rounds, of the Poisson-subsampled '
-      'Gaussian with the rate q and the noise multiplier z/w of each client',
+      f'Gaussian with the rate q and the noise multiplier {_MULTIPLIER[mechanism.config.counts_norms]} of each client',
       'amplification': _AMPLIFICATION,
       'total_variation': up(float(distance)),
       'epsilon_if_coins_become_known': up(secret_coins.epsilon_if_known(mechanism, plan.slack)),
@@ -145,6 +148,21 @@ def parts(content: folders.Content, epsilon: np.ndarray) -> dict[str, Any]:
       *sentences.common_assumptions(plan, about),
     ],
   }
+
+
+def _share_of_counts(mechanism: configs.SecretCohorts, epsilon: np.ndarray) -> float:
+  """The part of noised counts in 1/z_i² of the client that spends most."""
+  multiplier = float(mechanism.own_multipliers[np.argmax(epsilon)])
+  return round((multiplier / mechanism.clip.count_noise_multiplier) ** 2, 6)
+
+
+def _counts(mechanism: configs.SecretCohorts, share: float) -> list[tuple[str, int, float, str]]:
+  if not mechanism.config.counts_norms:
+    return []
+  noise = rounding.down(mechanism.clip.count_noise_multiplier, 6)
+  how = f'Gaussian noise with noise multiplier {noise}, divided by the expected number of clients'
+  what = 'number of update norms within the clipping norm, from which the next clipping norm is computed'
+  return [(what, mechanism.num_rounds, share, how)]
 
 
 def by_rate(mechanism: configs.SecretCohorts, epsilon: np.ndarray) -> list[dict[str, Any]]:

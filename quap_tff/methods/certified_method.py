@@ -324,11 +324,6 @@ class CertifiedMethod(
         f'{refused}: noise={registry.name_of(self.noise, correlations.FAMILIES)} has no proof for secret coins. Leave '
         'noise out, which makes it independent.'
       )
-    if self.quantile is not None:
-      raise ValueError(
-        f'{refused}: the count of a private quantile is divided by the size of the cohort, which must stay secret. '
-        'Leave quantile out.'
-      )
     if self.expected is not None:
       raise ValueError(f'{refused}: the noise follows from rates, and expects no rounds. Leave expected out.')
     if self.spent is not None:

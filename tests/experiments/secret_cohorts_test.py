@@ -168,7 +168,6 @@ class TestRefusals:
       ('--algorithm=certified:trust=secure_sum', 'clients see who is announced'),
       ('--algorithm=certified:noise=ar1', 'noise=ar1 has no proof for secret coins'),
       ('--algorithm=certified:weights=uniform', 'weights follow from the rates of the coins alone'),
-      ('--algorithm=certified:quantile=0.5', 'divided by the size of the cohort, which must stay secret'),
       ('--algorithm=certified:expected=7', 'the noise follows from rates'),
       ('--algorithm=quap', '--algorithm=quap divides sums by the number of clients that came'),
       ('--algorithm=fixed_dp', 'Use --algorithm=certified or tff_dp_fedavg'),

@@ -112,6 +112,16 @@ class RoundsInIntegers(mechanism.Rounds):
       norms.append(clip_rules.global_norm([update[i] for i in group.indices]))
     return norms
 
+  def _least_clip(self, update: list[tf.Tensor]) -> tf.Tensor:
+    """The smallest C at which clipping to C leaves the update unchanged: max_l ‖u_l‖/r_l, float32.
+
+    It is not finite if an entry of the update is not finite.
+    """
+    norms = self._norms(dict(enumerate(update)))
+    largest = tf.reduce_max([norm / group.ratio for group, norm in zip(self.groups, norms)])
+    keeps = tf.reduce_all(tf.math.is_finite(tf.stack(norms)))
+    return tf.cast(tf.where(keeps, largest, float('nan')), tf.float32)
+
   def _on_grid(self, update: mechanism.Parts, weight: tf.Tensor, clip: tf.Tensor) -> list[tf.Tensor]:
     """The update on the grid, each group clipped to norm r_l·w·C."""
     return self.grid.summands(list(update.values()), self._norms(update), self.groups, weight, clip)
@@ -215,16 +225,10 @@ class CertifiedRounds(TrustedRounds):
     return privacy_filter.spend(prices, own, release, view.rounds_left, config.weights.weights(view))[0]
 
   def report(self, update: list[tf.Tensor], own: mechanism.Struct, announced: mechanism.Struct) -> mechanism.Struct:
-    """The id; and where norms are counted, the smallest C at which clipping leaves the update unchanged.
-
-    That is max_l ‖u_l‖/r_l, float32. It is not finite if an entry of the update is not finite.
-    """
+    """The id; and where norms are counted, the smallest C at which clipping to C leaves the update unchanged."""
     report = collections.OrderedDict(client_id=own['client_id'])
     if self.config.counts_norms:
-      norms = self._norms(dict(enumerate(update)))
-      largest = tf.reduce_max([norm / group.ratio for group, norm in zip(self.groups, norms)])
-      keeps = tf.reduce_all(tf.math.is_finite(tf.stack(norms)))
-      report['norm'] = tf.cast(tf.where(keeps, largest, float('nan')), tf.float32)
+      report['norm'] = self._least_clip(update)
     return report
 
   def contribution(

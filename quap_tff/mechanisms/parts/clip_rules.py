@@ -192,14 +192,21 @@ class PrivateQuantile(ClipRule):
     return self.count_stddev / _COUNT_SENSITIVITY
 
   def next_norm(self, norm: tf.Tensor, norms: tf.Tensor, noise: Noise) -> tf.Tensor:
+    cohort_size = tf.cast(tf.size(norms), tf.float32)
+    return tf.where(cohort_size > 0, self.moved(norm, norms, noise, tf.maximum(cohort_size, 1.0)), norm)
+
+  def moved(self, norm: tf.Tensor, norms: tf.Tensor, noise: Noise, divisor: array_types.Numbers) -> tf.Tensor:
+    """C_{t+1} from C_t, float32 scalar, where the noised count is divided by `divisor`, also if nobody came.
+
+    Other arguments are those of `next_norm`.
+    """
     # An update that is not finite counts as above the clip, as a norm of +inf would. An update of exactly zero, which
     # a client without data sends, counts for neither side: taking a client's data away moves the count by 1/2 only.
     centred = tf.where(norms <= norm, _COUNT_SENSITIVITY, -_COUNT_SENSITIVITY) * tf.cast(norms != 0, tf.float32)
     count = tf.cast(tf.reduce_sum(centred), tf.float64) + noise(self.count_stddev)
-    cohort_size = tf.cast(tf.size(norms), tf.float32)
-    below = tf.cast(count, tf.float32) / tf.maximum(cohort_size, 1.0) + 0.5
-    moved = norm * tf.exp(-self.learning_rate * (below - self.quantile))
-    return tf.where(cohort_size > 0, tf.clip_by_value(moved, SMALLEST_CLIP, LARGEST_NORM), norm)
+    below = tf.cast(count, tf.float32) / divisor + 0.5
+    factor = tf.exp(-self.learning_rate * (below - self.quantile))
+    return tf.clip_by_value(norm * factor, SMALLEST_CLIP, LARGEST_NORM)
 
 
 @dataclasses.dataclass(frozen=True)

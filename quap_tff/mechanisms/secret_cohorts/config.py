@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 import dataclasses
 import functools
+import math
 from typing import Any, Optional, Union
 
 import numpy as np
@@ -22,7 +23,6 @@ from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms.certified import guarantee
 from quap_tff.mechanisms.noise import correlation as correlations
 from quap_tff.mechanisms.noise import integers
-from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import postprocessing
 
 rounds = lazy.module('quap_tff.mechanisms.secret_cohorts.rounds')
@@ -41,7 +41,8 @@ class SecretCohortsConfig(guarantee.GuaranteeConfig):
     rates: float[N] in (0, 1], q_i: the rate of each client's coin. They are public and follow from no client's data.
     planned_weights: float[N] in (0, 1], w_i: a client's part of the sum has norm at most w_i·C. None: to be chosen
       from the rates, as `plans.accounts.secret_coins` does.
-    clip: C. While `planned_weights` are to be chosen, it is the norm to which a client of mean weight is clipped.
+    clip: C_t, see `GuaranteeConfig`. A private quantile divides its counts by Σ q_i. While `planned_weights` are to be
+      chosen, it is the norm to which a client of mean weight is clipped.
   """
 
   trust = 'server'
@@ -69,11 +70,6 @@ class SecretCohortsConfig(guarantee.GuaranteeConfig):
         'spent_before cannot be counted by a run with secret cohorts: earlier runs have an account of μ², and this one '
         'has one of privacy loss distributions. Leave it out, or plan with public cohorts.'
       )
-    if self.clip is not None and not isinstance(self.clip, clip_rules.Fixed):
-      raise ValueError(
-        f'Clip rule {self.clip!r} divides its counts by the size of the cohort, which must stay secret. Use a fixed '
-        'clipping norm.'
-      )
 
   @property
   def correlation(self) -> correlations.Correlation:
@@ -82,10 +78,17 @@ class SecretCohortsConfig(guarantee.GuaranteeConfig):
 
   @property
   def limit(self) -> Union[float, np.ndarray]:
-    """float64[N], T·w_i²/z²: the μ² of a client that is drawn in every round, which is left if coins become known."""
+    """float64[N], T·(w_i²/z² + 1/c²), the μ² of a client in every round: it is left if coins become known."""
     weights = np.asarray(self.planned_weights, np.float64)
     assert self.noise_multiplier is not None and self.num_rounds is not None
-    return self.num_rounds * np.square(weights / self.noise_multiplier)
+    return self.num_rounds * (np.square(weights / self.noise_multiplier) + self.count_cost)
+
+  @property
+  def own_multipliers(self) -> np.ndarray:
+    """See `SecretCohorts.own_multipliers`."""
+    assert self.noise_multiplier is not None and self.clip is not None
+    of_sums = self.noise_multiplier / np.asarray(self.planned_weights, np.float64)
+    return of_sums / np.sqrt(1 + np.square(of_sums / self.clip.count_noise_multiplier))
 
   @property
   def facts(self) -> mechanism.Facts:
@@ -148,6 +151,16 @@ class SecretCohorts(guarantee.Guarantee):
     """float32[N], w_i."""
     return np.asarray(self.config.planned_weights, np.float32)
 
+  @property
+  def mean_cohort_size(self) -> float:
+    """Σ q_i, by which counts are divided."""
+    return math.fsum(self.config.rates)
+
+  @property
+  def own_multipliers(self) -> np.ndarray:
+    """float64[N], 1/√(w_i²/z² + 1/c²): the noise multiplier of each client's account (theorem 6)."""
+    return self.config.own_multipliers
+
   def simulated(
     self, cohorts: Sequence[array_types.Ids], kept: Sequence[Optional[np.ndarray]] = ()
   ) -> list[guarantee.PlannedRound]:
@@ -183,6 +196,8 @@ class SecretCohorts(guarantee.Guarantee):
   def slack(self, num_weights: int) -> slacks.Slack:
     grid, config = self.grid(num_weights), self.config
     draws = [(grid.stddev, num_weights * config.most_releases)]
+    if config.counts_norms:
+      draws.append((integers.count_steps(self.clip.count_noise_multiplier / 2), config.most_releases))
     largest = max(config.epsilon, slacks.LARGEST_EPSILON)
     return grid.slack(config.smallest_epsilon, largest, config.delta, draws)
 

@@ -33,13 +33,13 @@ def settled(
 ) -> guarantee.Settled:
   """The mechanism: z, weights, C and D are chosen here, where they are not given, and from public rates alone.
 
-  Rates are rounded up to a few values, which are those of the coins. w_i = min(1, z/σ(q_i)), where σ(q_i) is the least
-  noise multiplier at which T rounds of rate q_i spend the client's ε. So each client spends its own ε, whatever its
-  rate is. C is divided by the mean weight, and D = Σ q_i: a client of mean weight is clipped to the given norm, and the
-  mean of clipped updates moves the model as without weights.
+  Rates are rounded up to a few values, which are those of the coins. w_i = min(1, z·√(1/σ(q_i)² - 1/c²)), where σ(q_i)
+  is the least noise multiplier at which T rounds of rate q_i spend the client's ε, and c is that of noised counts, or
+  +inf. So each client spends its own ε, whatever its rate is. C is divided by the mean weight, and D = Σ q_i: a client
+  of mean weight is clipped to the given norm, and the mean of clipped updates moves the model as without weights.
 
   Raises:
-    ValueError: If the number of rounds is not given, or no noise is enough.
+    ValueError: If the number of rounds is not given, no noise is enough, or counts alone spend a client's ε.
   """
   if config.num_rounds is None:
     raise ValueError('A run with secret cohorts needs num_rounds, T: its account is for all planned rounds.')
@@ -51,7 +51,7 @@ def settled(
 
 
 def _with_weights(config: configs.SecretCohortsConfig) -> configs.SecretCohortsConfig:
-  assert config.num_rounds is not None and isinstance(config.clip, clip_rules.Fixed)
+  assert config.num_rounds is not None and config.clip is not None
   rates, bounds = own_rates.accounted_rates(np.asarray(config.rates)), _bounds(config)
   # A part of ε and δ is for what rounding costs.
   kept = 1 - integers.RESERVE
@@ -59,6 +59,7 @@ def _with_weights(config: configs.SecretCohortsConfig) -> configs.SecretCohortsC
   for bound in np.unique(bounds).tolist():
     own = bounds == bound
     least[own] = own_rates.least_noise(rates[own], config.num_rounds, bound * kept, config.delta * kept)
+  least = _with_counts(rates, least, config.clip.count_noise_multiplier)
   multiplier = config.noise_multiplier
   if multiplier is None:
     multiplier = _noise_multiplier(rates, least)
@@ -67,20 +68,35 @@ def _with_weights(config: configs.SecretCohortsConfig) -> configs.SecretCohortsC
   weights = np.where(weights > ideal, np.nextafter(weights, np.float32(0)), weights)
   lower = _LOWER
   while True:
-    spent = own_rates.epsilons(rates, weights.astype(np.float64), multiplier, config.num_rounds, config.delta * kept)
+    weighted = dataclasses.replace(
+      config, noise_multiplier=multiplier, rates=tuple(rates.tolist()), planned_weights=tuple(weights.tolist())
+    )
+    spent = own_rates.epsilons(rates, weighted.own_multipliers, config.num_rounds, config.delta * kept)
     is_over = spent > bounds * kept
     if not is_over.any():
       break
     weights = np.where(is_over, weights * np.float32(1 - lower), weights)
     lower = min(2 * lower, 0.5)
   mean_weight = float(rates @ weights / rates.sum())
-  return dataclasses.replace(
-    config,
-    rates=tuple(rates.tolist()),
-    noise_multiplier=multiplier,
-    planned_weights=tuple(weights.tolist()),
-    clip=clip_rules.Fixed(config.clip.initial_norm / mean_weight),
-  )
+  return dataclasses.replace(weighted, clip=_divided(config.clip, mean_weight))
+
+
+def _with_counts(rates: np.ndarray, least: np.ndarray, count_noise: float) -> np.ndarray:
+  """1/√(1/σ(q_i)² - 1/c²), float64[N]: the least noise of the sums where each round also releases a noised count."""
+  largest = int(np.argmax(least))
+  if not least[largest] < count_noise:
+    raise ValueError(
+      f'The noised counts alone spend more than the ε of client {largest}, which comes at {rates[largest]:g}. Give '
+      f'count_stddev far above {rounding.up(least[largest] / 2)}, or use a fixed clipping norm.'
+    )
+  return least / np.sqrt(1 - np.square(least / count_noise))
+
+
+def _divided(clip: clip_rules.ClipRule, weight: float) -> clip_rules.ClipRule:
+  norm = clip.initial_norm / weight
+  if isinstance(clip, clip_rules.PrivateQuantile):
+    return dataclasses.replace(clip, initial_clip=norm)
+  return clip_rules.Fixed(norm)
 
 
 def _noise_multiplier(rates: np.ndarray, least: np.ndarray) -> float:
@@ -101,9 +117,8 @@ def _bounds(config: configs.SecretCohortsConfig) -> np.ndarray:
 
 def epsilons(mechanism: configs.SecretCohorts, slack: slacks.Slack) -> np.ndarray:
   """ε_i of each client over the T planned rounds, float64[N], with what rounding costs."""
-  config, weights = mechanism.config, mechanism.planned_weights.astype(np.float64)
-  of = mechanism.rates, weights, mechanism.noise_multiplier, mechanism.num_rounds
-  return own_rates.epsilons(*of, config.delta - slack.delta) + slack.epsilon
+  of = mechanism.rates, mechanism.own_multipliers, mechanism.num_rounds
+  return own_rates.epsilons(*of, mechanism.config.delta - slack.delta) + slack.epsilon
 
 
 def clients_text(mechanism: configs.SecretCohorts, slack: slacks.Slack) -> str:

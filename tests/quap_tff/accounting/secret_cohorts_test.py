@@ -68,6 +68,36 @@ def test_a_larger_rate_or_weight_than_the_accounted_one_exceeds_it(rate, weight)
   assert _largest_delta(rate, weight, 1.0) > 1.03 * _accounted(0.3, 0.8, 1.0)
 
 
+def _largest_delta_with_counts(rate, weight, stddev, epsilon):
+  """The same for one round that also releases a noised count: the client moves it by 1/2, 0 or -1/2, with its coin."""
+  counts = np.arange(-6.0, 6.0, 0.1) * stddev
+  cells = _STEP * 0.1 * stddev
+
+  def density(update, count):
+    of_count = np.exp(-((counts - count) ** 2) / (2 * stddev**2)) / (stddev * np.sqrt(2 * np.pi))
+    return np.outer(_density(_GRID, update), of_count)
+
+  without, largest = density(0.0, 0.0), 0.0
+  for share, count, direction in itertools.product(_SHARES, (0.5, 0.0, -0.5), (1, -1)):
+    drawn = (1 - rate) * without + rate * density(share * weight, count)
+    first, second = (drawn, without)[::direction]
+    largest = max(largest, float(np.maximum(first - np.exp(epsilon) * second, 0).sum()) * cells)
+  return largest
+
+
+@pytest.mark.parametrize('rate, weight, stddev', [(0.3, 1.0, 0.7), (0.6, 0.4, 1.5)])
+def test_a_noised_count_of_the_same_coin_is_in_the_account(rate, weight, stddev):
+  multiplier = 1 / np.sqrt((weight / _Z) ** 2 + (0.5 / stddev) ** 2)
+  accounted = accounting.delta_of(accounting.History.gaussian(multiplier, 1, rate), 0.5, 'pld')
+  assert 0.999 < _largest_delta_with_counts(rate, weight, stddev, 0.5) / accounted < 1 + 5e-5
+  # Without the count, or with more noise on it, an account is too small.
+  for more in (np.inf, 1.3 * stddev):
+    left_out = 1 / np.sqrt((weight / _Z) ** 2 + (0.5 / more) ** 2)
+    assert _largest_delta_with_counts(rate, weight, stddev, 0.5) > 1.02 * accounting.delta_of(
+      accounting.History.gaussian(left_out, 1, rate), 0.5, 'pld'
+    )
+
+
 def test_a_round_that_tells_that_nobody_came_exceeds_the_account():
   """Without its one client, such a run never releases anything. With it, it does if either coin shows heads."""
   assert 2 * _accounted(0.3, 1.0, 1.0) < 1 - (1 - 0.3) ** 2

@@ -110,6 +110,28 @@ def test_bounds_of_their_own_are_kept():
   assert plan.config.planned_weights[1] < plan.config.planned_weights[0]
 
 
+def test_noised_counts_are_in_the_account_of_each_client():
+  rule = clip_rules.PrivateQuantile(0.5, initial_clip=0.5, count_stddev=10.0)
+  plan = _plan(clip=rule)
+  rates, weights = np.array(plan.config.rates), np.array(plan.config.planned_weights)
+  assert plan.config.clip.initial_clip * (rates @ weights) / rates.sum() == pytest.approx(0.5)
+  epsilon = plan.report(plan.new_ledger()).formal.epsilon
+  for client in (0, 2):
+    # A client moves the count by 1/2.
+    share = (weights[client] / plan.config.noise_multiplier) ** 2 + (0.5 / rule.count_stddev) ** 2
+    history = accounting.History.gaussian(share**-0.5, _ROUNDS, rates[client])
+    assert accounting.account(history, _DELTA, ['pld'])['pld'].epsilon == pytest.approx(epsilon[client], rel=1e-3)
+  assert (epsilon[weights < 1] > 2.99).all() and (epsilon <= 3).all()
+  assert (weights / plan.config.noise_multiplier)[0] < (1 / _plan().config.noise_multiplier)
+
+
+def test_counts_that_spend_everything_are_refused():
+  least = accounting.sampled_noise_multiplier(np.array([0.6]), _ROUNDS, 3.0, _DELTA)
+  rule = clip_rules.PrivateQuantile(0.5, count_stddev=least / 2)
+  with pytest.raises(ValueError, match='noised counts alone spend more than the ε of client 0, which comes at 0.6'):
+    _plan(clip=rule)
+
+
 def test_an_average_is_chosen_for_equal_rounds():
   plan = _plan((0.3,) * 3, averaging=postprocessing.PlannedAverage())
   assert plan.averaging in postprocessing.PlannedAverage().candidates(_ROUNDS)

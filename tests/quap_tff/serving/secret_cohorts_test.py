@@ -11,6 +11,7 @@ import quap_tff
 from quap_tff import certificates
 from quap_tff import verify
 from quap_tff.certificates.folders import folder as folders
+from quap_tff.mechanisms.parts import clip_rules
 from tests.quap_tff.certificates import made
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('context')]
@@ -177,6 +178,46 @@ def test_forgeries_are_found(folder, forgery, is_sealed, capsys):
 @pytest.mark.parametrize('forgery', ['higher weights', 'less noise', 'more rounds', 'smaller epsilon'])
 def test_constants_that_spend_more_are_found_in_a_folder_that_is_made_anew(folder, forgery, capsys):
   _changed_mechanism(folder, *_FORGERIES[forgery])
+  content = folders.read(str(folder))
+  (folder / folders.CLIENTS).write_text(folders.clients_text(content.plan, content.ledger), encoding='utf-8')
+  made.reseal(folder)
+  assert verify.main([str(folder)]) == 1
+  assert 'clients would spend more than their bound' in capsys.readouterr().out
+
+
+@pytest.fixture(scope='module', name='counted')
+def _counted(context, tmp_path_factory):
+  """The folder of a run whose clipping norm follows noised counts."""
+  del context
+  clip = clip_rules.PrivateQuantile(0.5, initial_clip=0.5, count_stddev=10.0)
+  plan = quap_tff.certified(num_clients=6, epsilon=3.0, delta=1e-5, rates=_RATES, num_rounds=_ROUNDS, clip=clip)
+  return _run(plan.build_process(_MODEL_FN), tmp_path_factory.mktemp('counted') / 'run')
+
+
+def test_a_run_with_noised_counts_is_certified(counted):
+  verdict, found = certificates.verify(str(counted)), made.read(counted, folders.CERTIFICATE)
+  assert not verdict.problems and 'the noised sums and counts of this run' in verdict.statement
+  shares = [one['share_of_worst_client'] for one in found['releases']]
+  assert found['releases'][1]['what'].startswith('number of update norms within') and 0 < shares[1] < 1
+  assert shares[0] + shares[1] == pytest.approx(1)
+
+
+def _with_noise_of_counts(folder, stddev):
+  _changed_mechanism(folder, 'clip', lambda clip: clip.replace('count_stddev=10.0', f'count_stddev={stddev}'))
+  assert f'count_stddev={stddev}' in (folder / folders.MECHANISM).read_text(encoding='utf-8')
+  made.reseal(folder)
+
+
+def test_more_noise_of_counts_than_the_account_has_is_found(counted, tmp_path, capsys):
+  folder = pathlib.Path(shutil.copytree(counted, tmp_path / 'certificate'))
+  _with_noise_of_counts(folder, 50.0)
+  assert verify.main([str(folder)]) == 1
+  assert 'clients.csv: it says' in capsys.readouterr().out
+
+
+def test_counts_that_spend_more_are_found_in_a_folder_that_is_made_anew(counted, tmp_path, capsys):
+  folder = pathlib.Path(shutil.copytree(counted, tmp_path / 'certificate'))
+  _with_noise_of_counts(folder, 5.0)
   content = folders.read(str(folder))
   (folder / folders.CLIENTS).write_text(folders.clients_text(content.plan, content.ledger), encoding='utf-8')
   made.reseal(folder)

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from quap_tff.mechanisms import playing
+from quap_tff.mechanisms.noise import integers
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import layers
 from quap_tff.mechanisms.secret_cohorts import config as configs
@@ -88,6 +89,50 @@ def test_an_update_that_is_not_finite_is_zero(bad):
   assert not np.asarray(played.sent[0][0]).any()
 
 
+_QUANTILE = clip_rules.PrivateQuantile(0.3, initial_clip=_CLIP, learning_rate=0.1, count_stddev=2.0)
+
+
+def _moved(cohort, norms, count):
+  """The next norm for updates of these norms, and the one that the noised count gives if it is divided by Σ q_i."""
+  rounds = _rounds(1, clip=_QUANTILE)
+  state = rounds.initial_state()
+  played = playing.play_round(rounds, state, [[tf.constant([norm], tf.float32)] for norm in norms], cohort)
+  key = rounds.round_key(state.noise, tf.constant(cohort, tf.int64))
+  noised = count + float(integers.count_noise(key, _QUANTILE.count_stddev))
+  below = noised / (0.1 + 0.3 + 0.5) + 0.5
+  return float(played.state.clip), _CLIP * np.exp(-_QUANTILE.learning_rate * (below - _QUANTILE.quantile))
+
+
+@pytest.mark.parametrize(
+  'cohort, norms, count',
+  [
+    ([], [], 0.0),
+    ([0], [1.9], 0.5),
+    # Its weight is 1/2, so it is clipped to half of C.
+    ([1], [1.9], -0.5),
+    ([1], [0.9], 0.5),
+    ([0, 1, 2], [1.9, 0.9, 0.3], 0.5),
+    ([0, 1, 2], [2.1, 1.1, float('nan')], -1.5),
+    # Who has no data counts for neither side.
+    ([0, 1], [0.0, 0.9], 0.5),
+  ],
+)
+def test_the_norm_follows_a_noised_count_over_a_public_constant(cohort, norms, count):
+  found, expected = _moved(cohort, norms, count)
+  assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_counts_have_their_noise():
+  log_norms = []
+  for seed in range(400):
+    rounds = _rounds(1, clip=_QUANTILE, noise_seed=seed)
+    played = playing.play_round(rounds, rounds.initial_state(), [], [])
+    log_norms.append(np.log(float(played.state.clip) / _CLIP))
+  # Five standard errors are 18%, so noise that is divided by another number of clients is found.
+  expected = _QUANTILE.learning_rate * _QUANTILE.count_stddev / 0.9
+  assert np.std(log_norms) == pytest.approx(expected, rel=5 / np.sqrt(2 * 400))
+
+
 @pytest.mark.parametrize('ids', [[3], [0, 0]])
 def test_ids_that_are_none_are_refused(ids):
   rounds = _rounds(3)
@@ -110,10 +155,7 @@ def test_the_grid_is_fine_enough_for_the_smallest_weight():
     ({'planned_weights': (0.1, 0.0, 0.5)}, r'planned_weights must be float\[3\] in \(0, 1\]'),
     ({'planned_weights': None}, 'needs its planned_weights'),
     ({'num_rounds': None}, 'needs its num_rounds'),
-    (
-      {'clip': clip_rules.PrivateQuantile(0.5, initial_clip=1.0, count_stddev=20.0)},
-      'size of the cohort, which must stay secret',
-    ),
+    ({'clip': clip_rules.PrivateQuantile(0.5, initial_clip=1.0, count_stddev=0.0)}, 'clips by an un-noised function'),
   ],
 )
 def test_configurations_without_a_proof_are_refused(changes, words):
