@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 import logging
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 from flwr.app import ConfigRecord
 from flwr.app import Context
@@ -36,6 +36,22 @@ from quap_tff.flower.secure_sum import terms
 from quap_tff.mechanisms.held import guard
 
 _LOG = logging.getLogger('flwr')
+
+
+class _Asked(NamedTuple):
+  """A message of the server after the first stage.
+
+  Attributes:
+    node: The id of this node.
+    content: The records.
+    agreed: The terms of the round.
+    session: What all nodes of the round agree on.
+  """
+
+  node: int
+  content: RecordDict
+  agreed: terms.Terms
+  session: bytes
 
 
 class SecureSum:
@@ -89,14 +105,13 @@ class SecureSum:
       return reply
     kept = records.Kept.of(state)
     checks.check_order(kept, heading, stage)
-    agreed = _terms(self._node, kept.setup)
-    session = kept.setup.session(heading.run)
+    asked = _Asked(node_id, content, _terms(self._node, kept.setup), kept.setup.session(heading.run))
     if stage == records.SHARE:
-      kept, reply = self._share(kept, agreed, session, content, node_id)
+      kept, reply = self._share(kept, asked)
     elif stage == records.COLLECT:
-      kept, reply = self._collect(kept, agreed, session, content, node_id)
+      kept, reply = self._collect(kept, asked)
     else:
-      reply = self._unmask(kept, agreed, content, node_id)
+      reply = self._unmask(kept, asked)
       # The secrets are of no use after this, and whoever found them later could open the sum of this node.
       records.forget(state)
       return reply
@@ -117,62 +132,56 @@ class SecureSum:
     agreed = {'masks': masks.NAME, 'digest': setup.digest, 'keys': list(keys), 'signature': signature}
     return kept._replace(stage=records.SETUP), RecordDict({records.AGREED: ConfigRecord(agreed)})
 
-  def _share(
-    self, kept: records.Kept, agreed: terms.Terms, session: bytes, content: RecordDict, node_id: int
-  ) -> tuple[records.Kept, RecordDict]:
+  def _share(self, kept: records.Kept, asked: _Asked) -> tuple[records.Kept, RecordDict]:
     """The second stage: a node draws the seed of its own mask, and shares its two secrets."""
     with records.reading(records.SHARE):
-      keys = records.public_keys(content.config_records[records.KEYS])
-    self._check_keys(kept, agreed, session, keys, content, node_id)
+      keys = records.public_keys(asked.content.config_records[records.KEYS])
+    self._check_keys(kept, asked, keys)
     seed = os.urandom(agreement.KEY_BYTES)
-    threshold, count = agreed.threshold, len(agreed.nodes)
+    threshold, count = asked.agreed.threshold, len(asked.agreed.nodes)
     split = zip(shares.split(seed, threshold, count), shares.split(kept.mask_key, threshold, count))
-    of_each = {node: shares.Shares(*both) for node, both in zip(sorted(agreed.nodes), split)}
+    of_each = {node: shares.Shares(*both) for node, both in zip(sorted(asked.agreed.nodes), split)}
     sealed = {}
-    for other in keys:
-      if other != node_id:
-        key = agreement.agreed(kept.share_key, keys[other].for_shares, agreement.FOR_SHARES)
-        sealed[other] = shares.sealed(key, session, node_id, other, of_each[other])
-    kept = kept._replace(
-      stage=records.SHARE, parties=list(keys), seed=seed, keys=keys, shares={node_id: of_each[node_id]}
-    )
+    for other in set(keys) - {asked.node}:
+      key = agreement.agreed(kept.share_key, keys[other].for_shares, agreement.FOR_SHARES)
+      sealed[other] = shares.sealed(key, asked.session, asked.node, other, of_each[other])
+    own = {asked.node: of_each[asked.node]}
+    kept = kept._replace(stage=records.SHARE, parties=list(keys), seed=seed, keys=keys, shares=own)
     return kept, RecordDict({records.SHARES: records.by_name(sealed)})
 
-  def _collect(
-    self, kept: records.Kept, agreed: terms.Terms, session: bytes, content: RecordDict, node_id: int
-  ) -> tuple[records.Kept, RecordDict]:
+  def _collect(self, kept: records.Kept, asked: _Asked) -> tuple[records.Kept, RecordDict]:
     """The third stage: guards answer, and a node masks the sum of its clients."""
     with records.reading(records.COLLECT):
-      sealed = records.by_node(content.config_records[records.SHARES])
+      sealed = records.by_node(asked.content.config_records[records.SHARES])
     # All checks come before guards answer: they answer once a round, and the account charges their clients for it.
-    parties = checks.present(kept, agreed, sealed, node_id)
-    self._check_history(kept.setup, agreed, content)
+    parties = checks.present(kept, asked.agreed, sealed, asked.node)
+    self._check_history(kept.setup, asked)
     with records.reading(records.COLLECT):
       own = dict(kept.shares)
       for other, text in sealed.items():
         key = agreement.agreed(kept.share_key, kept.keys[other].for_shares, agreement.FOR_SHARES)
-        own[other] = shares.opened(key, session, other, node_id, text)
-    answer = self._node.answer(content)
+        own[other] = shares.opened(key, asked.session, other, asked.node, text)
+    answer = self._node.answer(asked.content)
     vector = integers.encoded(self._node.bundle, answer.sums.secure)
     # Between this node and each other one whose shares it has.
     secrets = {
       other: agreement.agreed(kept.mask_key, kept.keys[other].for_masks, agreement.FOR_MASKS) for other in sealed
     }
-    masked = masks.masked(terms.masked_session(session, parties), node_id, vector, kept.seed, secrets)
+    masked = masks.masked(terms.masked_session(asked.session, parties), asked.node, vector, kept.seed, secrets)
     sent = messages.answer_content(answer, self._node.bundle)
     # What is not secret of the plan's sums. The rest is masked.
     reply = RecordDict({name: sent[name] for name in records.PLAIN})
     reply[records.MASKED] = records.vector_record(masked)
     return kept._replace(stage=records.COLLECT, parties=parties, shares=own), reply
 
-  def _unmask(self, kept: records.Kept, agreed: terms.Terms, content: RecordDict, node_id: int) -> RecordDict:
+  def _unmask(self, kept: records.Kept, asked: _Asked) -> RecordDict:
     """The fourth stage: a share of the seed of each node in the sum, and of the key of each that dropped out."""
     with records.reading(records.UNMASK):
-      told = content.config_records[records.PARTIES]
+      told = asked.content.config_records[records.PARTIES]
       active, dead = list(told['active']), list(told['dead'])  # type: ignore[arg-type]
-    checks.check_opening(kept, agreed, active, dead, node_id)
+    checks.check_opening(kept, asked.agreed, active, dead, asked.node)
     # Written down before the share leaves: a node that is restarted in between must not open another sum.
-    self._openings.note(kept.setup.round_num, agreed.clients(active))
+    self._openings.note(kept.setup.round_num, asked.agreed.clients(active))
     own = {node: kept.shares[node].of_seed for node in active}
     own.update({node: kept.shares[node].of_key for node in dead})
     return RecordDict({records.SHARES: records.by_name(own)})
@@ -205,36 +214,29 @@ class SecureSum:
     except ValueError as error:
       raise messages.RefusedRoundError(str(error)) from None
 
-  def _check_keys(
-    self,
-    kept: records.Kept,
-    agreed: terms.Terms,
-    session: bytes,
-    keys: Mapping[int, records.PublicKeys],
-    content: RecordDict,
-    node_id: int,
-  ) -> None:
+  def _check_keys(self, kept: records.Kept, asked: _Asked, keys: Mapping[int, records.PublicKeys]) -> None:
     """Raises `RefusedRoundError` unless each party has signed its keys, and the session, which this node has, too."""
-    checks.check_parties(agreed, keys, node_id)
+    checks.check_parties(asked.agreed, keys, asked.node)
     own = (agreement.public_key(kept.mask_key), agreement.public_key(kept.share_key))
     every = [key for both in keys.values() for key in both]
-    if keys[node_id] != own or len(set(every)) != len(every):
+    if keys[asked.node] != own or len(set(every)) != len(every):
       raise messages.RefusedRoundError(
         'The server tells other keys of this node than it has sent, or a key twice: a key is of one node, and is for '
         'one purpose.'
       )
-    signatures = content.config_records.get(records.SIGNATURES, ConfigRecord())
+    signatures = asked.content.config_records.get(records.SIGNATURES, ConfigRecord())
     enrolled = self._enrolled_keys(kept.setup)
     for node, both in keys.items():
-      if not enrolment.is_signed(enrolled[node], signatures.get(str(node), b''), records.to_sign(session, node, both)):
+      text = records.to_sign(asked.session, node, both)
+      if not enrolment.is_signed(enrolled[node], signatures.get(str(node), b''), text):
         raise messages.RefusedRoundError(
           f'Node {node} has not signed these keys for the history with the digest {kept.setup.digest} and these nodes: '
           'the server replaces keys, or tells two histories, or the enrolment folder of this node has another key.'
         )
 
-  def _check_history(self, setup: records.Setup, agreed: terms.Terms, content: RecordDict) -> None:
+  def _check_history(self, setup: records.Setup, asked: _Asked) -> None:
     """Checks that what guards are asked is what all nodes have compared, and ends as this node has opened it."""
-    _, history = messages.read_round(content, self._node.bundle)
+    _, history = messages.read_round(asked.content, self._node.bundle)
     digest = records.digest_of(self._plan, history)
     # The history itself comes only now. What the nodes have signed before is its digest.
     if digest != setup.digest or history[-1].round_num != setup.round_num:
@@ -242,7 +244,7 @@ class SecureSum:
         f'The server tells a history with the digest {digest}, and the nodes of this round have compared '
         f'{setup.digest}.'
       )
-    if not np.array_equal(np.sort(history[-1].cohort), agreed.cohort):
+    if not np.array_equal(np.sort(history[-1].cohort), asked.agreed.cohort):
       raise messages.RefusedRoundError('The clients of the announced nodes are not the cohort of the history.')
     # This node has seen these itself. The server has not told it.
     known = self._openings.by_round()

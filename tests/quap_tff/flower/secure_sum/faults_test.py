@@ -161,7 +161,7 @@ class TestServer:
     assert set(found.came.tolist()) == set(range(8)) - gone
     assert 'has not sent one share to each other node' in caplog.text
 
-  @pytest.mark.parametrize('who', ['another node', 'another round'])
+  @pytest.mark.parametrize('who', ['another node', 'another round', 'the other direction'])
   def test_gives_a_share_that_is_for(self, federation, who):
     a, b, c = sorted(federation.nodes)[1:4]
     earlier = {}
@@ -173,6 +173,8 @@ class TestServer:
       if stage == records.COLLECT and message.metadata.dst_node_id == b:
         told = message.content[records.SHARES]
         told[str(c)] = earlier[b] if earlier else told[str(a)]
+        if who == 'the other direction':  # Both have one key.
+          told[str(c)] = federation.uploads[records.SHARE, b].content[records.SHARES][str(c)]
 
     federation.forge = forge
     federation.log.clear(), federation.bundle.worked.clear()
