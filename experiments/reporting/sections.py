@@ -74,7 +74,7 @@ _CLIENTS = (
   study.Measure('of an unnamed quantity in the documents', published.fairness),
 )
 # What rare, middle and frequent clients did and spent: headings, columns of runs.csv for each third, decimals.
-_DID = (('rounds taken part in', 'rounds', 1), ('weight contributed', 'weight', 1), ('examples', 'examples', 0))
+_DID = (('rounds', 'rounds', 1), ('weight', 'weight', 1), ('examples', 'examples', 0))
 _SPENT = (('nominal ε', 'nominal', 2), ('formal ε', 'formal', 2), ('accuracy (%)', 'accuracy', 1))
 _COST = (
   study.Measure('noise / signal', 'noise_to_signal'),

@@ -132,7 +132,7 @@ class TestParticipationGroups:
       {'algorithm': 'certified', 'covers': 'released model', 'certified_epsilon': 3.0, 'num_clients': 9}
     )
     (did,), (spent,) = _tables(groups)
-    assert {name.partition(':')[0] for name in did if ':' in name} == {'rounds taken part in', 'weight contributed'}
+    assert {name.partition(':')[0] for name in did if ':' in name} == {'rounds', 'weight'}
     assert {name.partition(':')[0] for name in spent if ':' in name} == {'formal ε', 'accuracy (%)'}
 
   def test_thirds_by_rounds_taken_part_in(self, groups_of):
@@ -140,7 +140,7 @@ class TestParticipationGroups:
     did, results = _tables(groups)
     counts = np.sort(groups[0].folders[0].counts)
     for which, third in zip(('rare', 'middle', 'frequent'), np.split(counts, 3)):
-      assert did[0][f'rounds taken part in: {which}'] == f'{third.mean():.1f}'
+      assert did[0][f'rounds: {which}'] == f'{third.mean():.1f}'
       found, expected = results[0][f'nominal ε: {which}'], 0.6 * third.mean()
       assert len(found.partition('.')[2]) == 2 and expected - 1e-9 <= float(found) < expected + 0.0101
     assert not [name for name in did[0] if name.startswith(('weight', 'examples'))]
@@ -160,10 +160,10 @@ class TestParticipationGroups:
     (row,), _ = _tables(groups)
     (run,) = groups[0].folders
     state = run.ledger.state_dict()
-    total = sum(float(row[f'weight contributed: {third}']) for third in ('rare', 'middle', 'frequent'))
+    total = sum(float(row[f'weight: {third}']) for third in ('rare', 'middle', 'frequent'))
     assert 3 * total == pytest.approx(state['weights'].sum(), abs=0.5) and total > 0
     own = state['weights'][np.isin(state['clients'], np.argsort(run.counts, kind='stable')[:3])].sum()
-    assert float(row['weight contributed: rare']) == pytest.approx(own / 3, abs=0.051)
+    assert float(row['weight: rare']) == pytest.approx(own / 3, abs=0.051)
 
   def test_the_formal_epsilon_is_the_released_models_or_none(self, groups_of):
     groups = groups_of(
