@@ -8,10 +8,11 @@ not among the folders keep the rows that they have.
 
 from __future__ import annotations
 
-import csv
 import pathlib
 import sys
 from typing import Optional
+
+import pandas as pd
 
 from experiments import report
 from experiments.command import command_line
@@ -76,36 +77,35 @@ def _row(group: study.StudyGroup) -> Optional[dict[str, str]]:
   return dict(zip(COLUMNS, row))
 
 
-def _print_table(rows: list[dict[str, str]], epsilon: int) -> None:
-  columns = list(dict.fromkeys((row['dataset'], row['participation']) for row in rows))
-  cells = {(row['dataset'], row['participation'], row['method']): row for row in rows}
-  heads = [
-    participation if place and columns[place - 1][0] == dataset else f'{dataset}, {participation}'
-    for place, (dataset, participation) in enumerate(columns)
-  ]
+def _print_table(rows: pd.DataFrame, epsilon: int) -> None:
+  cells = rows.assign(cell=rows['accuracy'] + ' ± ' + rows['half_interval'])
+  wide = cells.pivot(index='method', columns=['dataset', 'participation'], values='cell')
+  # In the order of the rows, not of the alphabet.
+  wide = wide.loc[rows['method'].unique(), list(dict.fromkeys(zip(rows['dataset'], rows['participation'])))]
+  heads, before = [], None
+  for dataset, participation in wide.columns:
+    heads.append(participation if dataset == before else f'{dataset}, {participation}')
+    before = dataset
   print(f'\n| method at ε = {epsilon} | {" | ".join(heads)} |\n| --- |{" ---: |" * len(heads)}')
-  for method in dict.fromkeys(row['method'] for row in rows):
-    found = [cells.get((*column, method)) for column in columns]
-    values = ['{accuracy} ± {half_interval}'.format(**row) if row else '–' for row in found]
+  for method, values in wide.fillna('–').iterrows():
     print(f'| {method} | {" | ".join(values)} |')
 
 
 def main(argv: list[str]) -> int:
   """Writes the file from the runs in the folders `argv[1:]`; returns the exit status."""
   groups, _ = report.read_groups(argv[1:])
-  rows = [row for row in map(_row, groups) if row]
+  new = pd.DataFrame([row for row in map(_row, groups) if row], columns=COLUMNS)
+  kept = pd.read_csv(FILE, dtype=str, keep_default_na=False)
+  rows = pd.concat([new, kept[~kept['dataset'].isin(new['dataset'])]], ignore_index=True)
   names = list(DATASETS.values()), list(dict.fromkeys(PATTERNS.values())), [*METHODS.values(), SECRET]
-  with open(FILE, newline='', encoding='utf-8') as f:
-    rows += [row for row in csv.DictReader(f) if row['dataset'] not in {new['dataset'] for new in rows}]
   keys = ('dataset', 'participation', 'method')
-  rows.sort(key=lambda row: [*(order.index(row[key]) for order, key in zip(names, keys)), float(row['epsilon'])])
-  with open(FILE, 'w', newline='', encoding='utf-8') as f:
-    writer = csv.DictWriter(f, COLUMNS, lineterminator='\n')
-    writer.writeheader()
-    writer.writerows(rows)
+  ranks = {key: rows[key].map(known.index) for key, known in zip(keys, names)}
+  order = pd.DataFrame({**ranks, 'epsilon': rows['epsilon'].astype(float)})
+  rows = rows.loc[order.sort_values(list(order), kind='stable').index]
+  rows.to_csv(FILE, index=False, lineterminator='\n')
   for datasets, epsilon in TABLES:
-    shown = [row for row in rows if row['dataset'] in datasets and row['epsilon'] == str(epsilon)]
-    if shown:
+    shown = rows[rows['dataset'].isin(datasets) & (rows['epsilon'] == str(epsilon))]
+    if len(shown):
       _print_table(shown, epsilon)
   return 0
 

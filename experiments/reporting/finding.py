@@ -135,10 +135,8 @@ def _at_equal_epsilon(groups: Groups) -> tuple[str, list[pages.Block]]:
   compared = [own for own in cells.values() if len(own) > 1]
   if len(compared) > 1:
     wins = collections.Counter(names[_ranked(own)[0]] for own in compared)
-    best = ', '.join(f'{name} in {num}' for name, num in wins.most_common())
-    blocks.append(
-      pages.Note(f'Of all {len(compared)} combinations of ε and participation, the best mean is that of {best}.')
-    )
+    best = ' and '.join(f'{name} has the best mean in {num}' for name, num in wins.most_common())
+    blocks.append(pages.Note(f'Of all {len(compared)} combinations of ε and participation, {best}.'))
   return sentence, blocks
 
 
