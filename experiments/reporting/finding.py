@@ -155,7 +155,8 @@ def _pivot(
     cells.append((where[g], names[g], g.setting['epsilon'], g.accuracy(), g.accuracy().mean))
   table = pd.DataFrame(cells, columns=['participation', 'method', 'epsilon', 'accuracy', 'mean'])
   kept = table.groupby('method')['mean'].mean().nlargest(figures.MOST_LABELS).index
-  table = table[table['method'].isin(kept)]
+  # A run that stopped at an accuracy has the name of one that did not.
+  table = table[table['method'].isin(kept)].drop_duplicates(['participation', 'method', 'epsilon'])
   wide = table.pivot(index=['participation', 'method'], columns='epsilon', values='accuracy')
   order = table.groupby(['participation', 'method'])['mean'].max().reset_index()
   order = order.sort_values(['participation', 'mean'], ascending=[True, False])

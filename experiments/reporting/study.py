@@ -92,11 +92,8 @@ class StudyGroup:
   @property
   def origin(self) -> dict[str, str]:
     """The last cells of its rows: the seeds, and the rounds run out of those planned, marked if a run stopped early."""
-    planned, stop, lengths = (
-      self.setting['rounds'],
-      self.setting['stop_at_accuracy'],
-      sorted(set(self.runs['rounds_run'])),
-    )
+    planned, stop = self.setting['rounds'], self.setting['stop_at_accuracy']
+    lengths = sorted(set(self.runs['rounds_run']))
     text = f'{", ".join(map(str, lengths))} of {planned}'
     if stop is not None:
       text += f' (stops at accuracy {stop:g})'

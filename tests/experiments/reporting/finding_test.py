@@ -1,5 +1,6 @@
 """The whole report: its order, what is said where there are no runs, and what it must never say."""
 
+import json
 import re
 import shlex
 
@@ -253,3 +254,25 @@ def test_of_many_methods_the_table_has_the_best(tmp_path):
   ours = [{**_OURS, 'algorithm': f'certified:clip={n}', 'accuracy': n / 20} for n in range(1, 12)]
   _, rows, _ = _found(tmp_path, *ours, _TFF)
   assert len(rows) == 8 and rows[0]['method'] == 'TFF DP-FedAvg †' and rows[1]['ε = 3'] == '55.00'
+
+
+def test_runs_that_stop_at_an_accuracy_do_not_hide_those_that_do_not(tmp_path):
+  _, rows, _ = _found(tmp_path, {**_OURS, 'accuracy': 0.9}, {**_OURS, 'accuracy': 0.8, 'stop_at_accuracy': 0.8}, _TFF)
+  assert [row['method'] for row in rows] == ['Certified QuAP-FL', 'TFF DP-FedAvg †']
+
+
+def test_a_report_on_damaged_old_and_foreign_runs(tmp_path):
+  runs = tmp_path / 'runs'
+  for number, run in enumerate(({}, {'dataset': 'digits'}, {'algorithm': 'fedavg', 'noise_norm': 0}, _OURS, _TFF)):
+    factory.write_run(runs / str(number), **run)
+  for name in ('summary.json', 'clients.csv', 'ledger.npz'):
+    (runs / '0' / name).unlink()
+  (runs / '1' / 'clients.csv').unlink()
+  (runs / '2' / 'metrics.csv').unlink()
+  identity = json.loads((runs / '1' / 'run.json').read_text())['identity']
+  factory.change_json(runs / '1' / 'run.json', identity={**identity, 'algorithm': 'retired:a=1', 'retired_flag': 3})
+  groups = factory.groups_of(runs)
+  assert len(groups) == 5
+  titles = _titles(_built(groups))
+  assert 'Accuracy and privacy' in titles and 'Certified: equal formal ε' in titles
+  assert len(study.runs_table(groups)) == 5
