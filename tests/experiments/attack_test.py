@@ -106,7 +106,7 @@ class TestFiles:
     assert page.count('data:image/png;base64,') == 5
     assert 'client_update' in page and 'without any noise' in page and 'QuAP-FL.' in page
     # No interval over two targets: a dash, and a sentence that says so.
-    column = re.findall('<th scope="col">(.*?)</th>', page).index('psnr_low')
+    column = re.findall('<th scope="col"[^>]*>(.*?)</th>', page).index('psnr_low')
     cells = [re.findall('<td>(.*?)</td>', line)[column] for line in page.splitlines() if line.startswith('<tr><td>')]
     assert set(cells) == {'-'} and 'fewer than 5 targets give no interval' in page
 
