@@ -252,7 +252,8 @@ def read_images(path: str, channels: int) -> np.ndarray:
     with images:
       if not images.files:
         raise ValueError('it holds no array; expected one with the images')
-      return _not_empty(images['x' if 'x' in images.files else images.files[0]])
+      name = 'x' if 'x' in images.files else images.files[0]
+      return _not_empty(images[name])
   except (OSError, EOFError, ValueError, SyntaxError, zipfile.BadZipFile) as error:
     raise ValueError(f'--input={path} cannot be read: {error}.') from None
 

@@ -92,10 +92,15 @@ def play_round(
 
   mean = []
   for layer, theta in enumerate(state.weights):
-    factors = {i: min(1, clip / norms[i]) if norms[i] and layer in clipped else 1 for i in finite}  # (9)
-    total = sum((factors[i] * g[layer] for i, g in finite.items()), np.zeros(theta.shape))
-    noise = generator.normal(0, sigma, theta.shape) if layer in critical else np.zeros(theta.shape)
-    mean.append(total / len(cohort) + noise)  # (13)
+    total = np.zeros(theta.shape)
+    for i, g in finite.items():
+      is_clipped = layer in clipped and norms[i] > clip
+      factor = clip / norms[i] if is_clipped else 1.0
+      total = total + factor * g[layer]  # (9)
+    released = total / len(cohort)
+    if layer in critical:
+      released = released + generator.normal(0, sigma, theta.shape)
+    mean.append(released)  # (13)
   weights = [theta - g for theta, g in zip(state.weights, mean)]  # (2)
   return State(t, weights, counts, rates, next_clip), Round(budgets, budget, clip, sigma, mean)
 

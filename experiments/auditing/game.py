@@ -115,4 +115,8 @@ _GAMES = {'certified': _certified_game, 'stock': _stock_game, 'quap': _quap_game
 def _formal_mu(plan: plans.Plan, ledger: accounting.RunLedger) -> np.ndarray:
   """The privacy loss of each client from the noised layers alone, as μ, float64[N]."""
   epsilon = accounting.epsilon_by_client(ledger, plan.delta)
-  return np.array([tradeoff.mu_at_most(float(e), plan.delta) if 0 < e < np.inf else 0.0 for e in epsilon])
+  mu = np.zeros(len(epsilon))
+  # No μ fits a client that is not protected: it counts as 0, so that the game is played with another one.
+  for client in np.flatnonzero((epsilon > 0) & np.isfinite(epsilon)):
+    mu[client] = tradeoff.mu_at_most(float(epsilon[client]), plan.delta)
+  return mu

@@ -55,6 +55,9 @@ _WEIGHT_SHAPES = {
   '1.7M': [(5, 5, 1, 32), (32,), (5, 5, 32, 64), (64,), (3136, 512), (512,), (512, 10), (10,)],
 }
 
+# The numbers that cases compute with which do nothing but train.
+_CEILINGS = {'ceiling': 'float32', 'ceiling_bfloat16': 'bfloat16'}
+
 # A measurement yields its kinds of rounds once: labels, and a function that runs one round.
 Round = tuple[dict[str, Any], Callable[[], Any]]
 Rounds = Iterator[list[Round]]
@@ -69,15 +72,18 @@ def check(device: str) -> Rounds:
 def case(name: str, clients: int, examples: int, batch_size: int, device: str) -> Rounds:
   """A round of one of the benchmark's cases."""
   data = random_clients(clients, examples)
-  if name in ('ceiling', 'ceiling_bfloat16'):
-    yield [({}, _ceiling_round(data, batch_size, device, 'float32' if name == 'ceiling' else 'bfloat16'))]
+  if name in _CEILINGS:
+    yield [({}, _ceiling_round(data, batch_size, device, _CEILINGS[name]))]
     return
-  kind = 'native' if name.startswith('tff_worker') else 'in_process'
+  is_native = name.startswith('tff_worker')
   if name == 'tff_worker' and lazy.ONEDNN_BEFORE is None:
     # The worker inherits the environment, and is measured as TFF comes. The setting is explicit, because TensorFlow
     # itself does not look at the variable that makes a processor stand in for one with AVX2 alone.
     os.environ[lazy.ONEDNN_VARIABLE] = str(int(kernels.starts_onednn()))
-  with runtime.activate(runtime.RuntimeConfig(kind=kind, device='cpu' if kind == 'native' else device)):
+  config = runtime.RuntimeConfig(device=device)
+  if is_native:
+    config = runtime.RuntimeConfig(kind='native', device='cpu')
+  with runtime.activate(config):
     if name.startswith('tff_'):
       yield [({}, round_of(_stock_process(clients), _batched(data, batch_size)))]
     else:

@@ -6,9 +6,8 @@ values: `protection` is cut to a sentence, and `formal` keeps `covers`, `delta`,
 `figures`. TensorFlow is not loaded here.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 import contextlib
-import datetime
 import json
 import math
 import os
@@ -16,7 +15,6 @@ from typing import Optional, TypedDict
 
 import numpy as np
 
-from data import datasets
 from experiments.command import command_line
 from experiments.command import run as run_lib
 from experiments.folders import folder as run_folder
@@ -94,54 +92,6 @@ def has_diverged(weights: Iterable[np.ndarray], test_loss: float) -> bool:
   """
   # NaN fails the comparisons, too.
   return not (abs(test_loss) <= _LARGEST_SENSIBLE and all(np.all(np.abs(w) <= _LARGEST_SENSIBLE) for w in weights))
-
-
-def make(
-  run: run_lib.Run,
-  num_clients: int,
-  report: plans.Report,
-  *,
-  rounds: int,
-  test: Mapping[str, float],
-  weights: Iterable[np.ndarray],
-  date: datetime.date,
-  interrupted: bool = False,
-  seconds: Optional[float] = None,
-  output_dir: Optional[str] = None,
-  share_of_ceiling: Optional[float] = None,
-) -> json_types.JsonObject:
-  """The summary of a run, made of values that JSON can hold.
-
-  Args:
-    run: Its configuration.
-    num_clients: N.
-    report: The plan's statements about the run.
-    rounds: The rounds done.
-    test: `loss` and `accuracy` on the test set.
-    weights: Arrays: the published weights.
-    date: The day on which the run's last process began.
-    interrupted: Whether the run was cut off by the user.
-    seconds: That the rounds of this process took; None where this is withheld.
-    output_dir: The run's folder.
-    share_of_ceiling: The share of a certified run's plan; None for other runs.
-  """
-  return {
-    'dataset': datasets.portable(run.flags['dataset']),
-    'algorithm': run.flags['algorithm'],
-    'malicious': run.attack(num_clients),
-    'rounds': rounds,
-    'planned_rounds': run.schedule.rounds,
-    'finished': rounds >= run.schedule.rounds,
-    'test_accuracy': test['accuracy'],
-    'test_loss': test['loss'] if math.isfinite(test['loss']) else None,
-    'diverged': has_diverged(weights, test['loss']),
-    'share_of_ceiling': share_of_ceiling,
-    **report.as_dict(),
-    'interrupted': interrupted,
-    'seconds': round(seconds, 3) if seconds is not None else None,
-    'date': date.isoformat(),
-    'output_dir': output_dir,
-  }
 
 
 def line(summary: json_types.JsonView) -> str:

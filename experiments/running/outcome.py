@@ -3,8 +3,10 @@
 import dataclasses
 import datetime
 import functools
+import math
 from typing import NamedTuple, Optional
 
+from data import datasets
 from experiments.folders import directory as run_directory
 from experiments.running import final_summary
 from experiments.running import setup
@@ -71,20 +73,26 @@ class Outcome:
   @functools.cached_property
   def summary(self) -> json_types.JsonObject:
     """The content of summary.json and of the last line of standard output."""
-    experiment = self.experiment
-    is_certified = experiment.plan.mechanism.facts.is_certified
-    share_of_ceiling = experiment.plan.share_of_ceiling if is_certified else None
-    output_dir = self.directory.path if self.directory is not None else None
-    return final_summary.make(
-      experiment.run,
-      experiment.federation.num_clients,
-      self.report,
-      rounds=self.round_num,
-      test=self.test,
-      weights=[*self.weights.trainable, *self.weights.non_trainable],
-      date=self.date,
-      interrupted=self.interrupted,
-      seconds=self.seconds,
-      output_dir=output_dir,
-      share_of_ceiling=share_of_ceiling,
-    )
+    run, plan, loss = self.experiment.run, self.experiment.plan, self.test['loss']
+    planned_rounds = run.schedule.rounds
+    is_certified = plan.mechanism.facts.is_certified
+    # Of the published weights and the public test set, so in a certified run this is post-processing.
+    weights = [*self.weights.trainable, *self.weights.non_trainable]
+    return {
+      'dataset': datasets.portable(run.flags['dataset']),
+      'algorithm': run.flags['algorithm'],
+      'malicious': run.attack(self.experiment.federation.num_clients),
+      'rounds': self.round_num,
+      'planned_rounds': planned_rounds,
+      'finished': self.round_num >= planned_rounds,
+      'test_accuracy': self.test['accuracy'],
+      # JSON has neither NaN nor infinity.
+      'test_loss': loss if math.isfinite(loss) else None,
+      'diverged': final_summary.has_diverged(weights, loss),
+      'share_of_ceiling': plan.share_of_ceiling if is_certified else None,
+      **self.report.as_dict(),
+      'interrupted': self.interrupted,
+      'seconds': round(self.seconds, 3) if self.seconds is not None else None,
+      'date': self.date.isoformat(),
+      'output_dir': self.directory.path if self.directory is not None else None,
+    }

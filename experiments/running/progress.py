@@ -54,10 +54,17 @@ def epsilon_of(plan: plans.Plan) -> Optional[Epsilon]:
     return None  # Its account is of all planned rounds, and no part of it is said of fewer.
   if plan.mechanism.facts.is_certified:
     # A share of the limit on μ², in float32. Where clients have limits of their own, that of the largest is a bound.
-    share = lambda row: np.nextafter(np.float32(row['spent_max']), np.float32(2)) if row['spent_max'] else 0.0
     limit, before, slack = np.asarray(plan.guarantee.limit), np.asarray(plan.core.spent_before or 0.0), plan.slack
-    most = lambda row: float(np.max(np.where(limit > 0, before + share(row) * limit, 0.0)))
-    return Epsilon('no client has spent more so far', lambda row: float(slack.of(math.sqrt(most(row)), plan.delta)))
+
+    def most_spent(row: json_types.JsonView) -> float:
+      share = row['spent_max']
+      if share:
+        # The row has it in float32, which may have rounded it down.
+        share = np.nextafter(np.float32(share), np.float32(2))
+      mu_squared = np.max(np.where(limit > 0, before + share * limit, 0.0))
+      return float(slack.of(math.sqrt(mu_squared), plan.delta))
+
+    return Epsilon('no client has spent more so far', most_spent)
   return Epsilon("the round's nominal ε", lambda row: row['epsilon']) if plan.has_nominal else None
 
 

@@ -6,7 +6,6 @@ known distribution, rounds in which nothing but the noised sum depends on who ca
 
 from collections.abc import Mapping
 import dataclasses
-import functools
 import math
 from typing import Any, Optional
 
@@ -285,17 +284,16 @@ def _amplified(
     return histories_lib.REPLACE_ONE, words, {'rdp': epsilon}
   rates, index = np.unique(np.asarray(sampler.rates, np.float64), return_inverse=True)
   # Every round counts at a client's rate, including rounds without it. All rounds have the same noise.
-  of_rate = functools.partial(
-    histories_lib.History.gaussian, float(ledger.state_dict()['noise_multipliers'][0]), ledger.num_rounds
-  )
-  population = histories_lib.ClientHistories(
-    [of_rate(q) if q else histories_lib.History(()) for q in rates.tolist()], index
-  )
-  epsilons = _by_accountant(
-    {name: population for name, accountant in accountants.ACCOUNTANTS.items() if accountant.supports_sampling},
-    delta,
-    notes,
-  )
+  noise_multiplier = float(ledger.state_dict()['noise_multipliers'][0])
+  of_rates = []
+  for rate in rates.tolist():
+    history = histories_lib.History(())
+    if rate:
+      history = histories_lib.History.gaussian(noise_multiplier, ledger.num_rounds, rate)
+    of_rates.append(history)
+  population = histories_lib.ClientHistories(of_rates, index)
+  amplifying = [name for name, accountant in accountants.ACCOUNTANTS.items() if accountant.supports_sampling]
+  epsilons = _by_accountant(dict.fromkeys(amplifying, population), delta, notes)
   always_in = max(history.always_in().total_mu for history in population.histories)
   notes.append(
     'Cohorts secret: the figures assume that nobody learns who came. If that became known, a client in every round '

@@ -308,7 +308,8 @@ class Gate:
         f'Round {number} has clients with a weight, so it cannot be committed with released=False. Give them weight 0, '
         'or leave released out: then they are charged. Nothing was charged.'
       )
-    over = np.flatnonzero((self._allowed(ids, charged) if most is None else most[ids]) < charged)
+    paid_for = self._allowed(ids, charged) if most is None else most[ids]
+    over = np.flatnonzero(paid_for < charged)
     if len(over):
       client = ids[over[0]]
       allowed = self._allowed(ids[over[:1]], np.ones(1))[0] if most is None else most[client]

@@ -134,7 +134,9 @@ def _comparison(
   def add(history: histories.History, whom: str, assumption: str) -> None:
     rows.extend((name, _figure(name, history, delta), whom, assumption) for name in _USUAL if mu)
 
-  add(histories.History.gaussian(1 / mu if mu else 1.0, 1), whom, public)
+  # Without a loss nothing is added, so any noise will do.
+  noise_of_one_round = 1 / mu if mu else 1.0
+  add(histories.History.gaussian(noise_of_one_round, 1), whom, public)
   if correlation.num_buffers or not account.is_whole:
     why = 'the noise is correlated' if correlation.num_buffers else 'weights differ'
     note = f'No further figures: {why}, for which these accountants have none.'

@@ -227,7 +227,8 @@ class Log:
           longest = max(numbers, key=len)
           self._number(longest, row + numbers.index(longest))
         places = self._placed(cells[columns['client']], row)
-        weights = self._weights(cells[columns['weight']] if 'weight' in columns else None, places, row)
+        weight_texts = cells[columns['weight']] if 'weight' in columns else None
+        weights = self._weights(weight_texts, places, row)
         released = np.full(len(block), _RELEASED[''], np.int8)
         if 'released' in columns:
           released = self._released(cells[columns['released']], row)

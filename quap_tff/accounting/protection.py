@@ -127,23 +127,23 @@ def describe_protection(
   if reasons:
     covers, statement = NOTHING, f'No finite ε for the released model: {"; ".join(reasons)}.'
   elif exact_logs:
-    covers, statement = (
-      WEIGHTS_ONLY,
-      (
-        'Every weight is noised: formal figures hold for the weights as long as the logs stay secret. There is no '
-        f'finite ε for the release as a whole: exact values are logged, namely {" and ".join(exact_logs)}.'
-      ),
+    covers = WEIGHTS_ONLY
+    statement = (
+      'Every weight is noised: formal figures hold for the weights as long as the logs stay secret. There is no '
+      f'finite ε for the release as a whole: exact values are logged, namely {" and ".join(exact_logs)}.'
     )
   else:
     covers, statement = RELEASED_MODEL, 'Every released number is noised: formal figures hold for the released model.'
-  return Protection(covers, statement, covered, EXACT_LOGS if TRAINING_METRICS in exact_logs else '')
+  note_on_logs = EXACT_LOGS if TRAINING_METRICS in exact_logs else ''
+  return Protection(covers, statement, covered, note_on_logs)
 
 
 def _covered(selection: str, model: Optional[layers_lib.ModelShape]) -> tuple[bool, str]:
   """A pair: True if noise covers every layer, and a sentence on what it covers."""
   if model is None:
-    covers_all = selection == layers_lib.ALL
-    return covers_all, 'Noise covers every layer.' if covers_all else f'Noise covers the layers {selection!r} only.'
+    if selection == layers_lib.ALL:
+      return True, 'Noise covers every layer.'
+    return False, f'Noise covers the layers {selection!r} only.'
   critical = layers_lib.critical_layers(model.layers, selection)
   trained = sum(model.sizes)
   if len(critical) == len(model.layers):

@@ -48,8 +48,11 @@ def main(argv: Sequence[str]) -> int:
   return 2
 
 
+def _say(line: str) -> None:
+  print(line, file=sys.stderr)
+
+
 def _run(arguments: argparse.Namespace) -> dict[str, Any]:
-  say = lambda line: print(line, file=sys.stderr)
   for name in ('rounds', 'threads'):
     if getattr(arguments, name) is not None:
       checks.integer(f'--{name}', getattr(arguments, name), at_least=1)
@@ -67,11 +70,13 @@ def _run(arguments: argparse.Namespace) -> dict[str, Any]:
       tf.config.threading.set_intra_op_parallelism_threads(1)
       tf.config.threading.set_inter_op_parallelism_threads(threads)
   simulation.check_types(bundle, clients)
-  server = simulation.simulate(bundle, clients, num_rounds=arguments.rounds, num_threads=threads, say=say)
+  server = simulation.simulate(bundle, clients, num_rounds=arguments.rounds, num_threads=threads, say=_say)
   evaluate = simulation.evaluation(bundle, test)
   summary = simulation.keep(bundle, server, arguments.output, evaluate, arguments.signing_key)
-  reason = summary.get('no_certificate')
-  say(f'{arguments.output} holds what came out.' + (f' There is no certificate. {reason}' if reason else ''))
+  said = f'{arguments.output} holds what came out.'
+  if summary.get('no_certificate'):
+    said += f' There is no certificate. {summary["no_certificate"]}'
+  _say(said)
   return summary
 
 

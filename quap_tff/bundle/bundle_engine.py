@@ -89,7 +89,9 @@ class BundleEngine:
     if self.unusable:
       first, others = min(self.unusable), len(self.unusable) - 1
       said = f'The data of client {first} cannot be used, and it added zero: {self.unusable[first]}'
-      warnings.warn(f'{said} So did {others} others.' if others else said, stacklevel=3)
+      if others:
+        said += f' So did {others} others.'
+      warnings.warn(said, stacklevel=3)
 
 
 def new_server(engine: BundleEngine, folder: Union[str, os.PathLike, None] = None) -> servers.Server:

@@ -16,6 +16,10 @@ from quap_tff.common.lazy import tf
 _ANONYMOUS = 'cd2c89b7-88b7-44c8-ad83-06c2a9158347'
 
 
+def _as_array(value: Any) -> Any:
+  return value.numpy() if tf.is_tensor(value) else value
+
+
 class Graph:
   """A graph of a bundle, callable on values.
 
@@ -70,8 +74,8 @@ class Graph:
     if self._fetches:
       inputs = [tf.convert_to_tensor(tensors[name]) for name, *_ in self._bindings['inputs']]
       tensors.update(zip(self._fetches, self._run(inputs)))
-    results = (tensors[name] for name in self._bindings['results'])
-    result = structures.pack(self.result, (one.numpy() if tf.is_tensor(one) else one for one in results))
+    results = [tensors[name] for name in self._bindings['results']]
+    result = structures.pack(self.result, map(_as_array, results))
     counts = self._bindings['counts']
     return result, counts is None or bool(tensors[counts])
 

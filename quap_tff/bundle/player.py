@@ -173,7 +173,8 @@ class Bundle:
     """
     try:
       sums, counts = self._worked(data, message)
-      return ClientSums(sums, '' if counts else _NOT_FINITE)
+      problem = '' if counts else _NOT_FINITE
+      return ClientSums(sums, problem)
     except Exception as error:  # Data, and those who read them, raise every kind.
       problem = f'{type(error).__name__}: {" ".join(str(error).split())}'
     nothing = [] if 'sequence' in self.data_type else {**data, self._brought: []}
@@ -255,9 +256,13 @@ def _shown(arrays: list[np.ndarray]) -> str:
 
 
 def _map(function: Any, value: Any, *others: Any) -> Any:
-  """The structure of a value with `function` of its leaves, and of those of others, which have the same."""
+  """Applies a function of n leaves to n values of one structure, leaf by leaf."""
   if isinstance(value, list):
     return [_map(function, *parts) for parts in zip(value, *others)]
   if isinstance(value, dict):
-    return structures.Struct((name, _map(function, *(one[name] for one in (value, *others)))) for name in value)
+    mapped = structures.Struct()
+    for name, part in value.items():
+      parts_of_others = [other[name] for other in others]
+      mapped[name] = _map(function, part, *parts_of_others)
+    return mapped
   return function(value, *others)

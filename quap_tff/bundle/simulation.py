@@ -101,8 +101,11 @@ def evaluation(bundle: player.Bundle, test: Optional[tuple[Any, Any]]) -> Option
 
 def _tested(found: Mapping[str, float]) -> dict[str, Optional[float]]:
   """Accuracy and loss for the summary; None for a loss that is not finite, which JSON does not have."""
-  known = {name: found[name] for name in ('accuracy', 'loss') if name in found}
-  return {f'test_{name}': value if math.isfinite(value) else None for name, value in known.items()}
+  tested: dict[str, Optional[float]] = {}
+  for name in ('accuracy', 'loss'):
+    if name in found:
+      tested[f'test_{name}'] = found[name] if math.isfinite(found[name]) else None
+  return tested
 
 
 def check_types(bundle: player.Bundle, clients: Mapping[int, bundle_engine.Examples]) -> None:

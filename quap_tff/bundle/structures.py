@@ -10,7 +10,6 @@ Fields have TFF's order.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-import functools
 from typing import Any, Optional
 
 import numpy as np
@@ -36,7 +35,8 @@ def pack(kind: Type, leaves: Iterator[Any]) -> Any:
   if 'fields' not in kind:
     return next(leaves)
   parts = [(name, pack(part, leaves)) for name, part in kind['fields']]
-  return Struct(parts) if parts and parts[0][0] else [part for _, part in parts]
+  has_names = bool(parts and parts[0][0])
+  return Struct(parts) if has_names else [part for _, part in parts]
 
 
 def flatten(kind: Type, value: Any, name: str) -> list[Any]:
@@ -51,8 +51,11 @@ def flatten(kind: Type, value: Any, name: str) -> list[Any]:
   Raises:
     ValueError: If the value is not of the type.
   """
-  as_leaf = lambda part: _variant if 'sequence' in part else _tensor
-  return [as_leaf(part)(part, own, path) for part, own, path in _leaves(kind, value, name)]
+  flat = []
+  for leaf_kind, leaf, path in _leaves(kind, value, name):
+    as_leaf = _variant if 'sequence' in leaf_kind else _tensor
+    flat.append(as_leaf(leaf_kind, leaf, path))
+  return flat
 
 
 def _leaves(kind: Type, value: Any, name: str) -> Iterator[tuple[Type, Any, str]]:
@@ -60,24 +63,33 @@ def _leaves(kind: Type, value: Any, name: str) -> Iterator[tuple[Type, Any, str]
   if 'fields' not in kind:
     yield kind, value, name
     return
-  fields, is_named = kind['fields'], isinstance(value, Mapping)
-  members = value if is_named else dict(enumerate(value)) if isinstance(value, (list, tuple)) else {}
-  names = [field if is_named else place for place, (field, _) in enumerate(fields)]
+  fields = kind['fields']
+  # A mapping has its members by their names, and a list by their places.
+  members: Mapping[Any, Any] = {}
+  names: list[Any] = list(range(len(fields)))
+  if isinstance(value, Mapping):
+    members, names = value, [field for field, _ in fields]
+  elif isinstance(value, (list, tuple)):
+    members = dict(enumerate(value))
   if set(members) != set(names):
-    raise ValueError(f'{name} must be {described(kind)}, found {", ".join(map(str, members)) or type(value).__name__}.')
-  for place, (field, part) in zip(names, fields):
-    yield from _leaves(part, members[place], f'{name}.{field or place}')
+    found = ', '.join(map(str, members)) or type(value).__name__
+    raise ValueError(f'{name} must be {described(kind)}, found {found}.')
+  for key, (field, part) in zip(names, fields):
+    yield from _leaves(part, members[key], f'{name}.{field or key}')
 
 
 def _tensor(kind: Type, value: Any, name: str) -> Any:
   """A leaf of the right dtype and shape. Python's numbers and lists get the dtype."""
-  if not tf.is_tensor(value):
+  if tf.is_tensor(value):
+    dtype = np.dtype(value.dtype.as_numpy_dtype)
+  else:
     is_typed = isinstance(value, (np.ndarray, np.generic)) or kind['dtype'] == 'str'
     value = np.asarray(value) if is_typed else np.asarray(value, kind['dtype'])
-  dtype = value.dtype.as_numpy_dtype if tf.is_tensor(value) else value.dtype
-  is_same = kind['dtype'] in ('str', np.dtype(dtype).name)
+    dtype = value.dtype
+  # Texts have a dtype for each length, and tensors of them another one.
+  is_same = kind['dtype'] in ('str', dtype.name)
   if not is_same or not _fits(kind['shape'], value.shape):
-    raise ValueError(f'{name} must be {described(kind)}, found {np.dtype(dtype).name}{list(value.shape)}.')
+    raise ValueError(f'{name} must be {described(kind)}, found {dtype.name}{list(value.shape)}.')
   return value
 
 
@@ -85,7 +97,9 @@ def _fits(expected: Optional[Sequence[Any]], given: Optional[Sequence[Any]]) -> 
   """True if a shape may be one of the type's. Sizes that are not known are None, and so is a shape of unknown rank."""
   if expected is None or given is None:
     return True
-  return len(expected) == len(given) and all(None in pair or pair[0] == pair[1] for pair in zip(expected, given))
+  if len(expected) != len(given):
+    return False
+  return all(None in (wanted, size) or wanted == size for wanted, size in zip(expected, given))
 
 
 def _variant(kind: Type, value: Any, name: str) -> Any:
@@ -96,16 +110,38 @@ def _variant(kind: Type, value: Any, name: str) -> Any:
 def _dataset(element: Type, value: Any, name: str) -> Any:
   if isinstance(value, tf.data.Dataset):
     for kind, spec, path in _leaves(element, value.element_spec, name):
-      is_same = isinstance(spec, tf.TensorSpec) and spec.dtype.name.replace('string', 'str') == kind['dtype']
-      if not is_same or not _fits(kind['shape'], None if spec.shape.rank is None else spec.shape.as_list()):
+      if not _is_spec_of(kind, spec):
         raise ValueError(f'{path} must be {described(kind)} in each element, found a dataset of {spec}.')
     return value
   elements = value if isinstance(value, list) and not _is_one(element, value) else [value]
-  leaves = [[_tensor(*leaf) for leaf in _leaves(element, one, name)] for one in elements]
-  nothing = [np.zeros([size or 0 for size in kind['shape'] or ()], kind['dtype']) for kind in types(element)]
+  whole: Any = None
+  for one in elements:
+    leaves = [_tensor(*leaf) for leaf in _leaves(element, one, name)]
+    dataset = _dataset_of_one(element, leaves)
+    whole = dataset if whole is None else whole.concatenate(dataset)
+  if whole is None:
+    # A dataset of nothing has a structure, too: that of an element which is not taken.
+    return _dataset_of_one(element, list(map(_empty, types(element)))).take(0)
+  return whole
+
+
+def _is_spec_of(kind: Type, spec: Any) -> bool:
+  """True if a dataset's spec of a leaf is of a type."""
+  if not isinstance(spec, tf.TensorSpec) or spec.dtype.name.replace('string', 'str') != kind['dtype']:
+    return False
+  shape = None if spec.shape.rank is None else spec.shape.as_list()
+  return _fits(kind['shape'], shape)
+
+
+def _empty(kind: Type) -> np.ndarray:
+  """A tensor of the type, of size 0 along each axis whose size is not fixed."""
+  sizes = [size or 0 for size in kind['shape'] or ()]
+  return np.zeros(sizes, kind['dtype'])
+
+
+def _dataset_of_one(element: Type, leaves: Sequence[Any]) -> Any:
   # TensorFlow and TFF have one order of an element's tensors: that of the sorted names of a dict.
-  made = [tf.data.Dataset.from_tensors(_for_dataset(pack(element, iter(one)))) for one in leaves or [nothing]]
-  return functools.reduce(lambda joined, one: joined.concatenate(one), made).take(len(elements))
+  return tf.data.Dataset.from_tensors(_for_dataset(pack(element, iter(leaves))))
 
 
 def _is_one(element: Type, value: list[Any]) -> bool:
@@ -134,7 +170,12 @@ def described(kind: Type) -> str:
   if 'sequence' in kind:
     return f'sequence of {described(kind["sequence"])}'
   if 'fields' in kind:
-    parts = (f'{name}: {described(part)}' if name else described(part) for name, part in kind['fields'])
+    parts = []
+    for name, part in kind['fields']:
+      prefix = f'{name}: ' if name else ''
+      parts.append(prefix + described(part))
     return f'{{{", ".join(parts)}}}'
-  sizes = '…' if kind['shape'] is None else ','.join('?' if size is None else str(size) for size in kind['shape'])
+  sizes = '…'
+  if kind['shape'] is not None:
+    sizes = ','.join(map(str, kind['shape'])).replace('None', '?')
   return f'{kind["dtype"]}[{sizes}]'

@@ -139,10 +139,12 @@ def _committed(gate: Any, path: str) -> Iterator[accounting.RoundRecord]:
     candidates = [record._replace(weights=one) for one in (nearest, above)]
     same = [one for one in candidates if gate.digest_of(number, one) == expected]
     if not same:
+      found = f'{len(record.cohort)} clients'
+      if not expected:
+        found += f'; the gate committed {gate.rounds} rounds'
       raise ValueError(
-        f'{path} is not the log of this gate: its round {number} is not the one that the gate committed '
-        f'({len(record.cohort)} clients{"" if expected else f"; the gate committed {gate.rounds} rounds"}). Give the '
-        'log of all committed rounds, with the clients and the weights that `commit` returned.'
+        f'{path} is not the log of this gate: its round {number} is not the one that the gate committed ({found}). '
+        'Give the log of all committed rounds, with the clients and the weights that `commit` returned.'
       )
     yield same[0]
   if number != gate.rounds:
@@ -231,7 +233,8 @@ def gate_problems(path: str, certificate: Any) -> list[str]:
     FolderError: If a file is missing or damaged.
   """
   entries = folder_files.entries(path)
-  strangers = sorted({*entries.files, *entries.empty, *entries.special} - _FILES)
+  names = set(entries.files).union(entries.empty, entries.special)
+  strangers = sorted(names - _FILES)
   problems = [f'{name} does not belong there: a certificate does not name it.' for name in strangers]
   problems += [f'{name} is a {kind}.' for name, kind in entries.special.items() if name in _FILES]
   content = read(path)
@@ -253,6 +256,10 @@ def make(path: str, content: _Content) -> dict[str, Any]:
     raise ValueError(f'This log cannot be certified: {over[0]}')
   everyone = np.zeros(config.num_clients)
   everyone[ids] = content.epsilon
+  quantiles = {f'{q:g}': up(float(np.quantile(everyone, q, method='higher'))) for q in _QUANTILES}
+  clients_with_own_bounds = 0 if config.own_epsilon is None else config.num_clients
+  # Other data are two steps away from a client's own: without it, and then with the others.
+  if_replaced = tradeoff.epsilon_of(2 * tradeoff.mu_at_most(config.epsilon, config.delta), config.delta)
   return certificates.sealed(
     {
       'version': folders.VERSION,
@@ -263,12 +270,10 @@ def make(path: str, content: _Content) -> dict[str, Any]:
         'neighbours': accounting.ZERO_OUT,
         'epsilon': config.epsilon,
         'delta': config.delta,
-        'epsilon_if_data_are_replaced_by_others': up(
-          float(tradeoff.epsilon_of(2 * tradeoff.mu_at_most(config.epsilon, config.delta), config.delta))
-        ),
+        'epsilon_if_data_are_replaced_by_others': up(float(if_replaced)),
         'accountant': accounting.ACCOUNTANTS['gaussian_exact'].method,
         'amplification': sentences.AMPLIFICATION,
-        'clients_with_own_bounds': 0 if config.own_epsilon is None else config.num_clients,
+        'clients_with_own_bounds': clients_with_own_bounds,
         **sentences.spent_before(config),
       },
       'achieved': {
@@ -279,7 +284,7 @@ def make(path: str, content: _Content) -> dict[str, Any]:
         'clients_that_took_part': int(np.count_nonzero(account.counts)),
         'epsilon_max': up(float(everyone.max())),
         'epsilon_mean': up(float(everyone.mean())),
-        'epsilon_quantiles': {f'{q:g}': up(float(np.quantile(everyone, q, method='higher'))) for q in _QUANTILES},
+        'epsilon_quantiles': quantiles,
       },
       'noise_multiplier': config.noise_multiplier,
       'correlation': correlations.spec_of(config.correlation),

@@ -163,17 +163,22 @@ def render(certificate: Mapping[str, Any]) -> str:
   return html_page.page('Privacy certificate', body, '46rem', _STYLE)
 
 
+def _escaped(value: Any) -> Any:
+  """A value as a page shows it: quotes are escaped as `html` does it, in the bytes that pages have always had."""
+  if hasattr(value, '__html__'):
+    return value
+  return markupsafe.Markup(html.escape(str(value)))
+
+
 @functools.cache
 def _template() -> Any:
-  # Quotes are escaped as `html` does it, in the bytes that pages have always had.
-  escaped = lambda value: value if hasattr(value, '__html__') else markupsafe.Markup(html.escape(str(value)))
   environment = jinja2.Environment(
     autoescape=True,
     trim_blocks=True,
     lstrip_blocks=True,
     keep_trailing_newline=True,
     undefined=jinja2.StrictUndefined,
-    finalize=escaped,
+    finalize=_escaped,
   )
   return environment.from_string(_TEMPLATE)
 
@@ -207,14 +212,18 @@ def _about(certificate: Mapping[str, Any]) -> list[tuple[str, str]]:
   issuer = certificate['issuer']
   accuracy, features = issuer['test_accuracy'], issuer['features']
   dataset = issuer['dataset'] if features == 'none' else f'{issuer["dataset"]}, features {features}'
-  quoted = (('Dataset', dataset), ('Model', issuer['model']), ('Method', issuer['algorithm']))
-  return [
-    *((name, f'“{text}”') for name, text in quoted),
+  # The issuer's own words stand in quotation marks.
+  rows = [
+    ('Dataset', f'“{dataset}”'),
+    ('Model', f'“{issuer["model"]}”'),
+    ('Method', f'“{issuer["algorithm"]}”'),
     ('Test accuracy', f'{accuracy:.2%}' if accuracy is not None else 'not stated'),
     ('Tests', f'{issuer["tests"]:,}'),
     ('Date', issuer['date']),
-    *([('Commitment to the clients’ data (salted)', issuer['data_commitment'])] if issuer['data_commitment'] else []),
   ]
+  if issuer['data_commitment']:
+    rows.append(('Commitment to the clients’ data (salted)', issuer['data_commitment']))
+  return rows
 
 
 def _before(spent: Mapping[str, Any]) -> tuple[str, str]:
@@ -224,29 +233,27 @@ def _before(spent: Mapping[str, Any]) -> tuple[str, str]:
 
 def _figures(certificate: Mapping[str, Any]) -> list[tuple[str, str]]:
   guarantee, achieved, facts = (certificate[name] for name in ('guarantee', 'achieved', 'facts'))
-  quantiles = ', '.join(f'{float(q):.0%}: {rounding.up(value)}' for q, value in achieved['epsilon_quantiles'].items())
+  rows = [('Bound', _bound(certificate))]
+  for own in guarantee['own_bounds']:
+    rows.append(('Own bound', f'ε = {rounding.up(own["epsilon"], 15)} for {own["clients"]:,} clients'))
+  if 'spent_before' in guarantee:
+    rows.append(_before(guarantee['spent_before']))
+  rows.append(('Trust', sentences.OF_TRUST[guarantee['trust']].short))
+  for against in guarantee.get('colluders', ()):
+    most = f'ε = {rounding.up(against["epsilon"], 6)}, whichever other clients they are'
+    rows.append((f'Colluders: {against["clients"]:,}', most))
+  rows.append(('Cohorts', guarantee['cohorts']))
   is_secret = guarantee['cohorts'] == run_account.SECRET
-  of_spending = _spent_by_rate(certificate) if is_secret else _spent_in_rounds(certificate)
-  return [
-    ('Bound', _bound(certificate)),
-    *(
-      ('Own bound', f'ε = {rounding.up(own["epsilon"], 15)} for {own["clients"]:,} clients')
-      for own in guarantee['own_bounds']
-    ),
-    *([_before(guarantee['spent_before'])] if 'spent_before' in guarantee else []),
-    ('Trust', sentences.OF_TRUST[guarantee['trust']].short),
-    *(
-      (f'Colluders: {one["clients"]:,}', f'ε = {rounding.up(one["epsilon"], 6)}, whichever other clients they are')
-      for one in guarantee.get('colluders', ())
-    ),
-    ('Cohorts', guarantee['cohorts']),
-    *of_spending,
+  rows += _spent_by_rate(certificate) if is_secret else _spent_in_rounds(certificate)
+  quantiles = [f'{float(q):.0%}: {rounding.up(value)}' for q, value in achieved['epsilon_quantiles'].items()]
+  rows += [
     ('Mean over clients', f'ε = {rounding.up(achieved["epsilon_mean"], 6)}'),
-    ('Quantiles over clients', f'ε = {quantiles}'),
-    *((name.capitalize(), guarantee[name]) for name in ('unit', 'neighbours', 'accountant', 'amplification')),
-    ('Noise multiplier', rounding.down(facts['noise_multiplier'], 6)),
-    ('Divisor', f'{facts["divisor"]:.6g}'),
+    ('Quantiles over clients', f'ε = {", ".join(quantiles)}'),
   ]
+  for name in ('unit', 'neighbours', 'accountant', 'amplification'):
+    rows.append((name.capitalize(), guarantee[name]))
+  rows += [('Noise multiplier', rounding.down(facts['noise_multiplier'], 6)), ('Divisor', f'{facts["divisor"]:.6g}')]
+  return rows
 
 
 def _bound(certificate: Mapping[str, Any]) -> str:
@@ -293,17 +300,18 @@ def _came(certificate: Mapping[str, Any]) -> bool:
 
 
 def _digests(certificate: Mapping[str, Any]) -> list[tuple[str, str]]:
-  program = lambda code: f'quap_tff {code["quap_tff"]}, source {code["source_sha256"]}'
   provenance = certificate['provenance']
-  return [
-    ('Program that wrote it', program(provenance['code'])),
-    *(
-      (f'Program of rounds {one["first_round"]:,} to {one["last_round"]:,}', program(one['code']))
-      for one in certificate['issuer']['stretches']
-    ),
-    *provenance['files_sha256'].items(),
-    ('This certificate', certificate['sha256']),
-  ]
+  rows = [('Program that wrote it', _program(provenance['code']))]
+  for stretch in certificate['issuer']['stretches']:
+    name = f'Program of rounds {stretch["first_round"]:,} to {stretch["last_round"]:,}'
+    rows.append((name, _program(stretch['code'])))
+  rows += provenance['files_sha256'].items()
+  rows.append(('This certificate', certificate['sha256']))
+  return rows
+
+
+def _program(code: Mapping[str, str]) -> str:
+  return f'quap_tff {code["quap_tff"]}, source {code["source_sha256"]}'
 
 
 def _across(epsilon: float, edges: Sequence[float]) -> float:

@@ -306,7 +306,9 @@ def statement(figures: Figures) -> str:
   else:
     spent = f'The client that spent most has spent ε ≤ {most}.'
   words, stretches = OF_TRUST[config.trust], len(figures.about.stretches)
-  changed = f' Its rounds were run in {stretches} stretches by other code, other versions or other machines.'
+  changed = ''
+  if stretches > 1:
+    changed = f' Its rounds were run in {stretches} stretches by other code, other versions or other machines.'
   held = figures.plan.held
   secure_sum = f' {OF_SECURE_SUM[figures.about.secure_sum].in_statement}' if held is not None else ''
   given = f'If {held.config.sums_condition}: in' if held is not None else 'In'
@@ -327,7 +329,7 @@ def statement(figures: Figures) -> str:
     f'Amplification by sampling is not counted. {spent}{bounds} Given ideal random bits, this holds for the integers '
     f'that were computed, and ε includes {rounding.up(figures.plan.slack.epsilon, 3)} for rounding. With the bits of '
     'ChaCha20 it holds computationally. Timing is not covered. The folder is consistent with such a run. Nothing in it '
-    f'proves that the run took place.{own_updates(figures.plan)}{secure_sum}{changed if stretches > 1 else ""}'
+    f'proves that the run took place.{own_updates(figures.plan)}{secure_sum}{changed}'
   )
 
 
@@ -458,7 +460,8 @@ def releases(figures: Figures) -> list[dict[str, Any]]:
   counts = state['count_noise_multipliers'][occupied]
   counts = counts[np.isfinite(counts)]
   worst = int(np.argmax(np.where(mu.came, mu.whole, -1.0)))
-  share = lambda part: round(float((part[worst] / mu.whole[worst]) ** 2), 6) if mu.whole[worst] else 0.0
+  share_of_updates = _share(mu.updates[worst], mu.whole[worst])
+  share_of_counts = _share(mu.counts[worst], mu.whole[worst])
   published = stated(about.post_processing) if about.post_processing else 'the last noised weights as they are.'
   correlated = ', correlated from round to round: each round takes back part of the noise that earlier rounds added'
   between_rounds = correlated if ledger.correlation.num_buffers else ', independent from round to round'
@@ -466,18 +469,14 @@ def releases(figures: Figures) -> list[dict[str, Any]]:
     (
       f"sum of the clients' clipped updates, for all {figures.trained_weights:,} trained weights",
       len(sums),
-      share(mu.updates),
+      share_of_updates,
       _noise(sums, between_rounds),
     ),
     (
       'number of update norms within the clipping norm, from which the next clipping norm is computed',
       len(counts),
-      share(mu.counts),
+      share_of_counts,
       _noise(counts),
-    ),
-    *(
-      ('what was released about the clients before this run', 0, 1 - share(mu.updates) - share(mu.counts), 'counted')
-      for _ in spent_before(figures.plan.guarantee.config)
     ),
     (
       'who took part in which round, and with what weight',
@@ -488,7 +487,15 @@ def releases(figures: Figures) -> list[dict[str, Any]]:
     ('loss and accuracy on the test set', about.tests, 0.0, 'post-processing, because the test set is public'),
     ('published weights', 1, 0.0, f'post-processing: {published}'),
   ]
+  if spent_before(figures.plan.guarantee.config):
+    share_before = 1 - share_of_updates - share_of_counts
+    rows.insert(2, ('what was released about the clients before this run', 0, share_before, 'counted'))
   return [dict(zip(('what', 'rounds', 'share_of_worst_client', 'how'), row)) for row in rows]
+
+
+def _share(part: float, whole: float) -> float:
+  """The share of a part of μ in the square of the whole, 0 of nothing."""
+  return round(float((part / whole) ** 2), 6) if whole else 0.0
 
 
 def _noise(multipliers: np.ndarray, more: str = '') -> str:

@@ -164,8 +164,9 @@ def verify(path: str, public_key: Optional[str] = None) -> Verdict:
     return Verdict(problems, warnings, [], '')
   if audit is not None and audit.refutes:
     return Verdict([], warnings, [], '', audit.verdict)
-  scope = _scope(audit, is_alone=folder == path)
-  return Verdict([], warnings, notes, certificate['statement'], scope='' if is_of_gate else scope)
+  # The folder of a gate has no audit, and no run around it.
+  scope = '' if is_of_gate else _scope(audit, is_alone=folder == path)
+  return Verdict([], warnings, notes, certificate['statement'], scope=scope)
 
 
 def _scope(audit: Optional[audits.Audit], is_alone: bool) -> str:

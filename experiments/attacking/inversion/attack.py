@@ -200,7 +200,8 @@ class Matching(checks.Checked, InversionAttack):
       state = (x, *[tf.zeros_like(x)] * 2, z, *[tf.zeros_like(z)] * 2)
       observed = [tf.constant(o, tf.float32) for o in problem.observed]
       visible = tf.constant(np.asarray(problem.visible, np.float32))
-      label_rate = tf.constant(1.0 if learns_labels else 0.0)
+      # At rate 0 the labels stay those of the closed form.
+      label_rate = tf.constant(float(learns_labels))
       for begin in range(0, iterations, _CHUNK):
         end = min(begin + _CHUNK, iterations)
         state = advance(observed, visible, label_rate, tf.constant(begin), tf.constant(end), state)

@@ -92,7 +92,9 @@ def labels(model: inversion_model.StackedModel, update: Sequence[np.ndarray], co
   last = np.asarray(update[model.final_dense[-1]], np.float64)
   blank = tf.random.stateless_uniform([1, 64, *model.input_shape], [0, 0])
   mean = tf.reduce_mean(tf.nn.softmax(model.logits(model.stacked(1), blank)), axis=[0, 1])
-  return labels_from_scores(last if len(model.final_dense) == 2 else last.sum(axis=1), count, mean.numpy())
+  has_bias = len(model.final_dense) == 2
+  scores = last if has_bias else last.sum(axis=1)
+  return labels_from_scores(scores, count, mean.numpy())
 
 
 def labels_from_scores(scores: np.ndarray, count: int, mean_probabilities: np.ndarray) -> np.ndarray:

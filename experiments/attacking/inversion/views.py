@@ -51,27 +51,34 @@ def observe(
   facts, targets = plan.mechanism.facts, len(updates[0][0])
   # What is around QuAP-FL's mechanism is left out: an attack is on an update that is released at once.
   mechanism: Any = plan.core if facts.is_certified else plan.config
-  rounds = mechanism.for_model([tf.TensorSpec(tensor.shape[1:], tf.float32) for tensor in updates[0]], layers)
+  specs = [tf.TensorSpec(tensor.shape[1:], tf.float32) for tensor in updates[0]]
+  rounds = mechanism.for_model(specs, layers)
   critical = sorted(layers_lib.critical_indices(layers, facts.noised_layers))
-  seen: dict[str, list[View]] = {'client_update': [], 'aggregate': []}
-  for t in range(targets):
-    float_updates = [_of_target(update, t) for update in updates]
-    state = rounds.initial_state()._replace(noise=rounds.initial_noise(seed * targets + t))
-    played = playing.play_round(rounds, state, float_updates, list(range(len(float_updates))))
+  cohort_size, num_tensors = len(updates), len(specs)
+  client_views: list[View] = []
+  aggregate_views: list[View] = []
+  for target in range(targets):
+    cohort = [_of_target(update, target) for update in updates]
+    state = rounds.initial_state()._replace(noise=rounds.initial_noise(seed * targets + target))
+    played = playing.play_round(rounds, state, cohort, list(range(cohort_size)))
     clip, sigma = float(played.admitted.clip), float(played.admitted.sigma)
-    noised = frozenset(critical if float(played.admitted.noise_multiplier) else ())
-    first = [np.asarray(u, np.float64) * rounds.sum_unit(clip) for u in played.sent[0]]
-    first, own_noise = first[: len(float_updates[0])], first[len(float_updates[0]) :]
+    has_noise = bool(played.admitted.noise_multiplier)
+    noised = frozenset(critical) if has_noise else frozenset[int]()
+    # The target is the first client. If clients draw noise, it sends its own after the tensors of its update.
+    sent = [np.asarray(tensor, np.float64) * rounds.sum_unit(clip) for tensor in played.sent[0]]
+    update, own_noise = sent[:num_tensors], sent[num_tensors:]
     for index, drawn in zip(critical, own_noise):
-      first[index] = first[index] + drawn
-    # All clients of a first round have the same rate, so each has an equal share of the cohort's variance.
-    own_sigma = sigma * np.sqrt(len(float_updates)) if own_noise else 0.0
-    seen['client_update'].append(View(first, noised if own_noise else frozenset(), clip, own_sigma))
+      update[index] = update[index] + drawn
+    if own_noise:
+      # All clients of a first round have the same rate, so each has an equal share of the cohort's variance.
+      client_views.append(View(update, noised, clip, sigma * np.sqrt(cohort_size)))
+    else:
+      client_views.append(View(update, frozenset(), clip, 0.0))
     # A constant divisor is public: anyone who sees the release can turn it into the mean over this cohort.
-    factor = facts.divisor / len(float_updates) if facts.divisor else 1.0
-    mean = [factor * np.asarray(m, np.float64) for m in played.result]
-    seen['aggregate'].append(View(mean, noised, clip, factor * sigma))
-  return {observer: _stacked(of_targets) for observer, of_targets in seen.items()}
+    factor = facts.divisor / cohort_size if facts.divisor else 1.0
+    mean = [factor * np.asarray(tensor, np.float64) for tensor in played.result]
+    aggregate_views.append(View(mean, noised, clip, factor * sigma))
+  return {'client_update': _stacked(client_views), 'aggregate': _stacked(aggregate_views)}
 
 
 def _of_target(update: Sequence[np.ndarray], target: int) -> list[tf.Tensor]:
@@ -83,5 +90,6 @@ def _stacked(views: Sequence[View]) -> View:
   """The views of all targets as one, with their mean clipping norm and noise."""
   updates = [view.update for view in views]
   stacked = [np.stack(tensors) for tensors in zip(*updates)]
-  clip, noise = np.mean([view.clip for view in views]), np.mean([view.noise for view in views])
+  clip = np.mean([view.clip for view in views])
+  noise = np.mean([view.noise for view in views])
   return View(stacked, views[0].noised, float(clip), float(noise))

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 import functools
 import json
 import os
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
@@ -233,7 +233,11 @@ def read_config(name: str, value: Mapping[str, Any]) -> guarantee.GuaranteeConfi
   if name not in MECHANISMS:
     raise registry.UnknownChoiceError(str(registry.unknown_name_error('mechanism', name, list(MECHANISMS))))
   make = MECHANISMS[name]
-  parts = {name: tuple(part) if isinstance(part, list) else part for name, part in value.items()}
+  # JSON has no tuples, of which a configuration is made.
+  parts = dict(value)
+  for name, part in value.items():
+    if isinstance(part, list):
+      parts[name] = tuple(part)
   for name, (kind, choices) in ahead.CHOICES.items():
     if name in parts:
       if not isinstance(parts[name], str):
@@ -254,12 +258,14 @@ def read_config(name: str, value: Mapping[str, Any]) -> guarantee.GuaranteeConfi
 
 def _schedule(path: str, config: guarantee.GuaranteeConfig) -> tuple[list[np.ndarray], Optional[list[np.ndarray]]]:
   """The drawn clients of each round, and those who come, if this is known before the run."""
-  known = {'offsets': np.int64, 'clients': np.int64}
-  arrays = folder_files.read_arrays(path, SCHEDULE, [known, {**known, 'comes': bool}])
+  planned = {'offsets': np.int64, 'clients': np.int64}
+  with_attendance = {**planned, 'comes': bool}
+  arrays = folder_files.read_arrays(path, SCHEDULE, [planned, with_attendance])
   with folder_files.damage(SCHEDULE):
+    for name, array in arrays.items():
+      if array.dtype != with_attendance[name] or array.ndim != 1:
+        raise ValueError('offsets and clients must be int64[n], and comes bool[n]')
     offsets, clients = arrays['offsets'], arrays['clients']
-    if any(array.dtype != {**known, 'comes': bool}[name] or array.ndim != 1 for name, array in arrays.items()):
-      raise ValueError('offsets and clients must be int64[n], and comes bool[n]')
     if not 1 < len(offsets) <= _MOST_ROUNDS + 1 or len(clients) > _MOST_PARTICIPATIONS:
       raise ValueError(
         f'a schedule has 1 to {_MOST_ROUNDS:,} rounds and at most {_MOST_PARTICIPATIONS:,} participations'
@@ -268,12 +274,13 @@ def _schedule(path: str, config: guarantee.GuaranteeConfig) -> tuple[list[np.nda
       raise ValueError('offsets must ascend from 0 to the number of clients')
     if len(offsets) - 1 != config.num_rounds:
       raise ValueError(f'it has {len(offsets) - 1} rounds, and the mechanism plans {config.num_rounds}')
-    split: Callable[[np.ndarray], list[np.ndarray]] = lambda values: np.split(values, offsets[1:-1])
+    cohorts = np.split(clients, offsets[1:-1])
     if 'comes' not in arrays:
-      return split(clients), None
+      return cohorts, None
     if not config.holds_noise or len(arrays['comes']) != len(clients):
       raise ValueError('comes must be bool, one for each client, and only where clients hold the noise')
-    return split(clients), [own[here] for own, here in zip(split(clients), split(arrays['comes']))]
+    comes = np.split(arrays['comes'], offsets[1:-1])
+    return cohorts, [cohort[here] for cohort, here in zip(cohorts, comes)]
 
 
 def _ledger(path: str, plan: run_account.RunAccount) -> accounting.RunLedger:

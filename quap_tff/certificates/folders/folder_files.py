@@ -62,7 +62,9 @@ def entries(path: str) -> Entries:
     CannotTellError: If there is no such folder, or it may not be read.
   """
   if not os.path.isdir(path):
-    raise CannotTellError(f'{path} is not a folder.' if os.path.lexists(path) else f'{path} does not exist.')
+    if os.path.lexists(path):
+      raise CannotTellError(f'{path} is not a folder.')
+    raise CannotTellError(f'{path} does not exist.')
   files: list[str] = []
   empty: list[str] = []
   special: dict[str, str] = {}
@@ -208,11 +210,12 @@ def read_arrays(path: str, name: str, expected: Sequence[Iterable[str]]) -> dict
     # The loader lists other members of the archive, and those with the same name twice, in ways of its own.
     with zipfile.ZipFile(whole) as archive:
       members = archive.namelist()
-    names = next((list(one) for one in expected if [f'{array}.npy' for array in one] == members), None)
-    if names is None:
-      raise ValueError(f'it must hold the arrays {" or ".join(map(str, map(list, expected)))}, found {members}')
+    lists = [list(names) for names in expected]
+    names = [member.removesuffix('.npy') for member in members]
+    if names not in lists or not all(member.endswith('.npy') for member in members):
+      raise ValueError(f'it must hold the arrays {" or ".join(map(str, lists))}, found {members}')
     with np.load(whole, allow_pickle=False) as kept:
-      arrays = {one: kept[one] for one in names}
+      arrays = {name: kept[name] for name in names}
     with open(whole, 'rb') as f:
       if f.read() != files.npz(arrays):
         raise ValueError('it holds more than its arrays, or is written in another way')

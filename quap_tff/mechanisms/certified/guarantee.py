@@ -298,11 +298,13 @@ class GuaranteeConfig(mechanism.Configuration):
 
   @property
   def facts(self) -> mechanism.Facts:
-    correlated = not self.correlation.is_settled or self.correlation.num_buffers
+    unsparse = ''
+    if not self.correlation.is_settled or self.correlation.num_buffers:
+      unsparse = 'a round would take back noise of other weights than those it updates'
     return mechanism.Facts(
       delta=self.delta,
       public_metrics=mechanism.PUBLIC_METRICS | mechanism.PUBLIC_NORMS | _PUBLIC_METRICS,
-      unsparse='a round would take back noise of other weights than those it updates' if correlated else '',
+      unsparse=unsparse,
       noise_follows='plan',
       divisor=self.divisor,
       correlation=self.correlation,

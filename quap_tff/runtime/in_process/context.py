@@ -291,7 +291,12 @@ class _Runner:
   def _blocks(self, items: Iterable[_Item], size: int) -> Iterator[tuple[int, list[_Item]]]:
     """The place of a block's first client, and the items of its clients."""
     remaining, first = iter(items), 0
-    while block := list(itertools.islice(remaining, size if first + size <= self.num_clients else 1)):
+    while True:
+      # Clients that do not fill a block come one by one: functions are traced for whole blocks, and for one client.
+      length = size if first + size <= self.num_clients else 1
+      block = list(itertools.islice(remaining, length))
+      if not block:
+        return
       yield first, block
       first += len(block)
 

@@ -118,21 +118,35 @@ def without_examples(type_spec: Optional[tff.Type]) -> Optional[Callable[[Value]
   if isinstance(type_spec, tff.FederatedType):
     if not differs_by_client(type_spec):
       return None
-    members = dict(tff.structure.to_elements(type_spec.member)) if isinstance(type_spec.member, tff.StructType) else {}
+    if not isinstance(type_spec.member, tff.StructType):
+      return None
+    members = dict(tff.structure.to_elements(type_spec.member))
     if not {'client_id', 'examples'} <= members.keys():
       return None
     place, kind = list(members).index('examples'), members['examples']
-    # What is not wanted is None, and stays it.
-    return lambda value: tuple(
-      sequence_from_values([], kind.element) if index == place and part is not None else part
-      for index, part in enumerate(value)
-    )
+
+    def empty_examples(value: Value) -> Value:
+      parts = list(value)
+      # Examples that a computation does not want are None, and stay it.
+      if parts[place] is not None:
+        parts[place] = sequence_from_values([], kind.element)
+      return tuple(parts)
+
+    return empty_examples
   if not isinstance(type_spec, tff.StructType):
     return None
-  parts = [without_examples(part) for _, part in tff.structure.iter_elements(type_spec)]
-  if not any(parts):
+  of_parts = [without_examples(part) for _, part in tff.structure.iter_elements(type_spec)]
+  if not any(of_parts):
     return None
-  return lambda value: tuple(part if of is None else of(part) for of, part in zip(parts, value))
+
+  def empty_parts(value: Value) -> Value:
+    parts = list(value)
+    for place, empty in enumerate(of_parts):
+      if empty is not None:
+        parts[place] = empty(parts[place])
+    return tuple(parts)
+
+  return empty_parts
 
 
 def num_clients(argument: Value, type_spec: Optional[tff.Type]) -> Optional[int]:
@@ -182,9 +196,11 @@ def to_value(argument: array_types.Structure, type_spec: tff.Type, path: Path = 
   if isinstance(type_spec, tff.StructType):
     parts = children(argument, type_spec, path)
     each = len(parts) * [True] if wanted is True else wanted
-    return tuple(
-      [to_value(part, t, (path, i if name is None else name), each[i]) for i, (name, part, t) in enumerate(parts)]
-    )
+    made = []
+    for place, (name, part, part_type) in enumerate(parts):
+      key = place if name is None else name
+      made.append(to_value(part, part_type, (path, key), each[place]))
+    return tuple(made)
   if isinstance(type_spec, tff.FederatedType):
     if not differs_by_client(type_spec):
       return to_value(argument, type_spec.member, path)
@@ -411,11 +427,15 @@ def sequence_from_values(elements: Sequence[Value], element_type: tff.Type) -> t
     return tf.data.experimental.to_variant(tf.data.experimental.from_list(nested))
   # `from_list` takes neither an empty list nor elements without tensors, and the dataset must have their structure all
   # the same.
-  blank = tf.nest.map_structure(
-    lambda s: tf.fill([size or 0 for size in s.shape], tf.cast(0, s.dtype) if s.dtype != tf.string else ''),
-    element_structure(element_type),
-  )
+  blank = tf.nest.map_structure(_blank, element_structure(element_type))
   return tf.data.experimental.to_variant(tf.data.Dataset.from_tensors(blank).repeat(len(nested)))
+
+
+def _blank(spec: tf.TensorSpec) -> tf.Tensor:
+  """A tensor of zeros or empty texts, of size 0 along each axis whose size is not known."""
+  sizes = [size or 0 for size in spec.shape]
+  zero = '' if spec.dtype == tf.string else tf.cast(0, spec.dtype)
+  return tf.fill(sizes, zero)
 
 
 def to_python(value: Value, type_spec: tff.Type, num_clients: int) -> array_types.Structure:
