@@ -81,7 +81,9 @@ class Ar1(_OfOneDecay):
       _checked_decay('decay, unless it is 0 (independent noise),', self.decay)
 
   def candidates(self, num_releases: int, most: int, apart: int) -> tuple[Correlation, ...]:
-    return (self,) if self.is_settled else tuple(Ar1(decay) for decay in DECAYS)
+    if self.is_settled:
+      return (self,)
+    return tuple(Ar1(decay) for decay in DECAYS)
 
   @property
   def terms(self) -> tuple[tuple[float, float], ...]:
@@ -108,8 +110,10 @@ class Blt(recursions.Exponentials):
     for name, values in (('gain', self.gain), ('decay', self.decay)):
       if not isinstance(values, tuple):
         raise ValueError(f'{name} must be a tuple with one number for each term, found {values!r}.')
-    object.__setattr__(self, 'gain', tuple(checks.number('gain', one, above=0, at_most=1) for one in self.gain))
-    object.__setattr__(self, 'decay', tuple(_checked_decay('decay', one) for one in self.decay))
+    gains = tuple(checks.number('gain', gain, above=0, at_most=1) for gain in self.gain)
+    decays = tuple(_checked_decay('decay', decay) for decay in self.decay)
+    object.__setattr__(self, 'gain', gains)
+    object.__setattr__(self, 'decay', decays)
     if len(self.gain) != len(self.decay):
       raise ValueError(f'There must be as many gains as decays, found {len(self.gain)} and {len(self.decay)}.')
     if sum(self.gain) > 1:
@@ -124,7 +128,8 @@ class Blt(recursions.Exponentials):
   def candidates(self, num_releases: int, most: int, apart: int) -> tuple[Correlation, ...]:
     if self.is_settled:
       return (self,)
-    return (Blt(*published_noise.buffered(num_releases, most, apart, SMALLEST_DECAY, LARGEST_DECAY)),)
+    gains, decays = published_noise.buffered(num_releases, most, apart, SMALLEST_DECAY, LARGEST_DECAY)
+    return (Blt(gains, decays),)
 
   @property
   def terms(self) -> tuple[tuple[float, float], ...]:
@@ -155,7 +160,8 @@ class Banded(Correlation):
     checks.integer('bands', self.bands, at_least=1)
     if not isinstance(self.gain, tuple):
       raise ValueError(f'gain must be a tuple with c_1 and the coefficients after it, found {self.gain!r}.')
-    gains = tuple(checks.number('gain', one, at_least=0, at_most=1) + 0.0 for one in self.gain)  # -0.0 is 0.0.
+    # Adding 0.0 makes 0.0 of -0.0, which files would write in another way.
+    gains = tuple(checks.number('gain', gain, at_least=0, at_most=1) + 0.0 for gain in self.gain)
     object.__setattr__(self, 'gain', gains)
     if self.gain and len(self.gain) != self.bands - 1:
       raise ValueError(
@@ -180,7 +186,8 @@ class Banded(Correlation):
     self.check_rounds(num_releases)
     if self.is_settled:
       return (self,)
-    return (Banded(self.bands, published_noise.banded(num_releases, most, apart, self.bands)),)
+    gains = published_noise.banded(num_releases, most, apart, self.bands)
+    return (Banded(self.bands, gains),)
 
   @property
   def gains(self) -> np.ndarray:
@@ -211,27 +218,32 @@ class Banded(Correlation):
 
   def faded(self, buffers: Sequence[array_types.Array], elapsed: array_types.Numbers) -> list[array_types.Array]:
     xp = arrays.namespace(elapsed, *buffers)
-    # The buffers move by the binary digits of what has elapsed.
-    left, step, moved = xp.minimum(elapsed, float(self.num_buffers)), 1, list(buffers)
+    left = xp.minimum(elapsed, float(self.num_buffers))
+    result = list(buffers)
+    # The buffers move by the binary digits of what has elapsed, which differs from client to client.
+    step = 1
     while step <= self.num_buffers:
       moves = xp.equal(xp.floor(left / step) % 2.0, 1.0)
       # What comes in at the near end is 0: no noise was drawn there.
-      came_in = [xp.zeros_like(buffer) for buffer in moved[:step]] + moved[:-step]
-      moved = [xp.where(moves, new, old) for new, old in zip(came_in, moved)]
+      came_in = [xp.zeros_like(buffer) for buffer in result[:step]]
+      moved = came_in + result[:-step]
+      result = [xp.where(moves, new, old) for new, old in zip(moved, result)]
       step *= 2
-    return moved
+    return result
 
   @property
   def _products(self) -> np.ndarray:
     """Σ_{k≤L} c_k·c_{k+j} for L and j from 0 to d, float64[d+1, d+1]."""
     column = np.append(1.0, self.gains)
-    shifted = np.array([np.append(column[j:], np.zeros(j)) for j in range(len(column))]).T
+    rows = [np.append(column[j:], np.zeros(j)) for j in range(len(column))]
+    shifted = np.array(rows).T
     return np.cumsum(column[:, np.newaxis] * shifted, axis=0)
 
   def price(self, releases_left: array_types.Numbers) -> tuple[array_types.Numbers, list[array_types.Array]]:
     left = arrays.cast(releases_left, np.float64)
-    last = arrays.cast(arrays.namespace(left).minimum(left, float(self.num_buffers)), np.int64)
-    row = arrays.take(self._products, last)
+    # No coefficient is left after the last band.
+    left = arrays.namespace(left).minimum(left, float(self.num_buffers))
+    row = arrays.take(self._products, arrays.cast(left, np.int64))
     return row[0], [row[j] for j in range(1, self.bands)]
 
   def overlap(self, gap: array_types.Numbers) -> array_types.Numbers:
@@ -265,16 +277,20 @@ def _along(values: array_types.Array, start: int, gap: array_types.Numbers) -> a
     gap: At least 1, floats of any shape, which is that of the result.
   """
   xp = arrays.namespace(values, gap)
-  padded = (xp.concatenate if xp is np else xp.concat)([values, xp.zeros_like(values[:1])], axis=0)
+  joined = xp.concatenate if xp is np else xp.concat
+  padded = joined([values, xp.zeros_like(values[:1])], axis=0)
   last = int(values.shape[0])
-  places = arrays.cast(gap, np.float64)[..., np.newaxis] * np.arange(last, dtype=np.float64)
+  gaps = arrays.cast(gap, np.float64)[..., np.newaxis]
+  places = gaps * np.arange(last, dtype=np.float64)  # m·gap. Further ones lie beyond the last value.
   whole = xp.floor(places)
   part = places - whole
 
   def at(index: array_types.Array) -> array_types.Array:
-    return arrays.take(padded, arrays.cast(xp.minimum(index, float(last)), np.int64))
+    inside = xp.minimum(index, float(last))
+    return arrays.take(padded, arrays.cast(inside, np.int64))
 
-  return xp.sum((1.0 - part) * at(whole + start) + part * at(whole + (start + 1)), axis=-1)
+  before, after = at(whole + start), at(whole + (start + 1))
+  return xp.sum((1.0 - part) * before + part * after, axis=-1)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,13 +31,15 @@ def noise_multiplier(calibration: str, epsilon: array_types.Numbers, delta: floa
 def delta_of(epsilon: tf.Tensor, multiplier: tf.Tensor) -> tf.Tensor:
   """δ(ε) of one Gaussian mechanism with noise multiplier z, elementwise, float64 in and out."""
   half = 0.5 / multiplier
-  return _normal_cdf(half - epsilon * multiplier) - tf.exp(epsilon) * _normal_cdf(-half - epsilon * multiplier)
+  moved = epsilon * multiplier
+  return _normal_cdf(half - moved) - tf.exp(epsilon) * _normal_cdf(-half - moved)
 
 
 def _analytic_multiplier(epsilon: tf.Tensor, delta: float) -> tf.Tensor:
   exact_epsilon = tf.cast(epsilon, tf.float64)
-  low = tf.fill(tf.shape(exact_epsilon), tf.constant(_LOG_MULTIPLIER_BOUNDS[0], tf.float64))
-  high = tf.fill(tf.shape(exact_epsilon), tf.constant(_LOG_MULTIPLIER_BOUNDS[1], tf.float64))
+  shape = tf.shape(exact_epsilon)
+  lowest, highest = (tf.constant(bound, tf.float64) for bound in _LOG_MULTIPLIER_BOUNDS)
+  low, high = tf.fill(shape, lowest), tf.fill(shape, highest)
 
   def halve(step: tf.Tensor, low: tf.Tensor, high: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     middle = 0.5 * (low + high)
@@ -60,13 +62,18 @@ def noise(seed: tf.Tensor, shape: Sequence[int], stddev: array_types.Numbers) ->
   was added to can check the guess by that (Mironov 2012). The sum of four draws cannot be checked in this way (Holohan
   and Braghin 2021), and its tails reach twice as far. Add it in float64, and round only the result.
   """
-  draws = [seeds.normal(seeds.fold_in(seed, tf.constant(index, tf.int64)), shape) for index in range(4)]
+  draws = []
+  for index in range(4):
+    own_seed = seeds.fold_in(seed, tf.constant(index, tf.int64))
+    draws.append(seeds.normal(own_seed, shape))
+  # Four draws together have twice the deviation of one.
   return tf.cast(stddev, tf.float64) * 0.5 * tf.add_n(draws)
 
 
 def noises(seed: tf.Tensor, tensors: Sequence[tf.Tensor], stddev: array_types.Numbers) -> list[tf.Tensor]:
   """Independent `noise` for each tensor of a list, in its shape."""
-  return [
-    noise(seeds.fold_in(seed, tf.constant(index, tf.int64)), tf.shape(tensor), stddev)
-    for index, tensor in enumerate(tensors)
-  ]
+  result = []
+  for index, tensor in enumerate(tensors):
+    own_seed = seeds.fold_in(seed, tf.constant(index, tf.int64))
+    result.append(noise(own_seed, tf.shape(tensor), stddev))
+  return result

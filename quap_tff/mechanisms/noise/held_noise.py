@@ -89,24 +89,31 @@ class Account(NamedTuple):
     Raises:
       ValueError: If the ids or weights are not of this form.
     """
-    cohort, weights = checks.cohort(cohort, len(self.spent)), np.asarray(weights, np.float64)
+    num_clients, release = len(self.spent), self.num_releases
+    cohort = checks.cohort(cohort, num_clients)
+    weights = np.asarray(weights, np.float64)
     if weights.shape != cohort.shape or not ((weights >= 0) & (weights <= 1)).all():
       raise ValueError(f'weights must be float[{len(cohort)}] in [0, 1], one for each client of the cohort.')
     if not len(cohort):
       return self
     before = self.latest[cohort]
-    links = self.decay * np.bincount(before[before >= 0], minlength=self.num_releases)
+    before = before[before >= 0]
+    # -Σ_rt for each release r: a client takes back only the W of its latest release.
+    links = self.decay * np.bincount(before, minlength=release)
     # Each member adds (1-λ)² + λ to Σ_tt, and λ more if it was in a release before.
-    variance = len(cohort) * ((1 - self.decay) ** 2 + self.decay) + int((before >= 0).sum()) * self.decay
+    variance = len(cohort) * ((1 - self.decay) ** 2 + self.decay) + len(before) * self.decay
     row = _appended_row(self.whitening, variance, links)
     whitening = np.zeros([len(row), len(row)])
     whitening[:-1, :-1] = self.whitening
     whitening[-1] = row
-    ids, weights = np.concatenate([self.ids, cohort]), np.concatenate([self.weights, weights])
-    releases = np.concatenate([self.releases, np.full(len(cohort), self.num_releases)])
-    moved = np.bincount(ids, weights * row[releases], minlength=len(self.spent)) / self.noise_multiplier
+    ids = np.concatenate([self.ids, cohort])
+    weights = np.concatenate([self.weights, weights])
+    releases = np.concatenate([self.releases, np.full(len(cohort), release)])
+    # The new entry of L⁻¹·w_i / s, whose square is what this release adds to μ_i².
+    moved = np.bincount(ids, weights * row[releases], minlength=num_clients) / self.noise_multiplier
     latest = self.latest.copy()
-    latest[cohort] = self.num_releases
+    latest[cohort] = release
+    # The last factor is for the roundings of this sum and this product.
     spent = (self.spent + moved * moved * _rounded_up(len(row))) * (1 + 2.0**-52)
     return self._replace(whitening=whitening, ids=ids, releases=releases, weights=weights, latest=latest, spent=spent)
 
@@ -155,7 +162,9 @@ def _appended_row(whitening: np.ndarray, variance: float, links: np.ndarray) -> 
   """
   up = _rounded_up(len(links))
   projected = whitening @ links * up
-  pivot = (variance * (1 - 2.0**-49) - float(projected @ projected) * up) * (1 - 2.0**-52)
+  # d²: what is subtracted is rounded up, what it is subtracted from down, and the difference down again.
+  explained = float(projected @ projected) * up
+  pivot = (variance * (1 - 2.0**-49) - explained) * (1 - 2.0**-52)
   if not pivot > 0:
     raise ValueError('The noise of this release is almost a function of the noise before it: choose a smaller decay.')
   return np.append(projected @ whitening, 1.0) * (up / math.sqrt(pivot))
@@ -163,7 +172,10 @@ def _appended_row(whitening: np.ndarray, variance: float, links: np.ndarray) -> 
 
 def _by_release(values: np.ndarray, releases: np.ndarray) -> list[np.ndarray]:
   """`values` of each release; every release has at least one."""
-  return np.split(values, np.flatnonzero(np.diff(releases)) + 1) if len(values) else []
+  if not len(values):
+    return []  # `np.split` would make one release of nothing.
+  starts = np.flatnonzero(np.diff(releases)) + 1
+  return np.split(values, starts)
 
 
 class Histories(NamedTuple):
@@ -186,7 +198,9 @@ class Histories(NamedTuple):
 
   def differences(self, values: np.ndarray) -> np.ndarray:
     """x_{t_r} - x_{t_{r+1}} for each entry, from x_{t_r} as float64[E, K]; x_{t_r} for a client's last entry."""
-    following = np.append(values[1:], np.zeros_like(values[:1]), axis=0)
+    nothing = np.zeros_like(values[:1])
+    following = np.append(values[1:], nothing, axis=0)
+    # The entry after a client's last one is another client's.
     following[self.starts[1:] - 1] = 0.0
     return values - following
 
@@ -196,8 +210,10 @@ def histories(cohorts: Sequence[array_types.Ids]) -> Histories:
   clients = np.concatenate(cohorts)
   order = np.argsort(clients, kind='stable')
   clients = clients[order]
-  rounds = np.repeat(np.arange(len(cohorts)), [len(cohort) for cohort in cohorts])[order]
-  return Histories(clients, rounds, np.flatnonzero(np.append(True, clients[1:] != clients[:-1])))
+  sizes = [len(cohort) for cohort in cohorts]
+  rounds = np.repeat(np.arange(len(cohorts)), sizes)[order]
+  is_first = np.append(True, clients[1:] != clients[:-1])
+  return Histories(clients, rounds, np.flatnonzero(is_first))
 
 
 def covariance(cohorts: Sequence[array_types.Ids], decay: float, dropout: float = 0.0) -> np.ndarray:
@@ -208,20 +224,24 @@ def covariance(cohorts: Sequence[array_types.Ids], decay: float, dropout: float 
     decay: λ.
     dropout: p in [0, 1). Each client that is drawn stays away with this probability, independently of everything.
   """
-  records, size, came = histories(cohorts), len(cohorts), 1 - dropout
-  left = (
-    np.repeat(np.append(records.starts[1:], len(records.clients)), records.counts) - 1 - np.arange(len(records.clients))
-  )
+  records = histories(cohorts)
+  clients, rounds, size, came = records.clients, records.rounds, len(cohorts), 1 - dropout
+  # How many rounds of the same client come after each entry.
+  ends = np.append(records.starts[1:], len(clients))
+  left = np.repeat(ends, records.counts) - 1 - np.arange(len(clients))
   variances = came * ((1 - decay) ** 2 + decay * dropout**left)  # V, and W if the client does not return.
-  diagonal, result = np.bincount(records.rounds, variances, minlength=size), np.zeros(size * size)
+  diagonal = np.bincount(rounds, variances, minlength=size)
+  result = np.zeros(size * size)
   for gap in range(1, int(records.counts.max())):
     probability = came**2 * dropout ** (gap - 1)  # It comes in both rounds, and in none between them.
     if probability < 1e-16:
-      break
-    pairs = records.clients[gap:] == records.clients[:-gap]
-    first, second = records.rounds[:-gap][pairs], records.rounds[gap:][pairs]
-    diagonal = diagonal + decay * probability * np.bincount(np.append(first, second), minlength=size)
-    result -= decay * probability * np.bincount(first * size + second, minlength=size * size)
+      break  # Below what a sum of 1 and it can hold, and smaller yet for longer gaps.
+    is_pair = clients[gap:] == clients[:-gap]
+    first = rounds[:-gap][is_pair]
+    second = rounds[gap:][is_pair]
+    shared = decay * probability
+    diagonal = diagonal + shared * np.bincount(np.append(first, second), minlength=size)
+    result -= shared * np.bincount(first * size + second, minlength=size * size)
   result = result.reshape(size, size)
   return result + result.T + np.diag(diagonal)
 
@@ -238,11 +258,14 @@ def mu_against(account: Account, colluders: array_types.Ids) -> np.ndarray:
   Raises:
     ValueError: If `colluders` are not distinct ids of clients.
   """
-  known = np.zeros(len(account.spent), bool)
-  known[checks.cohort(colluders, len(account.spent))] = True
-  left = opened(len(account.spent), account.noise_multiplier, account.decay)
-  for ids, weights in zip(account.cohorts(), _by_release(account.weights, account.releases)):
-    left = left.after(ids[~known[ids]], weights[~known[ids]])
+  num_clients = len(account.spent)
+  known = np.zeros(num_clients, bool)
+  known[checks.cohort(colluders, num_clients)] = True
+  left = opened(num_clients, account.noise_multiplier, account.decay)
+  weights_by_release = _by_release(account.weights, account.releases)
+  for ids, weights in zip(account.cohorts(), weights_by_release):
+    is_hidden = ~known[ids]
+    left = left.after(ids[is_hidden], weights[is_hidden])
   return np.where(known, np.inf, left.mu)
 
 
@@ -275,32 +298,41 @@ def _mu_squared_by_own_noise(account: Account, num_colluders: int) -> np.ndarray
   others = np.maximum(np.bincount(account.releases) - num_colluders, 1) - 1
   result = np.zeros(len(account.spent))
   for start, count in zip(by_client.starts, by_client.counts):
-    rounds, client_weights = by_client.rounds[start : start + count], weights[start : start + count]
-    part = _part(int(count), account.decay) + np.diag((1 - account.decay) ** 2 * others[rounds])
-    result[by_client.clients[start]] = client_weights @ np.linalg.solve(part, client_weights)
+    entries = slice(start, start + count)
+    rounds, client_weights = by_client.rounds[entries], weights[entries]
+    own_noise = _part(int(count), account.decay)
+    noise_of_others = np.diag((1 - account.decay) ** 2 * others[rounds])
+    whitened = np.linalg.solve(own_noise + noise_of_others, client_weights)
+    result[by_client.clients[start]] = client_weights @ whitened
   return result
 
 
 def _mu_squared_by_joint_noise(account: Account, num_colluders: int) -> np.ndarray:
   """float64[N], the first bound of `mu_against_any`."""
   num_clients, decay = len(account.spent), account.decay
-  by_client, precision = histories(account.cohorts()), account.whitening.T @ account.whitening
-  members, weights = by_client.clients[by_client.starts], np.zeros([account.num_releases, num_clients])
+  by_client = histories(account.cohorts())
+  members = by_client.clients[by_client.starts]
+  precision = account.whitening.T @ account.whitening  # Σ⁻¹
+  weights = np.zeros([account.num_releases, num_clients])
   weights[account.releases, account.ids] = account.weights
-  shares = np.zeros(len(members))
+  shares = np.zeros(len(members))  # λ_max(B_jᵀ·Σ⁻¹·B_j)
   for index, (start, count) in enumerate(zip(by_client.starts, by_client.counts)):
-    rounds, factor = by_client.rounds[start : start + count], np.linalg.cholesky(_part(int(count), decay))
-    shares[index] = np.linalg.eigvalsh(factor.T @ precision[np.ix_(rounds, rounds)] @ factor)[-1]
+    rounds = by_client.rounds[start : start + count]
+    factor = np.linalg.cholesky(_part(int(count), decay))  # B_j on the rounds of client j, and 0 elsewhere.
+    own_precision = precision[np.ix_(rounds, rounds)]
+    shares[index] = np.linalg.eigvalsh(factor.T @ own_precision @ factor)[-1]
   result = np.full(num_clients, np.inf)
+  # In blocks: x of all clients at once would be a matrix of entries times clients.
   for begin in range(0, num_clients, _BLOCK):
     block = np.arange(begin, min(begin + _BLOCK, num_clients))
     x = (precision @ weights[:, block])[by_client.rounds]
-    parts = np.add.reduceat((1 - decay) ** 2 * x**2 + decay * by_client.differences(x) ** 2, by_client.starts)
+    by_entry = (1 - decay) ** 2 * x**2 + decay * by_client.differences(x) ** 2
+    parts = np.add.reduceat(by_entry, by_client.starts)  # ‖B_jᵀ·x_i‖²
     is_other = members[:, np.newaxis] != block
-    known = _largest(shares[:, np.newaxis] * is_other, num_colluders) * _MARGIN
-    bound = account.spent[block] * account.noise_multiplier**2 + _largest(parts * is_other, num_colluders) / (
-      np.where(known < 1, 1 - known, 1.0)
-    )
+    known = _largest(shares[:, np.newaxis] * is_other, num_colluders) * _MARGIN  # ρ
+    unknown = np.where(known < 1, 1 - known, 1.0)
+    told = _largest(parts * is_other, num_colluders) / unknown
+    bound = account.spent[block] * account.noise_multiplier**2 + told
     result[block] = np.where(known < 1, bound, np.inf)
   return result
 
@@ -308,15 +340,17 @@ def _mu_squared_by_joint_noise(account: Account, num_colluders: int) -> np.ndarr
 @functools.lru_cache(maxsize=256)
 def _part(count: int, decay: float) -> np.ndarray:
   """B_i·B_iᵀ of a client over its own rounds, float64[count, count]."""
-  part = np.diag(np.full(count, (1 - decay) ** 2 + 2 * decay)) - decay * (np.eye(count, k=1) + np.eye(count, k=-1))
-  part[0, 0] -= decay
+  own = np.diag(np.full(count, (1 - decay) ** 2 + 2 * decay))
+  neighbours = np.eye(count, k=1) + np.eye(count, k=-1)
+  part = own - decay * neighbours
+  part[0, 0] -= decay  # In its first round a client takes nothing back.
   return part
 
 
 def _largest(values: np.ndarray, count: int) -> np.ndarray:
   """The sum of the `count` largest values of each column."""
-  count = min(count, len(values))
-  return np.partition(values, len(values) - count, axis=0)[len(values) - count :].sum(axis=0)
+  first = len(values) - min(count, len(values))
+  return np.partition(values, first, axis=0)[first:].sum(axis=0)
 
 
 def stddevs(noise_multiplier: float, decay: float) -> tuple[float, float]:
@@ -366,9 +400,13 @@ def discreteness_slack(
   if not above < 1:
     raise ValueError(_TOO_FEW_STEPS)
   tail = epsilon - math.log(delta) - math.log(_TAIL)
-  moved = math.sqrt(sharpest * (numbers + 2 * math.sqrt(numbers * tail) + 2 * tail)) + sharpest * math.sqrt(numbers) / 2
+  # The square of a standard Gaussian vector is larger with probability e^-tail at most (Laurent and Massart 2000).
+  squared_norm = numbers + 2 * math.sqrt(numbers * tail) + 2 * tail
+  # ‖P·k‖: no eigenvalue of P is above a, and rounding moves each number by at most 1/2.
+  moved = math.sqrt(sharpest * squared_norm) + sharpest * math.sqrt(numbers) / 2
   below = moved**2 / 24 + num_coordinates * lattice
-  return slacks.Slack((above + below) * _MARGIN, delta * (math.expm1(above) + math.exp(above) * _TAIL) * _MARGIN)
+  added_delta = delta * (math.expm1(above) + math.exp(above) * _TAIL)
+  return slacks.Slack((above + below) * _MARGIN, added_delta * _MARGIN)
 
 
 def _theta_error(squared_step: float) -> float:
@@ -377,6 +415,7 @@ def _theta_error(squared_step: float) -> float:
   By Poisson summation, the sum is 1 + 2·Σ_{j≥1} exp(-2π²j²/g²)·cos(2πjc).
   """
   exponent = 2 * math.pi**2 / squared_step
+  # A geometric series is above the sum, because j² ≥ j.
   error = 2 * math.exp(-exponent) / -math.expm1(-exponent)
   if not error < 1:
     raise ValueError(_TOO_FEW_STEPS)

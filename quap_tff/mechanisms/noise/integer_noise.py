@@ -101,7 +101,8 @@ class Sampler:
   @functools.cached_property
   def _table(self) -> _Table:
     last = int(REACH * self.stddev)
-    edges = [int(self.stddev * step / _BANDS_PER_STDDEV) for step in range(int(REACH * _BANDS_PER_STDDEV) + 1)]
+    num_bands = int(REACH * _BANDS_PER_STDDEV)
+    edges = [int(self.stddev * step / _BANDS_PER_STDDEV) for step in range(num_bands + 1)]
     first: list[int] = []
     words: list[int] = []
     begins: list[int] = []
@@ -127,8 +128,10 @@ class Sampler:
     if not self.is_rounded:
       return weight
     narrow = 1 / self.stddev**2
-    series = (square - 1) * (narrow / 24) + ((square - 6) * square + 3) * (narrow * narrow / 1920)
-    return weight + weight * series
+    second = (square - 1) * (narrow / 24)
+    fourth = ((square - 6) * square + 3) * (narrow * narrow / 1920)
+    # One rounding fewer than a product with 1 + second + fourth.
+    return weight + weight * (second + fourth)
 
   def decide(self, words: tf.Tensor, others: tf.Tensor, shifts: Optional[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
     """The integers that two random words make of each draw: a pure function, elementwise.
@@ -142,16 +145,20 @@ class Sampler:
       (int64[n] values, bool[n] whether they are kept).
     """
     table = self._table
-    low = tf.bitwise.bitwise_and(words, tf.constant(_LOW_BITS, tf.int64))
+    low_bits = tf.constant(_LOW_BITS, tf.int64)
+    low = tf.bitwise.bitwise_and(words, low_bits)
     band = tf.searchsorted(tf.constant(table.begins), low, side='right') - 1
     each = tf.gather(table.words, band)
-    magnitudes = tf.gather(table.first, band) + (low - tf.gather(table.begins, band)) // each
+    place = (low - tf.gather(table.begins, band)) // each
+    magnitudes = tf.gather(table.first, band) + place
     # -1, not 0, is the first of the negative values, so that no value can be drawn in two ways.
     values = tf.where(others < 0, -1 - magnitudes, magnitudes)
-    share = self.theta(tf.cast(values, tf.float64) + shifts) / tf.cast(each, tf.float64)
+    centres = tf.cast(values, tf.float64) + shifts
+    share = self.theta(centres) / tf.cast(each, tf.float64)
     # Rounded up, so that every magnitude of a band can be drawn; `_ABSOLUTE_ERROR` is the account of this.
     threshold = tf.cast(tf.math.ceil(share * float(_WORDS)), tf.int64)
-    keeps = tf.bitwise.bitwise_and(others, tf.constant(_LOW_BITS, tf.int64)) < threshold
+    # The sign has used the first bit of this word.
+    keeps = tf.bitwise.bitwise_and(others, low_bits) < threshold
     return values, tf.logical_and(keeps, low < table.end)
 
   def draw(
@@ -165,8 +172,11 @@ class Sampler:
       shifts: float64[count] in [-1/2, 1/2]; None for none.
       stream: The key's stream, used for nothing else.
     """
-    words = stream.words if stream.words is not None else stream_words(key, [stream], count)[0]
-    shifts = tf.zeros([count], tf.float64) if shifts is None else shifts
+    words = stream.words
+    if words is None:
+      words = stream_words(key, [stream], count)[0]
+    if shifts is None:
+      shifts = tf.zeros([count], tf.float64)
     values = tf.zeros([count], tf.int64)
     shapes = (tf.TensorShape([]), tf.TensorShape([None]), values.shape)
 
@@ -176,23 +186,28 @@ class Sampler:
 
       def attempt(begin: tf.Tensor, left: tf.Tensor, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         size = tf.size(left)
-        pair_block = pairs[begin : begin + size]
-        drawn, keeps = self.decide(pair_block[:, 0], pair_block[:, 1], tf.gather(shifts, left))
+        own_pairs = pairs[begin : begin + size]
+        drawn, keeps = self.decide(own_pairs[:, 0], own_pairs[:, 1], tf.gather(shifts, left))
         # What is not kept is overwritten by the next attempt.
         values = tf.tensor_scatter_nd_update(values, left[:, tf.newaxis], drawn)
         return begin + size, tf.boolean_mask(left, tf.logical_not(keeps)), values
 
       def fits(begin: tf.Tensor, left: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-        return tf.logical_and(tf.size(left) > 0, begin + tf.size(left) <= tf.shape(pairs)[0])
+        size = tf.size(left)
+        return tf.logical_and(size > 0, begin + size <= tf.shape(pairs)[0])
 
       return tf.while_loop(fits, attempt, (tf.constant(0), left, values), shapes)[1:]
 
     def more(index: tf.Tensor, left: tf.Tensor, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-      words = stream_words(key, [stream], tf.size(left), index)[0]
-      return index + 1, *attempts(words, left, values)
+      further_words = stream_words(key, [stream], tf.size(left), index)[0]
+      return index + 1, *attempts(further_words, left, values)
+
+    def misses_some(index: tf.Tensor, left: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+      return tf.size(left) > 0
 
     left, values = attempts(words, tf.range(count), values)
-    return tf.while_loop(lambda index, left, values: tf.size(left) > 0, more, (tf.constant(1), left, values), shapes)[2]
+    _, _, values = tf.while_loop(misses_some, more, (tf.constant(1), left, values), shapes)
+    return values
 
 
 def added(stddev: float) -> float:
@@ -212,5 +227,6 @@ def stream_words(
     index: 0, or more if earlier words of these streams have been used up.
   """
   nonces = tf.stack([chacha20.nonce(stream.use, stream.number, index) for stream in streams])
-  # Two words for a draw. One draw in 25 is made again; this is enough for twice as many, and for 64 more.
-  return chacha20.integers(key, nonces, 2 * (count + count // 12 + 64))
+  # One draw in 25 is made again; this is enough for twice as many, and for 64 more.
+  num_attempts = count + count // 12 + 64
+  return chacha20.integers(key, nonces, 2 * num_attempts)

@@ -167,7 +167,9 @@ class Grid:
     if not self.correlation.num_buffers:
       return 0.0
     gains, decays = self.correlation.gains, self.correlation.decays
-    error = _PRODUCT_ERROR * (float(gains @ (1 / (1 - decays))) + self.correlation.num_buffers)
+    # Errors of earlier products fade with their buffer. The products with the gains have errors of their own.
+    faded = float(gains @ (1 / (1 - decays)))
+    error = _PRODUCT_ERROR * (faded + self.correlation.num_buffers)
     each = 2 * error * 2.0**-self.fraction_bits * math.sqrt(self.num_weights) / self.stddev
     return math.sqrt(self._releases) * each
 
@@ -191,18 +193,21 @@ class Grid:
     Raises:
       ValueError: If the share `RESERVE` of ε and δ does not pay for it.
     """
-    num_draws, reserve = sum(count for _, count in draws), RESERVE * delta
+    num_draws = sum(count for _, count in draws)
+    reserve = RESERVE * delta
     # What is unlikely under one of two neighbours is at most e^ε times as likely under the other. Above 700, e^ε may be
     # too large for a float, and no δ pays for 700 either.
     likelier = math.exp(min(largest + 1, 700.0))
     chance = max(reserve / (4 * likelier), float(np.finfo(np.float64).tiny))
-    missing = max(integer_noise.BEYOND_REACH, integer_noise.added(max(stddev for stddev, _ in draws)))
+    largest_stddev = max(stddev for stddev, _ in draws)
+    missing = max(integer_noise.BEYOND_REACH, integer_noise.added(largest_stddev))
     moved = slacks.slack_of_draws(num_draws, integer_noise.RELATIVE_ERROR, missing, chance)
     of_buffers = self._cost_of_buffers(largest, delta)
     epsilon = 2 * moved + of_buffers + more.epsilon
     tails = sum(count * integer_noise.added(stddev) for stddev, count in draws)
     tails += likelier * num_draws * integer_noise.BEYOND_REACH
-    lost = math.expm1(moved) * (delta + more.delta) + more.delta + chance * (1 + likelier) + tails
+    ideal_delta = delta + more.delta
+    lost = math.expm1(moved) * ideal_delta + more.delta + chance * (1 + likelier) + tails
     # More than 1 would not be covered by `likelier`.
     if not (epsilon <= min(RESERVE * smallest, 1.0) and lost <= reserve):
       remedy = 'smaller decays' if of_buffers > epsilon / 2 else 'a smaller model'
@@ -246,22 +251,27 @@ class Grid:
     # Lower by the error of this product, so that it is never above ⌊w·K⌋.
     bound = tf.floor(tf.cast(weight, tf.float64) * (self.steps * (1 - _BOUND_ERROR)))
     # Rounding adds at most √d/2 to the norm.
-    aim = tf.maximum(bound - math.sqrt(self.num_weights) / 2, 0.0) * (1 - _BOUND_ERROR)
+    most_by_rounding = math.sqrt(self.num_weights) / 2
+    aim = tf.maximum(bound - most_by_rounding, 0.0) * (1 - _BOUND_ERROR)
     result = list(update)
     for group, norm in zip(groups, norms):
-      scale = self.steps / tf.cast(clip, tf.float64)
-      scale = tf.minimum(scale, tf.math.divide_no_nan(group.ratio * aim, norm))
+      steps_per_unit = self.steps / tf.cast(clip, tf.float64)
+      clipped = tf.math.divide_no_nan(group.ratio * aim, norm)
+      scale = tf.minimum(steps_per_unit, clipped)
       for index in group.indices:
-        result[index] = tf.round(tf.cast(update[index], tf.float64) * scale)
+        scaled = tf.cast(update[index], tf.float64) * scale
+        result[index] = tf.round(scaled)
     # The float64 sum cannot wrap around, and an integer sum that would is too large for it.
     squares = tf.add_n([tf.reduce_sum(tf.square(part)) for part in result])
     small = tf.logical_and(tf.math.is_finite(squares), squares <= 2 * tf.square(bound))
-    whole = [tf.cast(tf.where(small, part, tf.zeros_like(part)), tf.int64) for part in result]
+    # Zeros first: a cast of numbers that are too large for integers is not defined.
+    whole = [tf.cast(_or_zeros(small, part), tf.int64) for part in result]
     # The bound on a client's part holds for these integers, not for the floats that they come from.
     exact = tf.add_n([tf.reduce_sum(tf.square(part)) for part in whole])
     is_finite = tf.reduce_all(tf.math.is_finite(tf.stack(norms)))
-    within = tf.reduce_all([is_finite, small, exact <= tf.square(tf.cast(bound, tf.int64))], name=COUNTS)
-    return [tf.cast(tf.where(within, part, tf.zeros_like(part)), tf.int32) for part in whole]
+    is_bounded = exact <= tf.square(tf.cast(bound, tf.int64))
+    within = tf.reduce_all([is_finite, small, is_bounded], name=COUNTS)
+    return [tf.cast(_or_zeros(within, part), tf.int32) for part in whole]
 
   def initial_buffers(self) -> list[tf.Tensor]:
     """The buffers before the first release: one int64[d buffers, d weights] in units of 2^-F; none if independent."""
@@ -276,13 +286,20 @@ class Grid:
     bits = tf.constant(self.fraction_bits, tf.int64)
     held = tf.unstack(before)
     # The sum may wrap around on the way. b_t itself is less than the bound on the noise.
-    taken = tf.add_n([product(own, gain) for own, gain in zip(held, self.correlation.gains.tolist())])
+    gains = self.correlation.gains.tolist()
+    taken = tf.add_n([product(own, gain) for own, gain in zip(held, gains)])
     # A draw can be shifted by at most half a step. Whole steps are subtracted after it.
-    whole = tf.bitwise.right_shift(taken + 2 ** (self.fraction_bits - 1), bits)
-    rest = tf.cast(taken - tf.bitwise.left_shift(whole, bits), tf.float64) * 2.0**-self.fraction_bits
-    noise = self.sampler.draw(key, self.num_weights, rest) - whole
+    half_a_step = 2 ** (self.fraction_bits - 1)
+    whole = tf.bitwise.right_shift(taken + half_a_step, bits)
+    rest = taken - tf.bitwise.left_shift(whole, bits)
+    shifts = tf.cast(rest, tf.float64) * 2.0**-self.fraction_bits
+    noise = self.sampler.draw(key, self.num_weights, shifts) - whole
     added = tf.bitwise.left_shift(noise, bits)
     return noise, [tf.stack(self.correlation.after(held, added, product))]
+
+
+def _or_zeros(condition: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+  return tf.where(condition, values, tf.zeros_like(values))
 
 
 def count_noise(key: tf.Tensor, stddev: float) -> tf.Tensor:
@@ -293,7 +310,9 @@ def count_noise(key: tf.Tensor, stddev: float) -> tf.Tensor:
     stddev: Its standard deviation, from 1/16.
   """
   sampler = integer_noise.Sampler(count_steps(stddev))
-  return tf.cast(sampler.draw(key, 1, stream=integer_noise.Stream(_COUNTS))[0], tf.float64) / _COUNT_STEPS
+  # A stream of its own: the same key draws the noise of the updates.
+  steps = sampler.draw(key, 1, stream=integer_noise.Stream(_COUNTS))[0]
+  return tf.cast(steps, tf.float64) / _COUNT_STEPS
 
 
 def product(values: tf.Tensor, factor: float) -> tf.Tensor:
@@ -308,5 +327,8 @@ def product(values: tf.Tensor, factor: float) -> tf.Tensor:
   def shifted(value: tf.Tensor, bits: int) -> tf.Tensor:
     return tf.bitwise.right_shift(value, tf.constant(bits, tf.int64))
 
-  above, below = shifted(values, 31), tf.bitwise.bitwise_and(values, tf.constant(2**31 - 1, tf.int64))
-  return above * (high * 32) + shifted(above * low, 22) + shifted(below * high, 26) + shifted(below * low, 53)
+  above = shifted(values, 31)
+  below = tf.bitwise.bitwise_and(values, tf.constant(2**31 - 1, tf.int64))
+  # With v = above·2³¹ + below and f·2⁵³ = high·2²⁷ + low, each term is a product of parts over 2⁵³.
+  result = above * (high * 32) + shifted(above * low, 22)
+  return result + shifted(below * high, 26) + shifted(below * low, 53)

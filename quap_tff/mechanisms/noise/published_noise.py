@@ -56,6 +56,7 @@ def banded(num_releases: int, most: int, apart: int, bands: int) -> tuple[float,
 
   def loss(steps: np.ndarray) -> tuple[float, np.ndarray]:
     column = np.zeros(num_releases)
+    # Coefficient k is the sum of the steps from k on.
     column[:bands] = np.cumsum(steps[::-1])[::-1]
     value, slopes = _log_loss(column, column[:bands], np.ones(1), most, apart)
     return value, np.cumsum(slopes[:bands])
@@ -63,8 +64,10 @@ def banded(num_releases: int, most: int, apart: int, bands: int) -> tuple[float,
   # Steps between coefficients, which may not be negative. The start is the root of A, best for k = 1 and large n: the
   # coefficients of 1/√(1-x) (Fichtenberger, Henzinger and Upadhyay 2023).
   ages = np.arange(1, bands)
-  start = np.append(1.0, np.cumprod((2 * ages - 1) / (2 * ages)))
-  steps = _minimum(loss, np.append(start[:-1] - start[1:], start[-1]), [(0.0, None)] * bands).x
+  ratios = (2 * ages - 1) / (2 * ages)
+  start = np.append(1.0, np.cumprod(ratios))
+  start_steps = np.append(start[:-1] - start[1:], start[-1])
+  steps = _minimum(loss, start_steps, [(0.0, None)] * bands).x
   column = np.cumsum(steps[::-1])[::-1]
   return tuple(np.round(column[1:] / column[0], DECIMALS).tolist())
 
@@ -86,14 +89,22 @@ def buffered(
 
   def minimum(found: np.ndarray, decay: float) -> _Minimum:
     odds, decays = np.split(found, 2)
-    first = math.log(_FIRST_SHARE) + np.logaddexp.reduce(np.append(odds, 0.0))
-    start = np.concatenate([odds, [first], decays, [np.clip(special.logit(decay), lower, upper)]])
-    bounds = [(-_MOST_ODDS, _MOST_ODDS)] * (len(odds) + 1) + [(lower, upper)] * (len(odds) + 1)
+    # The further buffer begins with a share of what all gains, and the rest, make together.
+    first_odds = math.log(_FIRST_SHARE) + np.logaddexp.reduce(np.append(odds, 0.0))
+    first_decay = np.clip(special.logit(decay), lower, upper)
+    start = np.concatenate([odds, [first_odds], decays, [first_decay]])
+    num_buffers = len(odds) + 1
+    bounds = [(-_MOST_ODDS, _MOST_ODDS)] * num_buffers + [(lower, upper)] * num_buffers
     return _minimum(lambda point: _buffered_loss(point, num_releases, most, apart), start, bounds)
 
-  best = min((minimum(np.zeros(0), decay) for decay in _FIRST_DECAYS), key=lambda one: one.fun)
+  def best_with_one_more(found: np.ndarray) -> _Minimum:
+    minima = [minimum(found, decay) for decay in _FIRST_DECAYS]
+    return min(minima, key=lambda candidate: candidate.fun)
+
+  best = best_with_one_more(np.zeros(0))
   for _ in range(_MOST_BUFFERS - 1):
-    further = min((minimum(best.x, decay) for decay in _FIRST_DECAYS), key=lambda one: one.fun)
+    further = best_with_one_more(best.x)
+    # Half of the logarithm of E·S is that of the root.
     if further.fun / 2 > best.fun / 2 + math.log1p(-_SMALLEST_GAIN):
       break
     best = further
@@ -116,8 +127,11 @@ def _buffered_loss(point: np.ndarray, num_releases: int, most: int, apart: int) 
   numerator = denominator + gains @ np.array(others)
   value, by_column = _log_loss(column, numerator, denominator, most, apart)
   # d decay^k = k·decay^(k-1)
-  fallen = np.vstack([np.zeros([1, len(decays)]), ages[1:] * powers[:-1]])[: num_releases - 1]
-  by_gain, by_decay = by_column[1:] @ powers, (by_column[1:] @ fallen) * gains
+  first = np.zeros([1, len(decays)])
+  fallen = np.vstack([first, ages[1:] * powers[:-1]])[: num_releases - 1]
+  by_gain = by_column[1:] @ powers
+  by_decay = (by_column[1:] @ fallen) * gains
+  # The search moves log-odds: d decay = decay·(1 - decay)·d log-odds.
   return value, np.concatenate([slopes @ by_gain, by_decay * decays * (1 - decays)])
 
 
@@ -145,7 +159,8 @@ def _log_loss(
   shares = _shares(releases)
   error = shares @ np.square(sums)
   # de = -(e convolved with C⁻¹)·dc
-  by_error = -2 * _correlated(shares * sums, signal.lfilter(denominator, numerator, sums))
+  sums_of_sums = signal.lfilter(denominator, numerator, sums)
+  by_error = -2 * _correlated(shares * sums, sums_of_sums)
   comes = np.zeros(releases)
   comes[: most * apart : apart] = 1.0
   moved = signal.fftconvolve(comes, column)[:releases]
@@ -161,7 +176,8 @@ def _shares(releases: int) -> np.ndarray:
 
 def _correlated(values: np.ndarray, shifted: np.ndarray) -> np.ndarray:
   """Σ_t values_t·shifted_{t-j} for each j, float64[n]."""
-  return signal.fftconvolve(values[::-1], shifted)[: len(values)][::-1]
+  reversed_result = signal.fftconvolve(values[::-1], shifted)[: len(values)]
+  return reversed_result[::-1]
 
 
 def _minimum(

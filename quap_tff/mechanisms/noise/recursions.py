@@ -153,14 +153,17 @@ class Correlation(checks.Checked, abc.ABC):
       num_clients: N.
     """
     total, latest = np.zeros(num_clients), np.zeros(num_clients)
-    sums = [np.zeros(num_clients) for _ in range(self.num_buffers)]
-    for release, (ids, own) in enumerate(zip(cohorts, weights)):
-      ids, own = np.asarray(ids, np.int64), np.asarray(own, np.float64)
-      unit, by_sum = self.price(len(cohorts) - 1 - release)
-      before = self.faded([one[ids] for one in sums], np.maximum(release - 1 - latest[ids], 0))
-      total[ids] += own * (unit * own + 2.0 * np.array(before).T @ np.array(by_sum))
-      for one, after in zip(sums, self.after(before, own)):
-        one[ids] = after
+    # Each client's buffers, as they were after its latest release.
+    buffers = [np.zeros(num_clients) for _ in range(self.num_buffers)]
+    for release, (clients, given) in enumerate(zip(cohorts, weights)):
+      ids, own = np.asarray(clients, np.int64), np.asarray(given, np.float64)
+      unit, by_buffer = self.price(len(cohorts) - 1 - release)
+      elapsed = np.maximum(release - 1 - latest[ids], 0)
+      before = self.faded([buffer[ids] for buffer in buffers], elapsed)
+      cross = np.array(before).T @ np.array(by_buffer)
+      total[ids] += own * (unit * own + 2.0 * cross)
+      for buffer, after in zip(buffers, self.after(before, own)):
+        buffer[ids] = after
       latest[ids] = release
     return total
 
@@ -171,8 +174,10 @@ class Correlation(checks.Checked, abc.ABC):
       cohorts: int[M_t], the clients of each release.
       noise_multipliers: z_t of each release.
     """
+    # C is lower triangular: its first row is c_0 and zeros.
     mixing = linalg.toeplitz(self.coefficients(len(cohorts)), np.zeros(len(cohorts)))
-    unmixed = np.linalg.solve(mixing, np.diag(np.asarray(noise_multipliers, np.float64)))
+    drawn = np.diag(np.asarray(noise_multipliers, np.float64))
+    unmixed = np.linalg.solve(mixing, drawn)
     return unmixed @ unmixed.T
 
   def worst_case(self, most: int, apart: int, num_releases: int) -> float:
@@ -232,11 +237,13 @@ class Exponentials(Correlation):
 
   @property
   def formula(self) -> str:
-    return 'c_k = ' + ' + '.join(f'{gain:.6g}·{decay:.6g}^(k-1)' for gain, decay in self.terms)
+    summands = [f'{gain:.6g}·{decay:.6g}^(k-1)' for gain, decay in self.terms]
+    return 'c_k = ' + ' + '.join(summands)
 
   def coefficients(self, count: int) -> np.ndarray:
-    powers = self.decays ** np.arange(max(count - 1, 0))[:, np.newaxis]
-    return np.concatenate([[1.0], (powers * self.gains).sum(axis=1)])[:count]
+    ages = np.arange(max(count - 1, 0))[:, np.newaxis]
+    after_first = (self.decays**ages * self.gains).sum(axis=1)
+    return np.concatenate([[1.0], after_first])[:count]
 
   def after(
     self,
@@ -267,7 +274,8 @@ class Exponentials(Correlation):
     xp = arrays.namespace(gap)
     result = 0.0 * gap
     for gain, decay in self.terms:
-      share = gain / decay * (1 + decay * sum(other / (1 - decay * also) for other, also in self.terms))
+      with_others = sum(other_gain / (1 - decay * other_decay) for other_gain, other_decay in self.terms)
+      share = gain / decay * (1 + decay * with_others)
       power = xp.exp(gap * math.log(decay))
       result = result + share * power / (1.0 - power)
     return result / whole
@@ -280,8 +288,10 @@ class Exponentials(Correlation):
     rounds: array_types.Numbers,
   ) -> list[array_types.Array]:
     xp = arrays.namespace(gap, rounds, *buffers)
-    # Each participation overlaps with what is left of earlier ones, more faintly each time.
-    return [
-      factor * own * xp.minimum(1.0 / (1.0 - xp.exp(gap * math.log(decay))), rounds)
-      for factor, own, (_, decay) in zip(factors, buffers, self.terms)
-    ]
+    summands = []
+    for factor, buffer, (_, decay) in zip(factors, buffers, self.terms):
+      # Each participation overlaps with what is left of earlier ones, more faintly each time.
+      faded = xp.exp(gap * math.log(decay))
+      times = xp.minimum(1.0 / (1.0 - faded), rounds)
+      summands.append(factor * buffer * times)
+    return summands
