@@ -67,19 +67,26 @@ def calibrated(
   if config.num_rounds is not None:
     config = config.clipped(config.num_rounds)
   averages = averaging.candidates(len(cohorts))
-  if len(averages) == 1 and config.correlation.is_settled and None not in (config.noise_multiplier, config.divisor):
+  has_scales = config.noise_multiplier is not None and config.divisor is not None
+  if has_scales and config.correlation.is_settled and len(averages) == 1:
     return guarantee.Settled(_mechanism(config, config.correlation, cohorts), averages[0])
   releases = [cohort for cohort in cohorts if len(cohort)]
   if not releases:
     raise ValueError('Nobody takes part in any of the planned rounds, so no noise and no divisor can be chosen.')
-  if config.spent_before is not None and not np.asarray(config.limit)[np.unique(np.concatenate(releases))].any():
-    raise ValueError(guarantee.NOTHING_LEFT)
+  if config.spent_before is not None:
+    members = np.unique(np.concatenate(releases))
+    if not np.asarray(config.limit)[members].any():
+      raise ValueError(guarantee.NOTHING_LEFT)
   bounds = participation_bounds(releases, config.num_clients, min_separation)
   candidates = config.correlation.candidates(len(releases), *bounds)
+  correlation = candidates[0]
   if len(candidates) > 1:
-    chosen = (_chosen(config, one, cohorts, averages, bounds, _FEW_CANDIDATES) for one in candidates)
-    candidates = (max(chosen, key=lambda choice: choice[0])[1].mechanism.config.correlation,)
-  return _chosen(config, candidates[0], cohorts, averages, bounds, _MOST_CANDIDATES)[1]
+    # A few multipliers tell correlations apart; the best one gets more of them below.
+    choices = [_chosen(config, one, cohorts, averages, bounds, _FEW_CANDIDATES) for one in candidates]
+    _, best = max(choices, key=lambda choice: choice[0])
+    correlation = best.mechanism.config.correlation
+  _, settled = _chosen(config, correlation, cohorts, averages, bounds, _MOST_CANDIDATES)
+  return settled
 
 
 def share_of_ceiling(planned: guarantee.Settled, cohorts: Sequence[array_types.Ids]) -> float:
@@ -99,12 +106,14 @@ def share_of_ceiling(planned: guarantee.Settled, cohorts: Sequence[array_types.I
   # A client without budget is in no round, and a round without clients is left out.
   with_budget = [np.asarray(ids)[limits[ids] > 0] for ids in cohorts]
   cohorts = [ids for ids in with_budget if len(ids)]
-  sums = np.array([one.weights.sum(dtype=np.float64) for one in mechanism.simulated(cohorts)])
+  sums = np.array([planned_round.weights.sum(dtype=np.float64) for planned_round in mechanism.simulated(cohorts)])
+  # The update of round t is in every iterate from t on.
   published = np.cumsum(planned.averaging.shares(len(cohorts))[::-1])[::-1]
   scales = list(mechanism.noise_multiplier * _scales(mechanism.config, len(cohorts)))
   covariance = mechanism.config.correlation.covariance(cohorts, scales)
+  noise = math.sqrt(published @ covariance @ published)
   ceiling = limits[np.unique(np.concatenate(cohorts))].sum()
-  return float(published @ sums / math.sqrt(published @ covariance @ published) / ceiling)
+  return float(published @ sums / noise / ceiling)
 
 
 def _chosen(
@@ -127,16 +136,22 @@ def _chosen(
   choices = []
   for average in averages:
     kept = postprocessing.kept_shares(average.shares(len(cohorts)))
-    left = kept * _scales(config, len(cohorts))
-    objective = sums @ kept / (multipliers * correlation.published_noise(left))
+    noise = multipliers * correlation.published_noise(kept * _scales(config, len(cohorts)))
+    objective = sums @ kept / noise
     if not np.isfinite(objective).all():
       raise ValueError(f'No signal-to-noise ratio can be computed for {correlation!r} and {average!r}.')
-    best = int(np.argmax(objective >= objective.max() * (1 - _TIE)))  # Candidates descend.
+    # Multipliers descend, and `argmax` takes the first that is good enough: the largest of those that tie.
+    is_as_good = objective >= objective.max() * (1 - _TIE)
+    best = int(np.argmax(is_as_good))
     choices.append((objective[best], best, average))
   objective, best, average = max(choices, key=lambda choice: choice[0])
   if not sums[best].any():
     raise ValueError(f"noise_multiplier={multipliers[best]:g} is so small that nobody's budget pays for a round.")
-  divisor = config.divisor if config.divisor is not None else float(sums[best][sums[best] > 0].mean())
+  divisor = config.divisor
+  if divisor is None:
+    # Rounds in which nobody has a weight release nothing, and divide nothing.
+    own_sums = sums[best]
+    divisor = float(own_sums[own_sums > 0].mean())
   config = dataclasses.replace(mechanism.config, noise_multiplier=float(multipliers[best]), divisor=divisor)
   return objective, guarantee.Settled(config.to_mechanism(), average)
 
@@ -150,13 +165,20 @@ def _mechanism(
   config: configs.CertifiedConfig, correlation: correlations.Correlation, cohorts: Sequence[np.ndarray]
 ) -> configs.Certified:
   """The mechanism with this correlation, and with 1 as its noise multiplier or divisor if that is not given."""
-  values: dict[str, Any] = {name: 1.0 for name in ('noise_multiplier', 'divisor') if getattr(config, name) is None}
+  values: dict[str, Any] = {}
+  if config.noise_multiplier is None:
+    values['noise_multiplier'] = 1.0
+  if config.divisor is None:
+    values['divisor'] = 1.0
   releases = [cohort for cohort in cohorts if len(cohort)]
   if config.weights.needs_plan and releases and config.planned_rounds is None:
-    # What weights of 1 in each client's planned rounds would cost is rounded up.
     rounds = np.bincount(np.concatenate(releases), minlength=config.num_clients)
-    squares = correlation.squared_norms(releases, [np.ones(len(ids)) for ids in releases], config.num_clients)
-    values.update(planned_rounds=tuple(rounds.tolist()), planned_costs=tuple(np.maximum(squares, rounds).tolist()))
+    weights = [np.ones(len(ids)) for ids in releases]
+    squares = correlation.squared_norms(releases, weights, config.num_clients)
+    # Overlaps only add to the cost of the rounds alone, so less than that is rounding.
+    costs = np.maximum(squares, rounds)
+    values['planned_rounds'] = tuple(rounds.tolist())
+    values['planned_costs'] = tuple(costs.tolist())
   return dataclasses.replace(config, correlation=correlation, **values).to_mechanism()
 
 
@@ -173,7 +195,8 @@ def _worst_case_multiplier(
   if not left > 0:
     raise ValueError(_TOO_MANY_COUNTS.format(epsilon=mechanism.config.epsilon))
   num_releases = sum(len(cohort) > 0 for cohort in cohorts)
-  return mechanism.config.correlation.worst_case(most, apart, num_releases) / math.sqrt(left) * (1 + _ROOM)
+  largest_norm = mechanism.config.correlation.worst_case(most, apart, num_releases)
+  return largest_norm / math.sqrt(left) * (1 + _ROOM)
 
 
 def participation_bounds(
@@ -197,11 +220,13 @@ def participation_bounds(
       f'Two rounds of a client must be at least {min_separation} apart, by min_separation, and in this schedule a '
       f'client comes again after {apart}. Give a schedule that keeps the separation, or leave min_separation out.'
     )
-  return -(-len(releases) // min_separation), min_separation
+  most_kept = math.ceil(len(releases) / min_separation)
+  return most_kept, min_separation
 
 
 def _candidates(mechanism: configs.Certified, cohorts: Sequence[np.ndarray], count: int) -> np.ndarray:
   """float64, descending: multipliers at which some client's budget lasts exactly until its last planned round."""
+  # One run at z = 1 without limits tells what each client would spend, which z² divides.
   free = mechanism.prices._replace(limit=_NO_LIMIT, noise_multiplier=1.0, count_cost=0.0)
   members, rounds = np.unique(np.concatenate(cohorts), return_counts=True)
   costs = np.zeros(len(members))
@@ -212,9 +237,11 @@ def _candidates(mechanism: configs.Certified, cohorts: Sequence[np.ndarray], cou
   if not reachable.any():
     raise ValueError(_TOO_MANY_COUNTS.format(epsilon=mechanism.config.epsilon))
   exact = np.unique(np.sqrt(costs[reachable] / left[reachable]))
-  chosen = np.unique(np.linspace(0, len(exact) - 1, count).round().astype(int))
-  bounds = guarantee.SMALLEST_MULTIPLIER, guarantee.LARGEST_MULTIPLIER
-  return np.unique(np.clip(exact[chosen] * (1 + _ROOM), *bounds))[::-1]
+  # So many of them, evenly by rank.
+  ranks = np.unique(np.linspace(0, len(exact) - 1, count).round().astype(int))
+  with_room = exact[ranks] * (1 + _ROOM)
+  within = np.clip(with_room, guarantee.SMALLEST_MULTIPLIER, guarantee.LARGEST_MULTIPLIER)
+  return np.unique(within)[::-1]
 
 
 def simulated(
@@ -224,7 +251,9 @@ def simulated(
   rounds, largest, prices = [], 0.0, mechanism.prices
   for ids, (weights, spent) in zip(cohorts, _run(mechanism, prices, cohorts, kept)):
     limit = privacy_filter.prices_of(prices, np.asarray(ids, np.int64)).limit
-    largest = np.maximum(largest, privacy_filter.share_of(limit, spent).max(initial=0.0))  # NaN stays NaN.
+    shares = privacy_filter.share_of(limit, spent)
+    # Python's `max` would lose a NaN.
+    largest = np.maximum(largest, shares.max(initial=0.0))
     rounds.append(guarantee.PlannedRound(weights, float(largest)))
   return rounds
 
@@ -261,16 +290,19 @@ def _run(
   accounts = privacy_filter.opened(len(members), prices.correlation.num_buffers, leading)
   release = np.zeros([*leading, 1], np.int64) if leading else np.int64(0)
   for index, client_ids in enumerate(cohorts):
+    round_num = index + 1
     ids = np.searchsorted(members, client_ids)
-    participation = participations.next_state(config.participation, participation, ids, index + 1)
+    participation = participations.next_state(config.participation, participation, ids, round_num)
     before = privacy_filter.accounts_of(accounts, ids)
-    own_prices = mechanism.prices_of(prices, client_ids, index + 1)
+    own_prices = mechanism.prices_of(prices, client_ids, round_num)
     cohort_participation = participations.for_clients(participation, ids)
-    view = round_view(mechanism, own_prices, cohort_participation, before, release, index + 1, client_ids)
-    weights, own = privacy_filter.spend(own_prices, before, release, view.rounds_left, config.weights.weights(view))
+    view = round_view(mechanism, own_prices, cohort_participation, before, release, round_num, client_ids)
+    asked = config.weights.weights(view)
+    weights, own = privacy_filter.spend(own_prices, before, release, view.rounds_left, asked)
     if index < len(kept) and kept[index] is not None:
       own = privacy_filter.charged(own_prices, before, release, view.rounds_left, kept[index])
     privacy_filter.put(accounts, ids, own)
+    # A round in which nobody has a weight releases nothing, for each multiplier by itself.
     release = release + np.any(weights > 0, axis=-1, keepdims=bool(leading))
     yield weights, own.spent
 
@@ -297,11 +329,10 @@ def round_view(
   """
   config, planned = mechanism.config, None
   if config.weights.needs_plan:
-    costs = config.planned_costs if config.planned_costs is not None else config.planned_rounds
-    planned = (
-      arrays.take(np.asarray(config.planned_rounds, np.int64), client_ids),
-      arrays.take(np.asarray(costs, np.float64), client_ids),
-    )
+    rounds = np.asarray(config.planned_rounds, np.int64)
+    # Under independent noise a round of weight 1 costs 1.
+    costs = rounds if config.planned_costs is None else config.planned_costs
+    planned = (arrays.take(rounds, client_ids), arrays.take(np.asarray(costs, np.float64), client_ids))
   budget_shares: array_types.Numbers = 1.0
   if config.own_epsilon is not None:
     limits = np.asarray(mechanism.limit)

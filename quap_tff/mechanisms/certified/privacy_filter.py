@@ -117,7 +117,9 @@ def opened(num_clients: int, num_buffers: int, leading: tuple[int, ...] = ()) ->
 
 def prices_of(prices: Prices, client_ids: array_types.Array) -> Prices:
   """The prices with the limits of some clients, int64[M], where each client has a limit of its own."""
-  return prices if np.ndim(prices.limit) == 0 else prices._replace(limit=arrays.take(prices.limit, client_ids))
+  if np.ndim(prices.limit) == 0:
+    return prices
+  return prices._replace(limit=arrays.take(prices.limit, client_ids))
 
 
 def accounts_of(accounts: Accounts, client_ids: array_types.Array) -> Accounts:
@@ -128,7 +130,9 @@ def accounts_of(accounts: Accounts, client_ids: array_types.Array) -> Accounts:
 
 def put(accounts: Accounts, client_ids: array_types.Array, own: Accounts) -> None:
   """Writes the accounts of some clients back into NumPy arrays."""
-  for whole, part in zip((accounts.spent, accounts.latest, *accounts.sums), (own.spent, own.latest, *own.sums)):
+  accounts.spent[..., client_ids] = own.spent
+  accounts.latest[..., client_ids] = own.latest
+  for whole, part in zip(accounts.sums, own.sums):
     whole[..., client_ids] = part
 
 
@@ -143,7 +147,8 @@ def standing(prices: Prices, accounts: Accounts, release: array_types.Numbers) -
   xp = arrays.namespace(accounts.latest, release)
   # A client that was in no release has sums of 0, which fade to 0 whatever has elapsed.
   elapsed = arrays.cast(xp.maximum(release - 1 - accounts.latest, 0), np.float64)
-  return Standing(prices.limit - accounts.spent, prices.correlation.faded(accounts.sums, elapsed))
+  sums = prices.correlation.faded(accounts.sums, elapsed)
+  return Standing(prices.limit - accounts.spent, sums)
 
 
 def weight_for(room: array_types.Numbers, unit: array_types.Numbers, cross: array_types.Numbers) -> array_types.Array:
@@ -182,9 +187,10 @@ def spend(
   """
   xp = arrays.namespace(accounts.spent, proposed, release, releases_left)
   bill = _bill(prices, accounts, release, releases_left)
-  within = arrays.cast(xp.greater_equal(releases_left, 0), np.float64)
+  is_planned = arrays.cast(xp.greater_equal(releases_left, 0), np.float64)
   left = prices.limit - accounts.spent
-  affordable = within * weight_for((left - prices.count_cost) * bill.squared, bill.unit, bill.cross)
+  room = (left - prices.count_cost) * bill.squared
+  affordable = is_planned * weight_for(room, bill.unit, bill.cross)
   asked = xp.minimum(arrays.cast(proposed, np.float64), 1.0)
   exact = xp.minimum(asked, affordable)
   weights = arrays.cast(exact, np.float32)
@@ -195,7 +201,8 @@ def spend(
   after = _charged(prices, accounts, bill, release, taken)
   # A sum that is NaN is not within the limit.
   is_within = after.spent <= prices.limit * _REACH
-  pays = xp.logical_and(taken >= xp.maximum(SMALLEST_SHARE * asked, SMALLEST_WEIGHT), is_within)
+  least = xp.maximum(SMALLEST_SHARE * asked, SMALLEST_WEIGHT)
+  pays = xp.logical_and(taken >= least, is_within)
   return xp.where(pays, weights, xp.zeros_like(weights)), _chosen(pays, after, accounts)
 
 
@@ -214,7 +221,8 @@ def charged(
   """
   xp = arrays.namespace(accounts.spent, weights, release, releases_left)
   taken = arrays.cast(weights, np.float64)
-  after = _charged(prices, accounts, _bill(prices, accounts, release, releases_left), release, taken)
+  bill = _bill(prices, accounts, release, releases_left)
+  after = _charged(prices, accounts, bill, release, taken)
   return _chosen(xp.greater(taken, 0), after, accounts)
 
 
@@ -233,9 +241,12 @@ def _bill(
   xp = arrays.namespace(accounts.spent, release, releases_left)
   before = standing(prices, accounts, release)
   squared = xp.square(arrays.cast(prices.noise_multiplier, np.float64))
-  unit, by_sum = prices.correlation.price(xp.maximum(arrays.cast(releases_left, np.float64), 0.0))
+  left = xp.maximum(arrays.cast(releases_left, np.float64), 0.0)
+  unit, by_sum = prices.correlation.price(left)
   # The first summand has the shape of the accounts, which the result needs also where there are no sums.
-  cross = sum((factor * own for factor, own in zip(by_sum, before.sums)), 0.0 * before.left)
+  cross = 0.0 * before.left
+  for factor, own in zip(by_sum, before.sums):
+    cross = cross + factor * own
   return _Bill(squared, unit, cross, before.sums)
 
 
@@ -245,11 +256,15 @@ def _charged(
   xp = arrays.namespace(accounts.spent, taken)
   cost = (bill.unit * taken + 2.0 * bill.cross) * taken / bill.squared + prices.count_cost
   is_correlated = prices.correlation.num_buffers > 0
+  rounded_up = _CORRELATED_ROUNDED_UP if is_correlated else _ROUNDED_UP
   # The rounding of this sum is less than what the last factor adds.
-  spent = (accounts.spent + cost * (_CORRELATED_ROUNDED_UP if is_correlated else _ROUNDED_UP)) * (1 + 2.0**-52)
+  spent = (accounts.spent + cost * rounded_up) * (1 + 2.0**-52)
   if not is_correlated:
+    # Nothing of an earlier round overlaps with a later one, so nothing more need be known of it.
     return accounts._replace(spent=spent)
-  return Accounts(spent, list(prices.correlation.after(bill.sums, taken)), xp.zeros_like(accounts.latest) + release)
+  sums = list(prices.correlation.after(bill.sums, taken))
+  latest = xp.zeros_like(accounts.latest) + release
+  return Accounts(spent, sums, latest)
 
 
 def _chosen(pays: array_types.Array, after: Accounts, before: Accounts) -> Accounts:
@@ -258,5 +273,7 @@ def _chosen(pays: array_types.Array, after: Accounts, before: Accounts) -> Accou
   def choose(new: array_types.Array, old: array_types.Array) -> array_types.Array:
     return old if new is old else xp.where(pays, new, old)
 
+  spent = choose(after.spent, before.spent)
   sums = [choose(new, old) for new, old in zip(after.sums, before.sums)]
-  return Accounts(choose(after.spent, before.spent), sums, choose(after.latest, before.latest))
+  latest = choose(after.latest, before.latest)
+  return Accounts(spent, sums, latest)

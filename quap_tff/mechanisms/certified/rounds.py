@@ -133,7 +133,8 @@ class TrustedRounds(RoundsInIntegers):
   def __init__(self, core: guarantee.Guarantee, specs: mechanism.Specs, layers: Sequence[layers_lib.Layer]):
     super().__init__(core, specs, layers)
     # An entry of a client has at most K steps, and nobody is in a sum twice: such sums do not overflow.
-    self.sum_dtype = np.int32 if self.grid.steps * self.config.num_clients < 2**31 else np.int64
+    largest_sum = self.grid.steps * self.config.num_clients
+    self.sum_dtype = np.int32 if largest_sum < 2**31 else np.int64
 
   def initial_noise(self, seed: Optional[int]) -> mechanism.NoiseState:
     key = chacha20.initial_key(seed, seeds.STREAMS['mechanism'])
@@ -146,10 +147,13 @@ class TrustedRounds(RoundsInIntegers):
     """The sums with their noise, int64[d], in units of updates at clipping norm C, float64 scalar; divided by D."""
     step = clip / self.grid.steps
     # Noise is added while all are integers: in floats, the sum would be rounded in a way that depends on data.
-    parts = zip(total, tf.split(noise, self._sizes))
-    noised = [tf.cast(part, tf.int64) + tf.reshape(own, part.shape) for part, own in parts]
-    means = [tf.cast(one, tf.float64) * step / self.core.divisor for one in noised]
-    return [tf.cast(mean, spec.dtype) for mean, spec in zip(means, self.specs)]
+    noises = tf.split(noise, self._sizes)
+    result = []
+    for part, own, spec in zip(total, noises, self.specs):
+      noised = tf.cast(part, tf.int64) + tf.reshape(own, part.shape)
+      mean = tf.cast(noised, tf.float64) * step / self.core.divisor
+      result.append(tf.cast(mean, spec.dtype))
+    return result
 
   def round_key(self, noise: mechanism.NoiseState, client_ids: tf.Tensor) -> tf.Tensor:
     """The key of a round's noise, int64[4]. It depends on the cohort, too.
@@ -159,9 +163,12 @@ class TrustedRounds(RoundsInIntegers):
     """
     limit = tf.constant(self.config.most_releases, tf.int64)
     check = tf.debugging.assert_less(noise.counter, limit, 'The run has more rounds than the account of rounding.')
-    cohort = tf.strings.reduce_join(tf.strings.as_string(tf.sort(after_checks(client_ids, check))), separator=',')
+    # Sorted, so that the order in which clients come changes nothing.
+    ids = tf.sort(after_checks(client_ids, check))
+    cohort = tf.strings.reduce_join(tf.strings.as_string(ids), separator=',')
     words = tf.bitcast(tf.strings.to_hash_bucket_fast(cohort, 2**62), tf.uint32)
-    return chacha20.derived_key(noise.seed, chacha20.nonce(noise.counter, words[0], words[1]))
+    nonce = chacha20.nonce(noise.counter, words[0], words[1])
+    return chacha20.derived_key(noise.seed, nonce)
 
 
 class CertifiedRounds(TrustedRounds):
@@ -176,16 +183,16 @@ class CertifiedRounds(TrustedRounds):
 
   def initial_state(self) -> mechanism.State:
     config = self.config
+    of_nobody = privacy_filter.opened(0, config.correlation.num_buffers)
+    # Made by tf.zeros, so that the graph does not contain whole arrays.
+    accounts = tf.nest.map_structure(lambda part: tf.zeros([config.num_clients], part.dtype), of_nobody)
     return CertifiedState(
       round=tf.constant(0, tf.int32),
       participation=mechanism.initial_participation(config),
       clip=tf.constant(self.core.clip.initial_norm, tf.float32),
       noise=self.initial_noise(config.noise_seed),
       buffers=self.grid.initial_buffers(),
-      # Made by tf.zeros, so that the graph does not contain whole arrays.
-      accounts=tf.nest.map_structure(
-        lambda one: tf.zeros([config.num_clients], one.dtype), privacy_filter.opened(0, config.correlation.num_buffers)
-      ),
+      accounts=accounts,
       weights=tf.zeros([config.num_clients], tf.float32),
     )
 
@@ -211,18 +218,23 @@ class CertifiedRounds(TrustedRounds):
       # The last block goes on with the last client, so that all blocks have one size. What is too much is cut off.
       return self._weights_of(state, tf.minimum(ids, count - 1))
 
-    weights = tf.map_fn(block, starts, fn_output_signature=tf.TensorSpec([_BLOCK], tf.float32), parallel_iterations=1)
+    spec = tf.TensorSpec([_BLOCK], tf.float32)
+    # One block at a time: more of them would need the memory that blocks are there to save.
+    weights = tf.map_fn(block, starts, fn_output_signature=spec, parallel_iterations=1)
     return tf.reshape(weights, [-1])[:count]
 
   def _weights_of(self, state: CertifiedState, ids: tf.Tensor) -> tf.Tensor:
     config, round_num, release = self.config, state.round + 1, state.noise.counter
-    own = tf.nest.map_structure(lambda part: tf.gather(part, ids), state.accounts)
+    accounts = _accounts_of(state, ids)
     prices = self.core.prices_of(self.core.prices, ids, round_num)
     participation = participations.for_clients(state.participation, ids)
     places = tf.range(tf.size(ids, tf.int64), dtype=tf.int64)
+    # A weight is announced for the case that the client comes, so each counts as one that did.
     as_if_all_came = participations.next_state(config.participation, participation, places, round_num)
-    view = planning.round_view(self.core, prices, as_if_all_came, own, release, round_num, ids)
-    return privacy_filter.spend(prices, own, release, view.rounds_left, config.weights.weights(view))[0]
+    view = planning.round_view(self.core, prices, as_if_all_came, accounts, release, round_num, ids)
+    asked = config.weights.weights(view)
+    weights, _ = privacy_filter.spend(prices, accounts, release, view.rounds_left, asked)
+    return weights
 
   def report(self, update: list[tf.Tensor], own: mechanism.Struct, announced: mechanism.Struct) -> mechanism.Struct:
     """The id; and where norms are counted, the smallest C at which clipping to C leaves the update unchanged."""
@@ -247,10 +259,12 @@ class CertifiedRounds(TrustedRounds):
     | within the bounds  | > 0    | the update, rounded to the grid                         |
     """
     # `admit` refuses an id out of range with a clear message, so looking up its weight must not fail first.
-    own = tf.gather(announced['weights'], tf.clip_by_value(report['client_id'], 0, self.config.num_clients - 1))
+    client_id = tf.clip_by_value(report['client_id'], 0, self.config.num_clients - 1)
+    weight = tf.cast(tf.gather(announced['weights'], client_id), tf.float64)
     # The noise has one size on the grid. Where it is to be larger, the grid's steps are.
     scale = tf.cast(announced.get('noise_scale', 1.0), tf.float64)
-    return self._on_grid(update, tf.cast(own, tf.float64) / scale, tf.cast(announced['clip'], tf.float64) * scale)
+    unit = tf.cast(announced['clip'], tf.float64) * scale
+    return self._on_grid(update, weight / scale, unit)
 
   def admit(
     self, state: mechanism.State, announced: mechanism.Struct, reports: mechanism.Struct
@@ -266,12 +280,12 @@ class CertifiedRounds(TrustedRounds):
     round_num, release = state.round + 1, state.noise.counter
     participation = participations.next_state(config.participation, state.participation, client_ids, round_num)
     weights = tf.gather(announced['weights'], client_ids)
-    own = tf.nest.map_structure(lambda part: tf.gather(part, client_ids), state.accounts)
     prices = self.core.prices_of(self.core.prices, client_ids, round_num)
-    own = privacy_filter.charged(prices, own, release, config.rounds_left(round_num), weights)
+    rounds_left = config.rounds_left(round_num)
+    charged = privacy_filter.charged(prices, _accounts_of(state, client_ids), release, rounds_left, weights)
     places = client_ids[:, tf.newaxis]
     accounts = tf.nest.map_structure(
-      lambda part, new: tf.tensor_scatter_nd_update(part, places, new), state.accounts, own
+      lambda whole, part: tf.tensor_scatter_nd_update(whole, places, part), state.accounts, charged
     )
     clip = state.clip
     if config.counts_norms:
@@ -280,24 +294,25 @@ class CertifiedRounds(TrustedRounds):
       key = self.round_key(state.noise, client_ids)
       moved = self.core.clip.next_norm(clip, counted, lambda stddev: integers.count_noise(key, stddev))
       clip = tf.minimum(moved, guarantee.LARGEST_CLIP)
-    after = state._replace(
-      clip=clip,
-      # A round that releases nothing has shown no noise, so the next one takes its number.
-      noise=state.noise._replace(counter=state.noise.counter + tf.cast(tf.reduce_any(weights > 0), tf.int64)),
-      accounts=accounts,
-    )
-    spent_max = tf.cast(tf.reduce_max(privacy_filter.share_of(config.limit, accounts.spent)), tf.float32)
+    # A round that releases nothing has shown no noise, so the next one takes its number.
+    releases = tf.cast(tf.reduce_any(weights > 0), tf.int64)
+    noise = state.noise._replace(counter=state.noise.counter + releases)
+    after = state._replace(clip=clip, noise=noise, accounts=accounts)
+    largest_share = tf.reduce_max(privacy_filter.share_of(config.limit, accounts.spent))
+    spent_max = tf.cast(largest_share, tf.float32)
     return admitted(self.core, client_ids, weights, participation, state, after, spent_max=spent_max)
 
   def release(
     self, state: mechanism.State, admitted: mechanism.AdmittedRound, total: list[tf.Tensor]
   ) -> tuple[mechanism.State, list[tf.Tensor], mechanism.Struct]:
     releases = admitted.noise_multiplier > 0
-    noise, moved = self.grid.noise(self.round_key(state.noise, admitted.client_ids), state.buffers)
+    key = self.round_key(state.noise, admitted.client_ids)
+    noise, moved = self.grid.noise(key, state.buffers)
     # If nobody may add anything, all sums are zero, and nothing is released.
     noise = tf.where(releases, noise, tf.zeros_like(noise))
     buffers = [tf.where(releases, new, old) for new, old in zip(moved, state.buffers)]
-    result = self._noised_mean(total, noise, tf.cast(state.clip, tf.float64) * self._scale(state))
+    unit = tf.cast(state.clip, tf.float64) * self._scale(state)
+    result = self._noised_mean(total, noise, unit)
     return admitted.after._replace(buffers=buffers), result, admitted.metrics
 
 
@@ -318,8 +333,10 @@ def check_weights(core: configs.Certified) -> None:
   remedy = (
     'Write it by the functions of quap_tff.common.numbers.arrays, which take both: `xp = arrays.namespace(view.rates)`.'
   )
+  # Outside of any graph that is being built, so that the weights are numbers.
   with tf.init_scope():
-    rounds = CertifiedRounds(core, [tf.TensorSpec([1], tf.float32)], layers_lib.from_shapes([(1,)]))
+    one_weight = [tf.TensorSpec([1], tf.float32)]
+    rounds = CertifiedRounds(core, one_weight, layers_lib.from_shapes([(1,)]))
     state = rounds.initial_state()
     for number in range(1, len(cohorts) + 1):
       try:
@@ -327,15 +344,20 @@ def check_weights(core: configs.Certified) -> None:
       except Exception as error:  # The rule is anybody's.
         raise ValueError(f'Weight rule {name} fails for tensors ({type(error).__name__}: {error}). {remedy}') from error
       expected = core.simulated(cohorts[:number], kept)[-1].weights
-      other = np.flatnonzero(~np.isclose(given, expected, rtol=_SAME_WEIGHT, atol=0))
-      if len(other):
+      differs = ~np.isclose(given, expected, rtol=_SAME_WEIGHT, atol=0)
+      if differs.any():
+        client = int(np.argmax(differs))
         raise ValueError(
-          f'Weight rule {name} gives client {other[0]} the weight {given[other[0]]:g} in round {number} for tensors, '
-          f'and {expected[other[0]]:g} for arrays, so nobody could verify it. {remedy}'
+          f'Weight rule {name} gives client {client} the weight {given[client]:g} in round {number} for tensors, '
+          f'and {expected[client]:g} for arrays, so nobody could verify it. {remedy}'
         )
       kept.append(given)
       reports = collections.OrderedDict(client_id=tf.constant(ids, tf.int64), norm=tf.ones(len(ids)))
       state = rounds.admit(state, rounds.announce(state), reports).after
+
+
+def _accounts_of(state: CertifiedState, client_ids: tf.Tensor) -> privacy_filter.Accounts:
+  return tf.nest.map_structure(lambda part: tf.gather(part, client_ids), state.accounts)
 
 
 def after_checks(value: tf.Tensor, *checks: Optional[tf.Operation]) -> tf.Tensor:
@@ -368,15 +390,17 @@ def admitted(
   releases = tf.reduce_any(weights > 0)
   multiplier = tf.cast(core.noise_multiplier * core.config.noise_scale(round_num), tf.float64)
   multiplier = tf.where(releases, multiplier, tf.zeros_like(multiplier))
-  sigma = tf.cast(multiplier * tf.cast(state.clip, tf.float64) / core.divisor, tf.float32)
-  spread = tf.scatter_nd(client_ids[:, tf.newaxis], weights, [tf.constant(core.num_clients, tf.int64)])
+  noise = multiplier * tf.cast(state.clip, tf.float64)
+  sigma = tf.cast(noise / core.divisor, tf.float32)
+  num_clients = tf.constant(core.num_clients, tf.int64)
+  weights_of_all = tf.scatter_nd(client_ids[:, tf.newaxis], weights, [num_clients])
   return mechanism.AdmittedRound(
     client_ids=client_ids,
     weights=weights,
     clip=state.clip,
     noise_multiplier=multiplier,
     sigma=sigma,
-    after=after._replace(round=round_num, participation=participation, weights=spread),
+    after=after._replace(round=round_num, participation=participation, weights=weights_of_all),
     metrics=collections.OrderedDict(
       round=round_num,
       cohort_size=size,

@@ -99,7 +99,8 @@ class Spending:
       ValueError: If the round released nothing, but clients have weights in it; or if the noise is correlated, and the
         noise multiplier is not that of the rounds before.
     """
-    ids, weights = np.asarray(record.cohort, np.int64), np.asarray(record.weights, np.float64)
+    ids = np.asarray(record.cohort, np.int64)
+    weights = np.asarray(record.weights, np.float64)
     takes_part = weights > 0
     if takes_part.any():
       if not record.releases:
@@ -122,7 +123,7 @@ class Spending:
         )
       self._noise_multiplier = noise
     if min(noise, count_noise) < _LEAST_NOISE:
-      self._unbounded[ids] = True
+      self._unbounded[ids] = True  # For good: no later round takes back what was shown.
       return
     if isinstance(self._correlation, correlations.HeldNoise):
       if self._held is None:
@@ -135,19 +136,21 @@ class Spending:
       count_cost=(1 / count_noise) * (1 / count_noise),
       correlation=self._correlation,
     )
-    own = privacy_filter.charged(
-      prices, self.accounts_of(ids), np.int64(self.num_releases), releases_left, np.maximum(weights, _LEAST_WEIGHT)
-    )
+    before, release = self.accounts_of(ids), np.int64(self.num_releases)
+    charged_weights = np.maximum(weights, _LEAST_WEIGHT)
+    own = privacy_filter.charged(prices, before, release, releases_left, charged_weights)
     privacy_filter.put(self._accounts, ids, own)
 
   def _grow(self, num_clients: int) -> None:
     before = len(self._unbounded)
     if num_clients > before:
-      grown = privacy_filter.opened(max(2 * before, num_clients), self._correlation.num_buffers)
+      # At least doubled, so that a log of new names costs time in proportion to its length.
+      size = max(2 * before, num_clients)
+      grown = privacy_filter.opened(size, self._correlation.num_buffers)
       privacy_filter.put(grown, slice(before), self._accounts)
       self._accounts = grown
-      more = (0, len(grown.latest) - before)
-      self._unbounded, self.counts = np.pad(self._unbounded, more), np.pad(self.counts, more)
+      self._unbounded = np.pad(self._unbounded, (0, size - before))
+      self.counts = np.pad(self.counts, (0, size - before))
 
 
 def spending(
@@ -175,6 +178,10 @@ def spending(
     number = account.num_rounds + 1
     if num_rounds is not None and number > num_rounds:
       raise ValueError(f'There are more than the {num_rounds:g} planned rounds. Plan as many as there are.')
-    left = releases - account.num_releases - 1 if num_rounds is None else num_rounds - number
+    if num_rounds is None:
+      left = releases - account.num_releases - 1
+    else:
+      # A filter cannot know which of the rounds to come will release nothing.
+      left = num_rounds - number
     account.add(record, left)
   return account

@@ -49,14 +49,16 @@ class SpentBefore:
       raise ValueError('against is for trust=secure_sum: a server that sees updates needs no colluders.')
     if not all(isinstance(one, str) for one in self.files):
       raise ValueError(f'files must be SHA-256 in hex, found {self.files!r}.')
-    against = [(checks.integer('colluders', k, at_least=1), _checked_costs(part)) for k, part in self.against]
-    if [k for k, _ in against] != sorted({k for k, _ in against}):
+    numbers = [checks.integer('colluders', number, at_least=1) for number, _ in self.against]
+    costs = [_checked_costs(part) for _, part in self.against]
+    if numbers != sorted(set(numbers)):
       raise ValueError('against must be ascending by the number of colluders.')
     object.__setattr__(self, 'mu_squared', _checked_costs(self.mu_squared))
-    object.__setattr__(self, 'against', tuple(against))
+    object.__setattr__(self, 'against', tuple(zip(numbers, costs)))
     object.__setattr__(self, 'files', tuple(self.files))
-    if any(len(part) != len(self.mu_squared) for _, part in self.against):
-      raise ValueError(f'against must have {len(self.mu_squared)} numbers for each number of colluders, as mu_squared.')
+    num_clients = len(self.mu_squared)
+    if any(len(part) != num_clients for part in costs):
+      raise ValueError(f'against must have {num_clients} numbers for each number of colluders, as mu_squared.')
 
   @classmethod
   def from_value(cls, value: Any) -> SpentBefore:
@@ -67,14 +69,19 @@ class SpentBefore:
 
   def __add__(self, other: SpentBefore) -> SpentBefore:
     """What both sets of runs have spent, of the same clients. None of them may count from another one."""
-    counts = sorted({k for k, _ in (*self.against, *other.against)})
-    pairs = [(k, self.against_any(k), other.against_any(k)) for k in counts]
+    against = []
+    for count in sorted({number for number, _ in self.against + other.against}):
+      own, others = self.against_any(count), other.against_any(count)
+      # A sum against so many colluders needs both summands.
+      if own is not None and others is not None:
+        against.append((count, tuple((own + others).tolist())))
     return SpentBefore(
-      tuple(np.add(self.mu_squared, other.mu_squared).tolist()),
-      min(self.trust, other.trust, key=TRUSTS.index),
-      self.is_ideal or other.is_ideal,
-      tuple((k, tuple((one + two).tolist())) for k, one, two in pairs if one is not None and two is not None),
-      self.files + other.files,
+      mu_squared=tuple(np.add(self.mu_squared, other.mu_squared).tolist()),
+      # The figures hold only against an adversary that both hold against.
+      trust=min(self.trust, other.trust, key=TRUSTS.index),
+      is_ideal=self.is_ideal or other.is_ideal,
+      against=tuple(against),
+      files=self.files + other.files,
     )
 
   def against_any(self, num_colluders: int) -> Optional[np.ndarray]:
@@ -92,7 +99,8 @@ class SpentBefore:
 def _checked_costs(values: Any) -> tuple[float, ...]:
   """Numbers of at least 0, one for each client."""
   spent = checks.numbers_of_clients('spent_before', values, len(values))
-  bad = np.flatnonzero(~((spent >= 0) & np.isfinite(spent)))
-  if len(bad):
-    raise ValueError(f'spent_before must be at least 0 for each client, found {spent[bad[0]]:g} for {bad[0]}.')
+  is_wrong = ~((spent >= 0) & np.isfinite(spent))
+  if is_wrong.any():
+    client = int(np.argmax(is_wrong))
+    raise ValueError(f'spent_before must be at least 0 for each client, found {spent[client]:g} for {client}.')
   return tuple(spent.tolist())

@@ -129,11 +129,14 @@ class Online(WeightRule):
     prices, left = view.prices, arrays.cast(view.rounds_left, np.float64)
     xp = arrays.namespace(view.counts, view.standing.left, left)
     # During a warm-up that is not counted, counts are 0.
-    seen = xp.maximum(arrays.cast(view.counts, np.float64), 1.0) - 1.0 + self.prior_a
-    rate = seen / (xp.maximum(arrays.cast(view.round_num, np.float64), 1.0) - 1.0 + self.prior_a + self.prior_b)
+    count = xp.maximum(arrays.cast(view.counts, np.float64), 1.0)
+    round_num = xp.maximum(arrays.cast(view.round_num, np.float64), 1.0)
+    # Without this round: that the client is in it would count for it whatever its rate is.
+    rate = (count - 1.0 + self.prior_a) / (round_num - 1.0 + self.prior_a + self.prior_b)
     rounds = 1.0 + rate * xp.maximum(left, 0.0)
     unit, by_sum = prices.correlation.price(xp.maximum(left, 0.0))
     gap = xp.maximum(1.0 / rate, 1.0)
+    # One round overlaps with each of the n at most as much as with itself.
     unit = unit * xp.minimum(1.0 + 2.0 * prices.correlation.overlap(gap), rounds)
     cross = 0.0 * view.standing.left
     # Each of the n rounds overlaps with what is left of earlier rounds.
@@ -158,9 +161,12 @@ class SpendEvenly(WeightRule):
     assert view.planned is not None  # By `needs_plan`.
     rounds, costs = view.planned
     xp = arrays.namespace(costs)
-    left = view.prices.limit - xp.maximum(arrays.cast(rounds, np.float64), 1.0) * view.prices.count_cost
+    # A client that was not planned counts as one of one round.
+    num_rounds = xp.maximum(arrays.cast(rounds, np.float64), 1.0)
+    left = view.prices.limit - num_rounds * view.prices.count_cost
     share = xp.sqrt(xp.maximum(left, 0.0) / xp.maximum(costs, 1.0))
-    return xp.minimum(arrays.cast(view.prices.noise_multiplier, np.float64) * share, 1.0)
+    noise_multiplier = arrays.cast(view.prices.noise_multiplier, np.float64)
+    return xp.minimum(noise_multiplier * share, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,8 +199,9 @@ class Sample(WeightRule):
   def weights(self, view: RoundView) -> array_types.Array:
     counts = arrays.cast(view.counts, np.float64)
     xp = arrays.namespace(counts)
-    due = xp.floor(counts * view.budget_shares) > xp.floor((counts - 1.0) * view.budget_shares)
-    return arrays.cast(due, np.float64)
+    due_now = xp.floor(counts * view.budget_shares)
+    due_before = xp.floor((counts - 1.0) * view.budget_shares)
+    return arrays.cast(due_now > due_before, np.float64)
 
 
 @dataclasses.dataclass(frozen=True)
