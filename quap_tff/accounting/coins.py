@@ -55,14 +55,12 @@ class Coins(NamedTuple):
     if rate == 1 or not seen.counts.size:
       return cls(rate, '')
     evidence, words = min(_tests(seen, rate), key=lambda test: test[0])
+    # The smallest of so many p-values is below p with at most so many times the probability of one (Bonferroni).
     bound = _TESTS * float(np.exp(min(evidence, 0.0)))
     if bound >= LEVEL:
       return cls(rate, '')
-    return cls(
-      rate,
-      f'{words}. Coins give something as extreme with a probability of at most '
-      f'{rounding.up(max(bound, 1e-300), 2)}.',
-    )
+    shown = rounding.up(max(bound, 1e-300), 2)
+    return cls(rate, f'{words}. Coins give something as extreme with a probability of at most {shown}.')
 
 
 class _Seen(NamedTuple):
@@ -74,12 +72,16 @@ class _Seen(NamedTuple):
 
 
 def _seen(log: logs.Log) -> _Seen:
-  counts, latest, sizes, repeats = np.zeros(0, np.int64), np.zeros(0, np.int64), [], 0
-  for number, one in enumerate(log.rounds(), 1):
+  counts, latest = np.zeros(0, np.int64), np.zeros(0, np.int64)
+  sizes: list[int] = []
+  repeats = 0
+  for number, logged in enumerate(log.rounds(), 1):
     if log.num_clients > len(counts):
+      # At least doubled, so that growing costs time in proportion to the number of clients.
       more = max(2 * len(counts), log.num_clients, 1024) - len(counts)
-      counts, latest = np.pad(counts, (0, more)), np.pad(latest, (0, more), constant_values=-1)
-    ids = one.ids[one.weights > 0]
+      counts = np.pad(counts, (0, more))
+      latest = np.pad(latest, (0, more), constant_values=-1)
+    ids = logged.ids[logged.weights > 0]
     counts[ids] += 1
     repeats += int(np.count_nonzero(latest[ids] == number - 1))
     latest[ids] = number
@@ -89,10 +91,12 @@ def _seen(log: logs.Log) -> _Seen:
 
 def _tests(seen: _Seen, rate: float) -> list[tuple[float, str]]:
   """The logarithm of a bound on the p-value of each test, and what the test found."""
-  (counts, sizes, repeats), (n, rounds) = seen, (len(seen.counts), len(seen.sizes))
+  counts, sizes, repeats = seen
+  n, rounds = len(counts), len(sizes)
   log_absent = rounds * np.log1p(-rate)  # The log of the probability that a client never comes.
   log_present = float(np.log(-np.expm1(log_absent)))
-  total, mean, size = int(counts.sum()), rounds * rate, n * rate
+  total = int(counts.sum())
+  mean, size = rounds * rate, n * rate  # Of the rounds of a client, and of the clients of a round.
   most, least = int(counts.max()), int(counts.min())
   largest, smallest = int(sizes.max()), int(sizes.min())
   deviation = np.sqrt(rate * (1 - rate))
@@ -100,35 +104,49 @@ def _tests(seen: _Seen, rate: float) -> list[tuple[float, str]]:
   def present(log_mgf: np.ndarray) -> np.ndarray:
     """The `log_mgf` of a client that came, from that of any client, for a statistic that is 0 for one that did not."""
     gap = log_absent - log_mgf
-    with np.errstate(divide='ignore'):  # Too small a gap is lost in the rounding.
-      return np.where(gap < -1e-6, log_mgf + np.log1p(-np.exp(np.minimum(gap, 0.0))) - log_present, np.inf)
+    with np.errstate(divide='ignore'):
+      of_present = log_mgf + np.log1p(-np.exp(np.minimum(gap, 0.0))) - log_present
+    # Too small a gap is lost in the rounding, and +inf is no evidence.
+    return np.where(gap < -1e-6, of_present, np.inf)
 
   def total_log_mgf(t: np.ndarray) -> np.ndarray:
-    return n * present(rounds * np.logaddexp(np.log1p(-rate), np.log(rate) + t))
+    of_one_round = np.logaddexp(np.log1p(-rate), np.log(rate) + t)
+    return n * present(rounds * of_one_round)
 
   def repeats_log_mgf(t: np.ndarray) -> np.ndarray:
-    return n * present(np.array([_log_mgf_of_repeats(rate, rounds, one) for one in t]))
+    of_any_client = np.array([_log_mgf_of_repeats(rate, rounds, each) for each in t])
+    return n * present(of_any_client)
 
   def size_log_mgf(t: np.ndarray) -> np.ndarray:
+    # Given how often each client came, in which of the rounds is symmetric: its share is its chance in each of them.
     shares, clients = np.unique(counts / rounds, return_counts=True)
     with np.errstate(divide='ignore'):  # A client that is in every round has the share 1.
-      return np.logaddexp(np.log1p(-shares), np.log(shares) + t[:, np.newaxis]) @ clients
+      by_share = np.logaddexp(np.log1p(-shares), np.log(shares) + t[:, np.newaxis])
+    return by_share @ clients
 
-  counts_log_mgf, sizes_log_mgf = _log_mgf_of_square(rounds, rate), _log_mgf_of_square(n, rate)
+  log_mgf_of_counts = _log_mgf_of_square(rounds, rate)
+  log_mgf_of_sizes = _log_mgf_of_square(n, rate)
+
+  def spread_of_counts_log_mgf(t: np.ndarray) -> np.ndarray:
+    # From 1: a client that never came is not in the log.
+    return n * (log_mgf_of_counts(t, 1) - log_present)
+
+  def spread_of_sizes_log_mgf(t: np.ndarray) -> np.ndarray:
+    return rounds * log_mgf_of_sizes(t, 0) - n * log_present
+
+  spread_of_counts = float(((counts - mean) ** 2).sum())
+  spread_of_sizes = float(((sizes - size) ** 2).sum())
   low, high = _chernoff(total_log_mgf, total, deviation * np.sqrt(n * rounds))
   fewer, more = _chernoff(repeats_log_mgf, repeats, rate * np.sqrt(n * rounds))
-  even, uneven = _chernoff(
-    lambda t: n * (counts_log_mgf(t, 1) - log_present), float(((counts - mean) ** 2).sum()), mean * np.sqrt(2 * n)
-  )
-  steady, unsteady = _chernoff(
-    lambda t: rounds * sizes_log_mgf(t, 0) - n * log_present,
-    float(((sizes - size) ** 2).sum()),
-    size * np.sqrt(2 * rounds),
-  )
+  even, uneven = _chernoff(spread_of_counts_log_mgf, spread_of_counts, mean * np.sqrt(2 * n))
+  steady, unsteady = _chernoff(spread_of_sizes_log_mgf, spread_of_sizes, size * np.sqrt(2 * rounds))
   small, large = _chernoff(size_log_mgf, np.array([smallest, largest]), deviation * np.sqrt(n))
   with np.errstate(divide='ignore'):
-    often = float(np.log(special.bdtrc(most - 1, rounds, rate))) - log_present + np.log(n)
-    seldom = float(np.log(special.bdtr(least, rounds, rate))) - log_present + np.log(n)
+    log_as_often = float(np.log(special.bdtrc(most - 1, rounds, rate)))
+    log_as_seldom = float(np.log(special.bdtr(least, rounds, rate)))
+  # There are n clients, of which one may have come as often.
+  often = log_as_often - log_present + np.log(n)
+  seldom = log_as_seldom - log_present + np.log(n)
   participations = f'There are {total:,} participations, where about {n * mean:,.0f} are expected'
   successive = (
     f'In {repeats:,} cases a client came in two successive rounds, where about {size * rate * (rounds - 1):,.0f} are '
@@ -157,7 +175,9 @@ def _chernoff(
   below, above = np.broadcast_to(observed, 2)
   t = _STEPS / deviation
   with np.errstate(over='ignore', invalid='ignore', divide='ignore'):
-    lower, upper = log_mgf(-t) + t * below, log_mgf(t) - t * above
+    lower = log_mgf(-t) + t * below
+    upper = log_mgf(t) - t * above
+  # Each t gives a bound, so those that overflow can be left out.
   return float(np.nanmin(lower, initial=0.0)), float(np.nanmin(upper, initial=0.0))
 
 
@@ -172,7 +192,11 @@ def _log_mgf_of_square(trials: int, rate: float) -> Callable[[np.ndarray, int], 
     + special.xlog1py(trials - k, -rate)
   )
   squares = (k - trials * rate) ** 2
-  return lambda t, least: np.array([special.logsumexp(log_pmf[least:] + one * squares[least:]) for one in t])
+
+  def log_mgf(t: np.ndarray, least: int) -> np.ndarray:
+    return np.array([special.logsumexp(log_pmf[least:] + each * squares[least:]) for each in t])
+
+  return log_mgf
 
 
 def _log_mgf_of_repeats(rate: float, rounds: int, t: float) -> float:
@@ -180,6 +204,7 @@ def _log_mgf_of_repeats(rate: float, rounds: int, t: float) -> float:
   chain = np.array([[1 - rate, rate], [1 - rate, rate * np.exp(t)]])
   if not np.isfinite(chain).all():
     return np.inf
+  # By the largest eigenvalue, so that the power neither overflows nor vanishes.
   largest = float(np.linalg.eigvals(chain).real.max())
   ends = np.array([1 - rate, rate]) @ np.linalg.matrix_power(chain / largest, rounds - 1)
   return (rounds - 1) * float(np.log(largest)) + float(np.log(ends.sum()))

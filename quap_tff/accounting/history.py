@@ -103,7 +103,8 @@ class History:
   @property
   def sampling_rates(self) -> tuple[float, ...]:
     """The distinct rates below 1."""
-    return tuple(sorted({mechanism.sampling_rate for mechanism, _ in self.releases} - {1.0}))
+    rates = {mechanism.sampling_rate for mechanism, _ in self.releases}
+    return tuple(sorted(rates - {1.0}))
 
   @property
   def count(self) -> int:
@@ -118,7 +119,8 @@ class History:
     if not largest or math.isinf(largest):
       return largest
     # Scaled, so that nothing overflows; summed exactly.
-    return largest * math.sqrt(math.fsum(n * (mu / largest) ** 2 for mu, n in pairs))
+    sum_of_squares = math.fsum(n * (mu / largest) ** 2 for mu, n in pairs)
+    return largest * math.sqrt(sum_of_squares)
 
   def merged(self) -> 'History':
     """An equivalent history in which all mechanisms that are not sampled are one."""
@@ -130,14 +132,18 @@ class History:
 
   def always_in(self) -> 'History':
     """The history of a client that is in every round: the same mechanisms without sampling."""
-    return History.of((dataclasses.replace(mechanism, sampling_rate=1.0), n) for mechanism, n in self.releases)
+    releases = []
+    for mechanism, count in self.releases:
+      releases.append((dataclasses.replace(mechanism, sampling_rate=1.0), count))
+    return History.of(releases)
 
   def scaled(self, factor: float) -> 'History':
     """The history with `factor` times the noise in every round; factor > 0."""
-    return History.of(
-      (dataclasses.replace(mechanism, noise_multiplier=mechanism.noise_multiplier * factor), n)
-      for mechanism, n in self.releases
-    )
+    releases = []
+    for mechanism, count in self.releases:
+      noise_multiplier = mechanism.noise_multiplier * factor
+      releases.append((dataclasses.replace(mechanism, noise_multiplier=noise_multiplier), count))
+    return History.of(releases)
 
 
 def coarsened(histories: Sequence[History], step: float) -> list[History]:
@@ -151,15 +157,18 @@ def coarsened(histories: Sequence[History], step: float) -> list[History]:
     step: Above 0; ε grows by about this share.
   """
   mechanisms = list({mechanism for history in histories for mechanism, _ in history.releases})
-  mu = rounded_up(np.array([m.mu for m in mechanisms], np.float64), step)
-  rates = rounded_up(np.array([m.sampling_rate for m in mechanisms], np.float64), step)
-  with np.errstate(divide='ignore'):
-    pairs = list(zip((1 / mu).tolist(), rates.tolist()))
-  made = {pair: GaussianMechanism(*pair) for pair in set(pairs)}
-  coarse = {mechanism: made[pair] for mechanism, pair in zip(mechanisms, pairs)}
+  exact_mu = [mechanism.mu for mechanism in mechanisms]
+  exact_rates = [mechanism.sampling_rate for mechanism in mechanisms]
+  mu = rounded_up(np.array(exact_mu, np.float64), step)
+  rates = rounded_up(np.array(exact_rates, np.float64), step)
+  with np.errstate(divide='ignore'):  # A μ of 0 has infinite noise.
+    noise_multipliers = 1 / mu
+  coarse = {}
+  for mechanism, noise_multiplier, rate in zip(mechanisms, noise_multipliers.tolist(), rates.tolist()):
+    coarse[mechanism] = GaussianMechanism(noise_multiplier, rate)
 
   def coarsened_history(history: History) -> History:
-    return History.of((coarse[mechanism], n) for mechanism, n in history.releases)
+    return History.of((coarse[mechanism], count) for mechanism, count in history.releases)
 
   return list(map(coarsened_history, histories))
 
@@ -169,8 +178,12 @@ def rounded_up(values: np.ndarray, step: float) -> np.ndarray:
   grid = math.log1p(checks.number('step', step, above=0))
   inside = (values > 0) & np.isfinite(values)
   largest = values[inside].max(initial=0.0) or 1.0
-  steps = np.floor(np.log(largest / np.where(inside, values, largest)) / grid + 1e-9)
-  return np.where(inside, np.maximum(values, largest * np.exp(-steps * grid)), values)
+  below_largest = np.log(largest / np.where(inside, values, largest))
+  # With room for rounding: a value that lies on the grid stays where it is.
+  steps = np.floor(below_largest / grid + 1e-9)
+  on_grid = largest * np.exp(-steps * grid)
+  # What the room lets fall below a value is the value itself.
+  return np.where(inside, np.maximum(values, on_grid), values)
 
 
 class ClientHistories(NamedTuple):
@@ -200,9 +213,12 @@ def group(clients: Any, kinds: Any, mechanisms: Sequence[GaussianMechanism], num
   clients, kinds = np.asarray(clients, np.int64), np.asarray(kinds, np.int64)
   ordered = sorted(mechanisms)  # As histories keep them.
   place = np.array([ordered.index(mechanism) for mechanism in mechanisms], np.int64)
-  telling = np.array([mechanism.mu > 0 for mechanism in mechanisms], bool)[kinds]
-  clients, kinds = clients[telling], place[kinds[telling]]
-  counts = sparse.csr_matrix((np.ones(len(kinds), np.int64), (clients, kinds)), (num_clients, max(len(mechanisms), 1)))
+  # A history leaves mechanisms out that reveal nothing.
+  reveals = np.array([mechanism.mu > 0 for mechanism in mechanisms], bool)[kinds]
+  clients, kinds = clients[reveals], place[kinds[reveals]]
+  # How often each client (row) went through each mechanism (column).
+  ones, shape = np.ones(len(kinds), np.int64), (num_clients, max(len(mechanisms), 1))
+  counts = sparse.csr_matrix((ones, (clients, kinds)), shape)
   counts.sum_duplicates()
   ends, columns, values = counts.indptr, counts.indices, counts.data
   busy = np.diff(ends) > 0
@@ -215,10 +231,11 @@ def group(clients: Any, kinds: Any, mechanisms: Sequence[GaussianMechanism], num
     key = columns[entries].tobytes(), values[entries].tobytes()
     if key not in seen:
       seen[key] = len(histories)
-      pairs = zip(columns[entries].tolist(), values[entries].tolist())
-      histories.append(History(tuple((ordered[kind], n) for kind, n in pairs)))
+      own = [ordered[kind] for kind in columns[entries].tolist()]
+      histories.append(History(tuple(zip(own, values[entries].tolist()))))
     index[client] = seen[key]
-  index[~busy] = index[idle[0]] if len(idle) else 0
+  if len(idle):
+    index[~busy] = index[idle[0]]
   return ClientHistories(histories, index)
 
 
@@ -257,16 +274,19 @@ def total_mu(ledger: run_ledger.RunLedger, num_rounds: Optional[float] = None) -
 
   mu = spent(ledger.history)
   whole = np.sqrt(mu + ledger.spent_before)
-  if np.isnan(whole).any():
+  is_nan = np.isnan(whole)
+  if is_nan.any():
     raise ValueError(
-      f'The account of client {np.flatnonzero(np.isnan(whole))[0]} is not a number: its rounds and '
-      f'{ledger.correlation!r} give no μ that a float can hold. Nothing can be said about this run.'
+      f'The account of client {int(np.argmax(is_nan))} is not a number: its rounds and {ledger.correlation!r} give no '
+      'μ that a float can hold. Nothing can be said about this run.'
     )
   state = ledger.state_dict()
   if np.isinf(state['count_noise_multipliers']).all():
     return TotalMu(whole, np.sqrt(mu), np.zeros_like(whole))
   updates = [record._replace(count_noise_multiplier=np.inf) for record in ledger.history]
-  count_mu = _over(state['weights'] > 0, np.repeat(state['count_noise_multipliers'], np.diff(state['offsets'])))
+  # A client counts with 1 in each round in which it has a weight.
+  noise_of_counts = np.repeat(state['count_noise_multipliers'], np.diff(state['offsets']))
+  count_mu = _over(state['weights'] > 0, noise_of_counts)
   counts = _root_of_squares(state['clients'], count_mu, ledger.num_clients)
   return TotalMu(whole, np.sqrt(spent(updates)), counts)
 
@@ -299,24 +319,32 @@ def histories(ledger: run_ledger.RunLedger) -> ClientHistories:
   """
   if ledger.correlation.num_buffers:
     return merged_histories(total_mu(ledger).whole)
+  # Each entry is a client and a kind: the place of a mechanism's μ in `distinct`.
   state = ledger.state_dict()
   sizes = np.diff(state['offsets'])
-  if (state['weights'] == 1).all():
-    by_round = np.unique(_over(np.ones(len(sizes)), state['noise_multipliers']), return_inverse=True)
-    distinct, kinds = by_round[0], np.repeat(by_round[1], sizes)
+  weights, ones = state['weights'], np.ones(len(sizes))
+  if (weights == 1).all():
+    # Rounds are far fewer than entries, so they are sorted in their place.
+    distinct, kinds_of_rounds = np.unique(_over(ones, state['noise_multipliers']), return_inverse=True)
+    kinds = np.repeat(kinds_of_rounds, sizes)
   else:
-    mu = _over(state['weights'], np.repeat(state['noise_multipliers'], sizes))
+    mu = _over(weights, np.repeat(state['noise_multipliers'], sizes))
     distinct, kinds = np.unique(mu, return_inverse=True)
-  count_mu, count_kinds = np.unique(_over(np.ones(len(sizes)), state['count_noise_multipliers']), return_inverse=True)
+  count_mu, kinds_of_counts = np.unique(_over(ones, state['count_noise_multipliers']), return_inverse=True)
   clients = state['clients']
   if count_mu.any():
-    counted = state['weights'] > 0
-    clients = np.concatenate([clients, clients[counted]])
-    kinds = np.concatenate([kinds, len(distinct) + np.repeat(count_kinds, sizes)[counted]])
+    is_counted = weights > 0
+    more = np.repeat(kinds_of_counts, sizes)[is_counted]
+    clients = np.concatenate([clients, clients[is_counted]])
+    kinds = np.concatenate([kinds, len(distinct) + more])
     distinct = np.concatenate([distinct, count_mu])
-  if len(had := np.flatnonzero(ledger.spent_before)):  # As one mechanism of each client.
-    clients, kinds = np.concatenate([clients, had]), np.concatenate([kinds, len(distinct) + np.arange(len(had))])
-    distinct = np.concatenate([distinct, np.sqrt(ledger.spent_before[had])])
+  with_spending = np.flatnonzero(ledger.spent_before)
+  if len(with_spending):
+    # What was spent before is one mechanism of each client.
+    more = np.arange(len(with_spending))
+    clients = np.concatenate([clients, with_spending])
+    kinds = np.concatenate([kinds, len(distinct) + more])
+    distinct = np.concatenate([distinct, np.sqrt(ledger.spent_before[with_spending])])
   if len(distinct) > _MOST_MECHANISMS:
     distinct = rounded_up(distinct, _STEP)
   distinct, index = np.unique(distinct, return_inverse=True)
@@ -341,6 +369,8 @@ def _root_of_squares(clients: np.ndarray, values: np.ndarray, num_clients: int) 
   scaled = np.where(unbounded, 0.0, values / (largest or 1.0))
   total = largest * np.sqrt(np.bincount(clients, scaled * scaled, num_clients))
   # The sum of n terms is below the true one by at most n half units in the last place.
-  total *= 1 + (np.bincount(clients, minlength=num_clients).max(initial=0) + 8) * 2.0**-53
-  total[np.bincount(clients, unbounded, num_clients) > 0] = np.inf
+  most_terms = np.bincount(clients, minlength=num_clients).max(initial=0)
+  total *= 1 + (most_terms + 8) * 2.0**-53
+  has_unbounded = np.bincount(clients, unbounded, num_clients) > 0
+  total[has_unbounded] = np.inf
   return total

@@ -55,9 +55,12 @@ def row_texts(number: int, record: mechanism.RoundRecord) -> list[str]:
     number: The round's number.
     record: The round, whose clients are ids.
   """
-  says, order = 'yes' if record.releases else 'no', np.argsort(record.cohort)
-  ids, weights = np.asarray(record.cohort)[order], np.asarray(record.weights, np.float64)[order]
-  rows = [f'{number},{client},{weight!r},{says}\n' for client, weight in zip(ids.tolist(), weights.tolist())]
+  says = 'yes' if record.releases else 'no'
+  order = np.argsort(record.cohort)
+  ids = np.asarray(record.cohort)[order].tolist()
+  weights = np.asarray(record.weights, np.float64)[order].tolist()
+  rows = [f'{number},{client},{weight!r},{says}\n' for client, weight in zip(ids, weights)]
+  # A round to which nobody came has a row, too: rounds have no gaps.
   return rows or [f'{number},,,{says}\n']
 
 
@@ -101,7 +104,9 @@ class Places(dict[str, int]):
 def _folded(name: str) -> str:
   """The name without case, spaces and invisible characters, in one form of Unicode, and numbers written in one way."""
   if name.isascii():
-    folded = name.lower() if name.isprintable() and ' ' not in name else _visible(name.lower())
+    folded = name.lower()
+    if ' ' in name or not name.isprintable():
+      folded = _visible(folded)
   else:
     folded = unicodedata.normalize('NFKC', _visible(name)).casefold()
     folded = _visible(unicodedata.normalize('NFKC', folded))
@@ -121,8 +126,9 @@ def _plain_number(name: str) -> str:
     return name
   whole, fraction = match[2], match[3] or ''
   digits = (whole + fraction).rstrip('0')
+  num_zeros = len(digits) - len(digits.lstrip('0'))
   # The number is 0.digits times a power of ten.
-  power = len(whole) + int(match[4] or 0) - len(digits) + len(digits.lstrip('0'))
+  power = len(whole) + int(match[4] or 0) - num_zeros
   digits = digits.lstrip('0')
   if not digits:
     return '0'
@@ -198,9 +204,11 @@ class Log:
     parts: list[_Rows] = []
     row = 0
     for texts, rows in self._blocks():
-      starts = np.flatnonzero(texts[1:] != texts[:-1]) + 1
-      for begin, end in zip([0, *starts.tolist()], [*starts.tolist(), len(texts)]):
+      starts = [0, *(np.flatnonzero(texts[1:] != texts[:-1]) + 1).tolist()]
+      ends = [*starts[1:], len(texts)]
+      for begin, end in zip(starts, ends):
         current = self._number(texts[begin], row + begin)
+        # The same round may go on from the block before, or be written in another way, such as 1 and 01.
         if current != number:
           if number is not None:
             yield self._round(parts, row + begin)
@@ -218,11 +226,13 @@ class Log:
       header, row = next(rows, []), 0
       columns = self._columns(header)
       while block := list(itertools.islice(rows, _CHUNK)):
-        if set(map(len, block)) != {len(header)}:
-          wrong = next(index for index, one in enumerate(block) if len(one) != len(header))
-          self._fail(row + wrong, f'it must have {len(header)} cells as the header has, found {len(block[wrong])}.')
+        lengths = list(map(len, block))
+        if set(lengths) != {len(header)}:
+          wrong = next(index for index, length in enumerate(lengths) if length != len(header))
+          self._fail(row + wrong, f'it must have {len(header)} cells as the header has, found {lengths[wrong]}.')
         cells = list(zip(*block))
         numbers = cells[columns['round']]
+        # An array of texts has room for the longest in each of its entries.
         if max(map(len, numbers)) > _DIGITS:
           longest = max(numbers, key=len)
           self._number(longest, row + numbers.index(longest))
@@ -275,9 +285,10 @@ class Log:
     folded = _folded(name)
     with self._opened() as (_, rows):
       place = self._columns(next(rows))['client']
-      names = (cells[place].strip() for cells in rows if len(cells) > place)
-      alike = (one for one in names if one not in found and _folded(one) == folded)
-      found.update(dict.fromkeys(alike))
+      for cells in rows:
+        spelling = cells[place].strip() if len(cells) > place else ''
+        if spelling not in found and _folded(spelling) == folded:
+          found[spelling] = None
     return list(found)[:_SHOWN]
 
   def _weights(self, texts: Optional[Sequence[str]], places: np.ndarray, row: int) -> np.ndarray:
@@ -285,7 +296,9 @@ class Log:
     if texts is None:
       return np.where(nobody, 0.0, 1.0)
     weights = np.array(list(map(_weight, texts)))
-    if '_' in (together := ''.join(texts)) or not together.isascii():  # Python would read 0_1 as a number.
+    # Python would read 0_1 and Arabic digits as numbers. To look at all texts at once is faster, and mostly enough.
+    together = ''.join(texts)
+    if '_' in together or not together.isascii():
       weights[['_' in text or not text.isascii() for text in texts]] = np.nan
     if nobody.any():
       weights[nobody & [not text.strip() for text in texts]] = 0.0
@@ -324,8 +337,7 @@ class Log:
       )
 
   def _round(self, parts: Sequence[_Rows], end: int) -> LoggedRound:
-    rows = _Rows(*map(np.concatenate, zip(*parts))) if len(parts) > 1 else parts[0]
-    ids, weights, released = rows
+    ids, weights, released = parts[0] if len(parts) == 1 else map(np.concatenate, zip(*parts))
     begin = end - len(ids)
     ordered = np.sort(ids)
     if ordered[0] < 0 and len(ids) > 1:
@@ -353,8 +365,12 @@ class Log:
         'its client has a weight in a round that released nothing. Write yes if anything was released. Otherwise write '
         'a weight of 0 for each client of the round.',
       )
-    is_released = bool(released[0]) if released[0] >= 0 else bool(somebody.any())
-    return LoggedRound(ids[:0], weights[:0], is_released) if ids[0] < 0 else LoggedRound(ids, weights, is_released)
+    is_released = bool(somebody.any())
+    if released[0] != _RELEASED['']:
+      is_released = bool(released[0])
+    if ids[0] < 0:  # The row of a round to which nobody came.
+      ids, weights = ids[:0], weights[:0]
+    return LoggedRound(ids, weights, is_released)
 
   def _line_of(self, name: str) -> int:
     """The line of a client's first row. The file is read again."""
@@ -386,7 +402,10 @@ class Log:
   def _undecodable(self) -> int:
     """The first line that is not UTF-8. The decoder reads ahead of the lines."""
     with _open(self.path, encoding='utf-8', errors='surrogateescape') as f:
-      return next(number for number, line in enumerate(f, 1) if not line.isascii() and _has_surrogates(line))
+      for number, line in enumerate(f, 1):
+        if not line.isascii() and _has_surrogates(line):
+          return number
+    raise AssertionError('A file that cannot be decoded has a line that cannot.')
 
 
 def by_id(path: str, num_clients: int) -> Iterator[LoggedRound]:
@@ -476,8 +495,10 @@ def account(
   except ValueError as error:
     raise LogError(f'{log.path}: {error}') from None
   squares, counts = np.zeros(log.num_clients), np.zeros(log.num_clients, np.int64)
-  known = slice(len(spending.counts))  # Clients that never had a weight may be missing.
-  squares[known], counts[known] = spending.mu_squared[: len(squares)], spending.counts[: len(counts)]
+  # The account has room for more clients, and may lack those that never had a weight.
+  num_known = min(len(spending.counts), log.num_clients)
+  squares[:num_known] = spending.mu_squared[:num_known]
+  counts[:num_known] = spending.counts[:num_known]
   return LogAccount(log.names, squares, counts, spending.num_rounds, history.is_whole)
 
 

@@ -61,7 +61,8 @@ class _Growing:
     """Adds values at the end."""
     end = self._size + len(values)
     if end > len(self._buffer):
-      grown = np.empty(max(end, 2 * len(self._buffer), 16), self._buffer.dtype)
+      size = max(end, 2 * len(self._buffer), 16)
+      grown = np.empty(size, self._buffer.dtype)
       grown[: self._size] = self._buffer[: self._size]
       self._buffer = grown
     self._buffer[self._size : end] = values
@@ -127,7 +128,9 @@ class RunLedger:
     self._conditions = conditions
     colluders = () if conditions is None else conditions.colluders
     self._against = _checked_against(against, colluders, self._num_clients)
-    self._take({name: np.zeros(int(name == 'offsets'), dtype) for name, dtype in ARRAYS.items()})
+    empty = {name: np.zeros(0, dtype) for name, dtype in ARRAYS.items()}
+    # Offsets begin with that of the first round.
+    self._take({**empty, 'offsets': np.zeros(1, ARRAYS['offsets'])})
 
   def _take(self, arrays: Mapping[str, np.ndarray]) -> None:
     self._arrays = {name: _Growing(arrays[name]) for name in ARRAYS}
@@ -235,20 +238,21 @@ class RunLedger:
     self._epsilon[cohort] += new['budgets']
 
   def _check_counts(self, cohort: np.ndarray, counts: np.ndarray) -> None:
-    different = np.flatnonzero(self._rounds[cohort] + 1 != counts)
-    if len(different):
-      client, counted = cohort[different[0]], counts[different[0]]
+    differs = self._rounds[cohort] + 1 != counts
+    if differs.any():
+      place = int(np.argmax(differs))
+      client = cohort[place]
       raise ValueError(
-        f"By the aggregator's count client {client} has been in {counted} rounds, this one included, but the ledger "
-        f'holds {self._rounds[client]} before it. Record every round, in order, with the clients that were in it.'
+        f"By the aggregator's count client {client} has been in {counts[place]} rounds, this one included, but the "
+        f'ledger holds {self._rounds[client]} before it. Record every round, in order, with the clients that were in it.'
       )
 
   def truncated(self, num_rounds: int) -> 'RunLedger':
     """A new ledger of the first `num_rounds` rounds, in 0..T."""
     checks.integer('num_rounds', num_rounds, at_least=0, at_most=self.num_rounds)
     state = self.state_dict()
-    ends = _ends(state['offsets'], num_rounds)
-    state.update((name, state[name][:end]) for name, end in ends.items())
+    for name, end in _ends(state['offsets'], num_rounds).items():
+      state[name] = state[name][:end]
     return RunLedger.from_state_dict(state)
 
   def state_dict(self) -> dict[str, np.ndarray]:
@@ -302,8 +306,11 @@ class RunLedger:
     arrays = _checked_state(state)
     correlation = correlations.from_spec(_decoded_text(arrays['correlation']))
     numbers = int(arrays['num_clients']), float(arrays['delta'])
-    conditions = protection.Conditions.of_text(_decoded_text(arrays[CONDITIONS])) if CONDITIONS in arrays else None
+    conditions = None
+    if CONDITIONS in arrays:
+      conditions = protection.Conditions.of_text(_decoded_text(arrays[CONDITIONS]))
     ledger = cls(*numbers, '', correlation, arrays.get(SPENT_BEFORE), conditions, arrays.get(AGAINST, ()))
+    # A state holds the digest of the run's text, not the text.
     ledger._digest = arrays['fingerprint'].tobytes()
     ledger._take(arrays)
     return ledger
@@ -335,31 +342,36 @@ def completed(ledger: RunLedger, planned: RunLedger) -> RunLedger:
       rounds would have cost is not known either.
   """
   rounds = ledger.num_rounds
-  state, expected = ledger.state_dict(), planned.truncated(min(rounds, planned.num_rounds)).state_dict()
-  (of_rounds, clients, weights), (expected_rounds, expected_clients, expected_weights) = map(_sorted, (state, expected))
+  state = ledger.state_dict()
+  expected = planned.truncated(min(rounds, planned.num_rounds)).state_dict()
+  # A cohort's order is not planned.
+  of_rounds, clients, weights = _sorted(state)
+  expected_rounds, expected_clients, expected_weights = _sorted(expected)
   if not (np.array_equal(of_rounds, expected_rounds) and np.array_equal(clients, expected_clients)):
     raise NoBoundError('the rounds that ran had other clients than the schedule')
-  pairs = [(state[name], expected[name]) for name in ('noise_multipliers', 'count_noise_multipliers')]
   if not np.array_equal(state['released'], expected['released']):
     raise NoBoundError('other rounds have released something than were planned to')
-  if not all(np.allclose(one, other, rtol=_SAME, atol=0) for one, other in [*pairs, (weights, expected_weights)]):
+  pairs = [(weights, expected_weights)]
+  for name in ('noise_multipliers', 'count_noise_multipliers'):
+    pairs.append((state[name], expected[name]))
+  if not all(np.allclose(ran, as_planned, rtol=_SAME, atol=0) for ran, as_planned in pairs):
     raise NoBoundError('the rounds that ran had other noise or other weights than were planned')
   rest = planned.state_dict()
-  begins = _ends(rest['offsets'], rounds)
-  return RunLedger.from_state_dict(
-    {**state, **{name: np.concatenate([state[name], rest[name][begin:]]) for name, begin in begins.items()}}
-  )
+  for name, begin in _ends(rest['offsets'], rounds).items():
+    state[name] = np.concatenate([state[name], rest[name][begin:]])
+  return RunLedger.from_state_dict(state)
 
 
 def ledger_of_limits(
   mu: np.ndarray, delta: float, spent_before: Optional[Union[np.ndarray, Sequence[float]]] = None
 ) -> RunLedger:
   """A ledger of one round that costs each client all that it may spend: float64[N] μ, 0 for nothing."""
-  clients, largest = np.flatnonzero(mu), float(mu.max()) or 1.0
+  clients = np.flatnonzero(mu)
+  largest = float(mu.max()) or 1.0
+  # Weights are at most 1: the client with the largest μ has this one.
+  weights = mu[clients] / largest
   ledger = RunLedger(len(mu), delta, 'limits', spent_before=spent_before)
-  ledger.append(
-    mechanism.RoundRecord(clients, np.ones(len(clients)), mu[clients] / largest, 1 / largest, math.inf, 1.0)
-  )
+  ledger.append(mechanism.RoundRecord(clients, np.ones(len(clients)), weights, 1 / largest, math.inf, 1.0))
   return ledger
 
 
@@ -374,7 +386,8 @@ def _ends(offsets: np.ndarray, num_rounds: int) -> dict[str, int]:
 
 def _sorted(state: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """The round, the client and the weight of each entry, by round and client."""
-  rounds = np.repeat(np.arange(len(state['offsets']) - 1), np.diff(state['offsets']))
+  sizes = np.diff(state['offsets'])
+  rounds = np.repeat(np.arange(len(sizes)), sizes)
   order = np.lexsort([state['clients'], rounds])
   return rounds, state['clients'][order], state['weights'][order]
 
@@ -386,22 +399,28 @@ def _decoded_text(encoded: np.ndarray) -> str:
 def _identity_text(name: str, value: np.ndarray) -> str:
   if name == 'correlation':
     return repr(_decoded_text(value))
-  return f'{value.tobytes().hex()[:12]}…' if name == 'fingerprint' else f'{value.item():g}'
+  if name == 'fingerprint':
+    return f'{value.tobytes().hex()[:12]}…'
+  return f'{value.item():g}'
 
 
 def _checked_state(state: Mapping[str, Any]) -> dict[str, np.ndarray]:
   """The state's arrays. Raises `ValueError` if one is missing, or of another type or shape, or contradicts others."""
-  expected = {**{name: (None, dtype) for name, dtype in ARRAYS.items()}, **IDENTITY}
+  # The shape of each array, None for one of any length, and its dtype.
+  expected: dict[str, tuple[Optional[tuple[int, ...]], Any]] = {name: (None, dtype) for name, dtype in ARRAYS.items()}
+  expected.update(IDENTITY)
   if SPENT_BEFORE in state:
     expected[SPENT_BEFORE] = (None, np.float64)
   if CONDITIONS in state:
-    expected.update({CONDITIONS: (None, np.uint8), AGAINST: (np.shape(state.get(AGAINST, ())), np.float64)})
+    expected[CONDITIONS] = (None, np.uint8)
+    expected[AGAINST] = (np.shape(state.get(AGAINST, ())), np.float64)  # Its shape follows from the conditions, below.
   if set(state) != set(expected):
     raise ValueError(f'The saved ledger must hold {sorted(expected)}, found {sorted(state)}.')
   arrays = {name: np.asarray(value) for name, value in state.items()}
   for name, (shape, dtype) in expected.items():
     array = arrays[name]
-    if array.dtype != dtype or (array.ndim != 1 if shape is None else array.shape != shape):
+    has_shape = array.ndim == 1 if shape is None else array.shape == shape
+    if array.dtype != dtype or not has_shape:
       shown = '[n]' if shape is None else list(shape)
       raise ValueError(
         f'The saved ledger is damaged: {name} must be {np.dtype(dtype)}{shown}, found '
@@ -430,8 +449,9 @@ def _checked_state(state: Mapping[str, Any]) -> dict[str, np.ndarray]:
 def _checked_before(spent_before: Any, num_clients: int) -> np.ndarray:
   """float64[N], copied; raises `ValueError` unless each is at least 0."""
   before = checks.numbers_of_clients(SPENT_BEFORE, spent_before, num_clients)
-  if not (before >= 0).all():
-    raise ValueError(f'{SPENT_BEFORE} must be at least 0 for each client, found {before[~(before >= 0)][0]:g}.')
+  wrong = before[~(before >= 0)]  # NaN is not at least 0.
+  if len(wrong):
+    raise ValueError(f'{SPENT_BEFORE} must be at least 0 for each client, found {wrong[0]:g}.')
   return before
 
 
@@ -447,7 +467,9 @@ def _check_values(arrays: Mapping[str, np.ndarray], num_clients: int) -> None:
   """Raises `ValueError` unless the arrays, which fit each other, hold values that rounds can have."""
   clients = arrays['clients']
   checks.ids('clients', clients, num_clients)
-  of_round = np.repeat(np.arange(len(arrays['offsets']) - 1), np.diff(arrays['offsets']))
+  sizes = np.diff(arrays['offsets'])
+  of_round = np.repeat(np.arange(len(sizes)), sizes)
+  # One number for each round and client: equal ones are neighbours once they are sorted.
   places = np.sort(of_round * num_clients + clients)
   twice = places[1:][np.diff(places) == 0]
   if len(twice):

@@ -147,9 +147,8 @@ class Zcdp(Accountant):
     # The classic optimum is α = 1 + √(ln(1/δ)/ρ). Search around it.
     centre = 0.5 * (math.log(log_inverse) - math.log(mu) * 2 + math.log(2))
     ends = (max(centre - 12, -300), min(centre + 12, 300))
-    return max(0.0, optimize.minimize_scalar(bound, bounds=ends, method='bounded', options={'xatol': 1e-9}).fun) * (
-      1 + tradeoff.RELATIVE_MARGIN
-    )
+    best = optimize.minimize_scalar(bound, bounds=ends, method='bounded', options={'xatol': 1e-9})
+    return max(0.0, best.fun) * (1 + tradeoff.RELATIVE_MARGIN)
 
 
 class Basic(Accountant):
@@ -163,15 +162,20 @@ class Basic(Accountant):
   _share = 1.0  # The share of δ: the mechanisms divide it equally.
 
   def _epsilons(self, histories: Sequence[histories_lib.History], delta: float) -> np.ndarray:
+    # The mechanisms of all histories, one after the other.
+    releases = [release for history in histories for release in history.releases]
     lengths = [len(history.releases) for history in histories]
-    mu = np.array([mechanism.mu for history in histories for mechanism, _ in history.releases], np.float64)
-    counts = np.array([n for history in histories for _, n in history.releases], np.float64)
-    totals = np.repeat(np.array([history.count for history in histories], np.float64), lengths)
-    # The same mechanism at the same share of δ is in many histories.
+    mu = np.array([mechanism.mu for mechanism, _ in releases], np.float64)
+    counts = np.array([count for _, count in releases], np.float64)
+    num_mechanisms = np.array([history.count for history in histories], np.float64)
+    totals = np.repeat(num_mechanisms, lengths)
+    # The same mechanism at the same share of δ is in many histories. Complex numbers sort as pairs.
     pairs, index = np.unique(mu + 1j * totals, return_inverse=True)
     epsilons = tradeoff.epsilon_of(pairs.real, self._share * delta / pairs.imag)[index]
-    ends = np.cumsum(lengths)
-    composed = [self._compose(epsilons[end - n : end], counts[end - n : end], delta) for n, end in zip(lengths, ends)]
+    composed = []
+    for length, end in zip(lengths, np.cumsum(lengths)):
+      own = slice(end - length, end)
+      composed.append(self._compose(epsilons[own], counts[own], delta))
     return np.array(composed, np.float64) * (1 + tradeoff.RELATIVE_MARGIN)
 
   def _compose(self, epsilons: np.ndarray, counts: np.ndarray, delta: float) -> float:
@@ -194,9 +198,9 @@ class Advanced(Basic):
     squares = math.fsum(counts * epsilons**2)
     # (e^ε - 1)/(e^ε + 1) = tanh(ε/2).
     mean = math.fsum(counts * epsilons * np.tanh(epsilons / 2))
-    return mean + min(
-      math.sqrt(-2 * squares * math.log(slack)), math.sqrt(2 * squares * math.log(math.e + math.sqrt(squares) / slack))
-    )
+    by_slack = math.sqrt(-2 * squares * math.log(slack))
+    by_squares = math.sqrt(2 * squares * math.log(math.e + math.sqrt(squares) / slack))
+    return mean + min(by_slack, by_squares)
 
   def _epsilons(self, histories: Sequence[histories_lib.History], delta: float) -> np.ndarray:
     return np.minimum(super()._epsilons(histories, delta), Basic()._epsilons(histories, delta))
@@ -258,9 +262,10 @@ def _orders(is_sampled: bool) -> tuple[float, ...]:
   With sampling, large orders would cost time.
   """
   orders = tuple(map(float, rdp.rdp_privacy_accountant.DEFAULT_RDP_ORDERS))
-  return (
-    orders if is_sampled else tuple(sorted({*orders, *(1 + np.exp(np.linspace(math.log(1e-2), math.log(1e9), 600)))}))
-  )
+  if is_sampled:
+    return orders
+  exponents = np.linspace(math.log(1e-2), math.log(1e9), 600)
+  return tuple(sorted({*orders, *(1 + np.exp(exponents))}))
 
 
 @functools.cache
@@ -294,7 +299,9 @@ def divergences(accountant: Any, orders: Sequence[float], sampled_rounds: int) -
   its result can be 0 or less. Of a divergence that is NaN it would make an ε of 0: here it is +inf.
   """
   alpha = np.array(orders, np.float64)
-  rdp = np.maximum(accountant.rdp, 0.0) + sampled_rounds * 1e-12 * (1 + alpha / 100) / (alpha - 1)
+  # A δ of 1e-12 for each sampled round, as a divergence, with room.
+  room = sampled_rounds * 1e-12 * (1 + alpha / 100) / (alpha - 1)
+  rdp = np.maximum(accountant.rdp, 0.0) + room
   return np.where(np.isnan(rdp), np.inf, rdp)
 
 
@@ -315,7 +322,10 @@ _TAIL = 1e-15
 
 def _discretization(history: histories_lib.History) -> float:
   """The step of the grid of losses, nats: small against each mechanism's loss, large enough to be computed."""
-  spread = min(min(1.0, mechanism.mu) * mechanism.sampling_rate for mechanism, _ in history.releases)
-  largest_mu = max(mechanism.mu for mechanism, _ in history.releases)
-  largest = max(Rdp().epsilon(history, _TAIL), largest_mu * (largest_mu / 2 + 10))
-  return max(min(_USUAL_STEP, _STEP_OF_SPREAD * spread), largest / _MOST_STEPS)
+  mechanisms = [mechanism for mechanism, _ in history.releases]
+  spread = min(min(1.0, mechanism.mu) * mechanism.sampling_rate for mechanism in mechanisms)
+  largest_mu = max(mechanism.mu for mechanism in mechanisms)
+  # The loss of a Gaussian has the mean μ²/2 and the deviation μ; ten of them leave no more than a tail.
+  largest_loss = max(Rdp().epsilon(history, _TAIL), largest_mu * (largest_mu / 2 + 10))
+  fine_enough = min(_USUAL_STEP, _STEP_OF_SPREAD * spread)
+  return max(fine_enough, largest_loss / _MOST_STEPS)
