@@ -413,7 +413,7 @@ def _checked_state(state: Mapping[str, Any]) -> dict[str, np.ndarray]:
     expected[SPENT_BEFORE] = (None, np.float64)
   if CONDITIONS in state:
     expected[CONDITIONS] = (None, np.uint8)
-    expected[AGAINST] = (np.shape(state.get(AGAINST, ())), np.float64)  # Its shape follows from the conditions, below.
+    expected[AGAINST] = (np.shape(state.get(AGAINST, ())), np.float64)  # Its shape is checked below.
   if set(state) != set(expected):
     raise ValueError(f'The saved ledger must hold {sorted(expected)}, found {sorted(state)}.')
   arrays = {name: np.asarray(value) for name, value in state.items()}

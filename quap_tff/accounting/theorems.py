@@ -299,7 +299,7 @@ def divergences(accountant: Any, orders: Sequence[float], sampled_rounds: int) -
   its result can be 0 or less. Of a divergence that is NaN it would make an ε of 0: here it is +inf.
   """
   alpha = np.array(orders, np.float64)
-  # A δ of 1e-12 for each sampled round, as a divergence, with room.
+  # For what the library cuts off and rounds in each sampled round.
   room = sampled_rounds * 1e-12 * (1 + alpha / 100) / (alpha - 1)
   rdp = np.maximum(accountant.rdp, 0.0) + room
   return np.where(np.isnan(rdp), np.inf, rdp)
