@@ -244,7 +244,8 @@ class RunLedger:
       client = cohort[place]
       raise ValueError(
         f"By the aggregator's count client {client} has been in {counts[place]} rounds, this one included, but the "
-        f'ledger holds {self._rounds[client]} before it. Record every round, in order, with the clients that were in it.'
+        f'ledger holds {self._rounds[client]} before it. Record every round, in order, with the clients that were in '
+        'it.'
       )
 
   def truncated(self, num_rounds: int) -> 'RunLedger':
