@@ -33,7 +33,7 @@ MIN_FACTOR, MAX_FACTOR = 1e-6, 1e12
 # How much larger than the least noise a solution is, as a share: room for noise multipliers in float32.
 _FLOAT32_ROOM = 1e-6
 # A search that begins at a good guess ends within this share of ε, or after as many steps.
-_NEAR, _MOST_STEPS = 1e-7, 10
+_NEAR, _MOST_STEPS = 5e-7, 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -372,10 +372,12 @@ def sampled_noise_multiplier(
   if not rate:
     raise ValueError('There is no noise to choose: all participation rates are 0.')
   name = default_name(histories_lib.History.gaussian(1.0, rounds, rate), delta)
-  found = _near(guess, rounds, rate, epsilon, delta, name) if guess is not None else None
-  multiplier = found if found is not None else solve(**target, sampling_rate=rate).noise_multiplier
+  if guess is not None:
+    found = _near(guess, rounds, rate, epsilon, delta, name)
+    if found is not None:
+      return found
   by = get(name)
-  multiplier *= 1 + _FLOAT32_ROOM
+  multiplier = solve(**target, sampling_rate=rate).noise_multiplier * (1 + _FLOAT32_ROOM)
   # The library's grid follows the noise, so its ε is not exactly monotonic.
   while by.epsilon(histories_lib.History.gaussian(multiplier, rounds, rate), delta) > epsilon:
     multiplier *= 1 + _FLOAT32_ROOM
@@ -383,15 +385,15 @@ def sampled_noise_multiplier(
 
 
 def _near(guess: float, rounds: int, rate: float, epsilon: float, delta: float, name: str) -> Optional[float]:
-  """z at which ε is nearly reached, by the secant method in logarithms; None if it does not come near.
+  """z at which ε is nearly reached and not exceeded, by the secant method in logarithms; None if it does not come near.
 
-  Callers round z to the private side.
+  ε is smaller by a share of about 1e-6, which leaves z room for float32.
   """
   by = get(name)
 
   def excess(log_noise: float) -> float:
     reached = by.epsilon(histories_lib.History.gaussian(math.exp(log_noise), rounds, rate), delta)
-    return math.log(reached / epsilon) if reached else -math.inf
+    return math.log(reached / epsilon) + _FLOAT32_ROOM if reached else -math.inf
 
   before = math.log(guess)
   excess_before = excess(before)
