@@ -23,6 +23,7 @@ from quap_tff.certificates.folders.folder import AUDIT_SIGNATURE
 from quap_tff.common import checks
 from quap_tff.common import files
 from quap_tff.common.numbers import rounding
+from quap_tff.plans.accounts import run_account
 
 _CLOSE = 1e-9
 # The part of the error that the game gets.
@@ -137,7 +138,8 @@ def audit_problems(record: Any, certificate: Mapping[str, Any]) -> list[str]:
       if not isinstance(record, dict):
         return [f'{AUDIT} is not an audit: it must be an object, found {record!r:.40}.']
       game = record.get('game')
-      is_secret = certificate['guarantee']['cohorts'] == 'secret'
+      # The certificate of a gate's log says nothing of cohorts: those are the other program's.
+      is_secret = certificate['guarantee'].get('cohorts') == run_account.SECRET
       own_keys, game_keys = _KEYS, _GAME_KEYS
       if is_secret:
         own_keys, game_keys = _SECRET_KEYS, _SECRET_GAME_KEYS

@@ -6,5 +6,4 @@ from quap_tff.plans.accounts.report import Report as Report
 from quap_tff.plans.accounts.run_account import RunAccount as RunAccount
 from quap_tff.plans.built_process import BuiltProcess as BuiltProcess
 from quap_tff.plans.plan import Plan as Plan
-from quap_tff.plans.public_rule import public_constants as public_constants
 from quap_tff.plans.scheduled import stock_plan as stock_plan

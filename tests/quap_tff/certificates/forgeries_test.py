@@ -270,7 +270,7 @@ class TestMechanism:
 
   @pytest.mark.parametrize(
     'text',
-    [b'', b'[]', b'null', b'{"a": ', b'\xff\xfe', b'[' * 99999, b'{"version": 11, "a": ' + b'[' * 900 + b']' * 900],
+    [b'', b'[]', b'null', b'{"a": ', b'\xff\xfe', b'[' * 99999, b'{"version": 12, "a": ' + b'[' * 900 + b']' * 900],
   )
   def test_a_file_that_is_none(self, text, certified, capsys):
     (certified / _MECHANISM).write_bytes(text)
@@ -291,7 +291,7 @@ class TestMechanism:
     _check_sealed(certified, _WRITTEN, capsys)
 
   def test_a_key_twice(self, certified, capsys):
-    text = (certified / _MECHANISM).read_text().replace('{', '{"version": 11,', 1)
+    text = (certified / _MECHANISM).read_text().replace('{', '{"version": 12,', 1)
     (certified / _MECHANISM).write_text(text)
     _check_sealed(certified, 'a key appears twice', capsys)
 
@@ -751,7 +751,7 @@ class TestCertificate:
       lambda text: text + '\n',
       lambda text: re.sub('\n +', '\n', text),
       lambda text: text.replace('ε', '\\u03b5'),
-      lambda text: text.replace('"version": 11', '"version": 11, "version": 11'),
+      lambda text: text.replace('"version": 12', '"version": 12, "version": 12'),
       lambda text: text.replace('"epsilon": 3.0', '"epsilon": 3.00'),
     ],
   )
@@ -762,9 +762,9 @@ class TestCertificate:
 
   @pytest.mark.parametrize(
     'content',
-    [b'', b'[]', b'null', b'{}', b'{"version": 11}', b'{"version": "9"}', b'{"version": 11.0}', b'{"version": true}']
-    + [b'{"version": 11, "a": NaN}', b'{"version": 11, "a": 1e400}', b'{"version": ' + b'9' * 5000 + b'}', b'\xff\xfe']
-    + [b'[' * 99999, b'{"version": 11, "a": ' + b'[' * 900 + b']' * 900 + b'}'],
+    [b'', b'[]', b'null', b'{}', b'{"version": 12}', b'{"version": "9"}', b'{"version": 12.0}', b'{"version": true}']
+    + [b'{"version": 12, "a": NaN}', b'{"version": 12, "a": 1e400}', b'{"version": ' + b'9' * 5000 + b'}', b'\xff\xfe']
+    + [b'[' * 99999, b'{"version": 12, "a": ' + b'[' * 900 + b']' * 900 + b'}'],
   )
   def test_what_is_none(self, content, certified, capsys):
     (certified / folders.CERTIFICATE).write_bytes(content)

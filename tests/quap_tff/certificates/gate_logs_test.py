@@ -193,7 +193,7 @@ class TestVerify:
   def test_another_version_cannot_be_verified(self, tmp_path, capsys):
     _, path = _folder(tmp_path)
     text = (path / 'certificate.json').read_text(encoding='utf-8')
-    (path / 'certificate.json').write_text(text.replace('"version": 11', '"version": 9'), encoding='utf-8')
+    (path / 'certificate.json').write_text(text.replace('"version": 12', '"version": 9'), encoding='utf-8')
     assert made.answer(path, capsys)[0] == 2
 
   def test_signatures(self, tmp_path, capsys):
