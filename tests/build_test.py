@@ -24,7 +24,7 @@ WITHOUT_TFF = (
 )
 
 # The extra `flower`, and the HTTP client that Flower brings along: no environment has them together with TFF.
-OF_FLOWER = ('flwr', 'httpx', 'pycryptodome')
+OF_FLOWER = ('flwr', 'httpx', 'prometheus_client', 'pycryptodome')
 
 # Import name -> distribution, where they differ.
 DISTRIBUTIONS = {

@@ -1,11 +1,13 @@
 """The units of `deploy/`: systemd takes them, they are confined, and the programs that they start know their flags."""
 
+import ast
 import pathlib
 import re
 import shlex
 import shutil
 import types
 
+from packaging import requirements
 import pytest
 
 from quap_tff.flower import __main__ as flower
@@ -44,6 +46,7 @@ def _started(monkeypatch, program, name, **environment):
   given = []
   monkeypatch.setattr(flower, program, types.SimpleNamespace(main=lambda *arguments: given.append(arguments)))
   monkeypatch.setattr(flower.enrolment, 'clients_text', lambda folder: '0-24')
+  monkeypatch.setattr(flower.logs, 'begin', lambda *how: None)
   python, *module = _command(name, **environment)
   assert python == f'{_PROGRAMS}python' and module[:2] == ['-m', 'quap_tff.flower']
   assert flower.main(module[2:]) == 0
@@ -105,10 +108,11 @@ def test_what_nodes_do_not_need_is_on_this_machine_alone(name):
 
 class TestCommands:
   def test_of_a_node(self, monkeypatch):
-    config, options = _started(
+    config, options, of_log = _started(
       monkeypatch, 'node_program', 'quap-node', SUPERLINK='example.org:8443', DATA='mine:examples', ENROLMENT=''
     )
     assert config['folder'] == 'node' and config['data'] == 'mine:examples' and config['enrolment'] == ''
+    assert '--name=%H' in of_log
     assert '--superlink=example.org:8443' in options and '--root-certificates=server.pem' in options
 
   def test_of_the_server(self, monkeypatch):
@@ -134,6 +138,39 @@ class TestCommands:
   def test_the_environment_of_a_node_is_what_its_unit_says(self):
     asked = set(re.findall(r'\$\{(\w+)\}', _text('quap-node')))
     assert asked == set(re.findall(r'^#   (\w+)=', _text('quap-node'), re.MULTILINE)) != set()
+
+
+def _sentences():
+  """What the programs can say, with `…` in place of values."""
+  for path in (_ROOT / 'quap_tff' / 'flower').rglob('*.py'):
+    for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
+      if isinstance(node, ast.JoinedStr):
+        yield ''.join(part.value if isinstance(part, ast.Constant) else '…' for part in node.values)
+      elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield re.sub(r'%[-.\d]*[sdfgr]', '…', node.value)
+
+
+def test_each_line_on_the_page_for_who_is_on_call_is_said_by_a_program():
+  page = (_ROOT / 'docs' / 'on_call.md').read_text(encoding='utf-8')
+  rows = page.partition('| line | what to do |')[2].partition('\n\n')[0].splitlines()
+  lines = [line for row in rows for line in re.findall(r'\*([^*|]+)\*', row)]
+  sentences = list(_sentences())
+  assert len(lines) > 10
+  for line in lines:
+    assert any(line in sentence for sentence in sentences), line
+
+
+def test_the_lock_file_has_what_the_extra_of_a_node_and_a_server_asks_for():
+  text = (_ROOT / 'deploy' / 'requirements.lock').read_text(encoding='utf-8')
+  locked = dict(re.findall(r'^([\w.-]+)==(\S+)$', text, re.MULTILINE))
+  assert not re.search('://|^-', text, re.MULTILINE)
+  tomllib = pytest.importorskip('tomllib', reason='Python 3.10 reads no TOML.')
+  project = tomllib.loads((_ROOT / 'pyproject.toml').read_text(encoding='utf-8'))['project']
+  asked = [*project['dependencies'], *project['optional-dependencies']['flower']]
+  wanted = [requirements.Requirement(one) for one in asked]
+  assert len(wanted) > 6
+  for one in wanted:
+    assert one.specifier.contains(locked[one.name]), one
 
 
 def test_the_page_for_who_is_on_call_is_short_and_names_each_unit():

@@ -27,7 +27,9 @@ from quap_tff.common import files
 from quap_tff.common import lazy
 from quap_tff.common import version
 from quap_tff.flower import enrolment
+from quap_tff.flower import logs
 
+metrics = lazy.module('quap_tff.flower.metrics')
 operators = lazy.module('quap_tff.flower.operators')
 server_program = lazy.module('quap_tff.flower.server_program')
 node_program = lazy.module('quap_tff.flower.node_program')
@@ -58,6 +60,13 @@ quorum = 0.5
 """
 
 
+def _begin_log(arguments: argparse.Namespace, program: str, name: str = '') -> None:
+  """Logs, and answers Prometheus, as the arguments ask for it."""
+  logs.begin(arguments.log_format, program, name)
+  if arguments.metrics_port is not None:
+    metrics.serve(arguments.metrics_port, arguments.metrics_address)
+
+
 def main(argv: Sequence[str]) -> int:
   """Makes what the arguments ask for; returns the exit status."""
   parser = argparse.ArgumentParser(
@@ -86,6 +95,7 @@ def main(argv: Sequence[str]) -> int:
   node.add_argument(
     '--enrolment', default='', help='folder with the enrolment.json of all nodes, where clients hold the noise'
   )
+  node.add_argument('--name', default='', help="the node's name in its log (default: that of its folder)")
   server = commands.add_parser('server', help='plays a run, whenever it is started, until it is stopped')
   server.add_argument('folder', metavar='APP', help='its folder, from app')
   server.add_argument('--superlink', required=True, help='address of the SuperLink, HOST:PORT')
@@ -94,6 +104,16 @@ def main(argv: Sequence[str]) -> int:
   server.add_argument(
     '--evaluate', default='', help='module:function, from weights to the accuracy on public test data, in [0, 1]'
   )
+  for program in (node, server):
+    program.add_argument(
+      '--log-format', '--log_format', choices=logs.LOG_FORMATS, default='text', help='one event a line (default: text)'
+    )
+    program.add_argument(
+      '--metrics-port', '--metrics_port', type=int, help='answers Prometheus at this port (default: no metrics)'
+    )
+    program.add_argument(
+      '--metrics-address', '--metrics_address', default='', help='where it does so (default: this machine alone)'
+    )
   app = commands.add_parser('app', help='makes the folder that `flwr run` takes')
   app.add_argument('folder', metavar='APP', help='new folder')
   for name, what in (
@@ -116,20 +136,26 @@ def main(argv: Sequence[str]) -> int:
       print(f'{arguments.folder} holds the keys of the node. Give the server {arguments.folder}/{enrolment.CARD}.')
       return 0
     if arguments.command == 'node':
+      name = arguments.name or os.path.basename(os.path.abspath(arguments.folder))
+      run_node = node_program.main  # It imports Flower, whose log is replaced.
+      _begin_log(arguments, logs.NODE, name)
       given = {name: getattr(arguments, name) for name in _OF_NODE}
       node_config = {name: value for name, value in given.items() if value is not None}
       node_config['clients'] = enrolment.clients_text(arguments.folder)
-      node_program.main(
+      run_node(
         node_config,
         [
           f'--superlink={arguments.superlink}',
           f'--root-certificates={arguments.root_certificates}',
           f'--auth-supernode-private-key={os.path.join(arguments.folder, enrolment.NODE_KEY)}',
         ],
+        [f'--log-format={arguments.log_format}', f'--name={name}'],
       )
       return 0
     if arguments.command == 'server':
-      server_program.main(
+      run_server = server_program.main
+      _begin_log(arguments, logs.SERVER)
+      run_server(
         arguments.folder, arguments.superlink, arguments.root_certificates, arguments.secret, arguments.evaluate
       )
       return 0

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import Optional
 
 from flwr.app import Context
 from flwr.app import Message
 from flwr.clientapp import ClientApp
 
+from quap_tff.flower import logs
 from quap_tff.flower import messages
 from quap_tff.flower import node as nodes
 from quap_tff.flower.secure_sum import client
@@ -29,18 +31,21 @@ def keep(node: nodes.Node) -> None:
 @app.train()
 def train(message: Message, context: Context) -> Message:
   """The answer of this node's clients, or the reason for having none."""
-  node = _node
+  node, began = _node, time.monotonic()
   try:
     if node is None:
       node = nodes.Node.of(context.node_config)
     heading = node.admit(message.content)
+    logs.enter_round(heading.run, heading.round_num, len(node.bundle.rounds.cohorts))
     if node.holds_noise:
       return client.SecureSum(node)(heading, message, context)
     answer = node.answer(message.content)
     content = messages.answer_content(answer, node.bundle)
-    _LOG.info('Round %d: %d clients answer.', answer.round_num, len(answer.came))
+    came, seconds = len(answer.came), time.monotonic() - began
+    said = logs.facts(event=logs.ROUND, came=came, seconds=seconds)
+    _LOG.info('Round %d: %d clients answer, %.1f seconds.', answer.round_num, came, seconds, extra=said)
   except messages.RefusedRoundError as error:
-    _LOG.error('Refused: %s', error)
+    _LOG.error('Refused: %s', error, extra=logs.facts(event=logs.REFUSED))
     content = messages.refusal_content(str(error))
   except Exception as error:  # Whatever it is, its text may tell of data.
     if node is not None:

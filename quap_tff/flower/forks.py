@@ -6,34 +6,48 @@ to stay, so pyproject.toml names one version of Flower.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
+import signal
+import time
 from typing import Callable
 
 from flwr.supercore.constant import TaskType
+from flwr.supercore.exit import add_exit_handler
+from flwr.supercore.exit import exit_handler
 from flwr.supercore.superexec import run_superexec
 from flwr.supercore.superexec.executor import ExecutionSpec
 from flwr.supercore.superexec.executor import LaunchResult
 from flwr.supercore.superexec.executor import subprocess_executor
 
 _LOG = logging.getLogger('flwr')
+# Flower ends itself five seconds after SIGTERM.
+_GRACE_SECONDS = 8.0
+_SECONDS_BETWEEN_LOOKS = 0.05
+_PR_SET_PDEATHSIG = 1  # Of <sys/prctl.h>.
 
 
 class Forks(subprocess_executor.SubprocessExecutor):
-  """Does tasks of one kind, each in a fork of this process."""
+  """Does tasks of one kind, each in a fork of this process, which does not outlive it."""
 
   def __init__(self, task_type: TaskType, work: Callable[[ExecutionSpec], object]):
     self._task_type, self._work = task_type, work
     self._children: list[int] = []
+    add_exit_handler(self._end, run_before_force_exit=True)
 
   def launch(self, spec: ExecutionSpec) -> LaunchResult:
     """Starts a task; another kind fails."""
     if spec.task_type != self._task_type:
       return LaunchResult.failed(f'Only the {self._task_type} of quap_tff runs here, and not a {spec.task_type}.')
+    maker = os.getpid()
     if pid := os.fork():
       self._children.append(pid)
       return LaunchResult.accepted()
     try:
+      _end_with(maker)
+      # What its maker does at its end is not for this process.
+      exit_handler.registered_exit_handlers.clear()
       self._work(spec)
     except SystemExit:  # Flower ends with it.
       pass
@@ -45,6 +59,26 @@ class Forks(subprocess_executor.SubprocessExecutor):
   def reconcile(self) -> None:
     """Waits for those that have ended."""
     self._children = [pid for pid in self._children if not os.waitpid(pid, os.WNOHANG)[0]]
+
+  def _end(self) -> None:
+    """Ends those that are under way: by SIGTERM, which Flower heeds, and those that hang by force."""
+    for pid in self._children:
+      os.kill(pid, signal.SIGTERM)
+    ends = time.monotonic() + _GRACE_SECONDS
+    while self._children and time.monotonic() < ends:
+      time.sleep(_SECONDS_BETWEEN_LOOKS)
+      self.reconcile()
+    for pid in self._children:
+      os.kill(pid, signal.SIGKILL)
+      os.waitpid(pid, 0)
+    self._children = []
+
+
+def _end_with(maker: int) -> None:
+  """Has the kernel end this process with its maker, also with one that was killed."""
+  ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+  if os.getppid() != maker:  # It ended before.
+    os._exit(0)
 
 
 def work_for(address: str, forks: Forks, secret: bytes, root_certificates: str = '') -> None:

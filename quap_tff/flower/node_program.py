@@ -32,6 +32,7 @@ from quap_tff.flower import node as nodes
 _LOG = logging.getLogger('flwr')
 _SECRET_BYTES = 32
 _SECONDS_BETWEEN_STARTS = 5.0
+ENDED = 'This node has ended. When it is started again, it goes on.'
 
 
 class _Supervised:
@@ -41,7 +42,7 @@ class _Supervised:
   """
 
   def __init__(self, command: Sequence[str]):
-    self._command, self._is_stopped, self._owner = command, threading.Event(), os.getpid()
+    self._command, self._is_stopped = command, threading.Event()
     self._process = subprocess.Popen(command)
     threading.Thread(target=self._watch, daemon=True).start()
 
@@ -54,9 +55,7 @@ class _Supervised:
       self._process = subprocess.Popen(self._command)
 
   def stop(self) -> None:
-    """Ends it, in a way that tells the SuperLink. Forks, which end by the same exit handlers, leave it alone."""
-    if os.getpid() != self._owner:
-      return
+    """Ends it, in a way that tells the SuperLink."""
     self._is_stopped.set()
     self._process.terminate()
     self._process.wait()
@@ -78,12 +77,13 @@ def _try_clients(node: nodes.Node) -> None:
   )
 
 
-def main(config: Mapping[str, Any], options: Sequence[str]) -> None:
+def main(config: Mapping[str, Any], options: Sequence[str], logging_options: Sequence[str] = ()) -> None:
   """Runs a node until it is stopped.
 
   Args:
     config: The node's configuration, see `node.Node.of`, which is checked first.
     options: For `flower-supernode`: the address of the SuperLink, certificates, the private key of the node.
+    logging_options: For `supernode`: how it logs.
 
   Raises:
     ValueError: If the configuration is wrong.
@@ -106,12 +106,15 @@ def main(config: Mapping[str, Any], options: Sequence[str]) -> None:
       sys.executable,
       '-m',
       'quap_tff.flower.supernode',
+      *logging_options,
       *options,
       '--isolation=process',
       f'--superexec-auth-secret-file={f.name}',
     ]
     supernode = _Supervised([*command, '--host=127.0.0.1', f'--port={port}'])
-    add_exit_handler(supernode.stop)
+    # The last one of them is first at the end: forks, which are made below, then the SuperNode, then a last line.
+    add_exit_handler(lambda: _LOG.info(ENDED), run_before_force_exit=True)
+    add_exit_handler(supernode.stop, run_before_force_exit=True)
     forks.work_for(f'127.0.0.1:{port}', forks.Forks(TaskType.CLIENT_APP, _work), secret)
 
 

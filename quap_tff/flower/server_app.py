@@ -36,6 +36,7 @@ import numpy as np
 from quap_tff.bundle import player
 from quap_tff.bundle import simulation
 from quap_tff.flower import enrolment
+from quap_tff.flower import logs
 from quap_tff.flower import operators
 from quap_tff.flower import own_program
 from quap_tff.flower import server_run
@@ -209,6 +210,7 @@ def play(run: server_run.ServerRun, grid: Grid, config: Mapping[str, Any], proto
         'and run this again: it goes on.'
       )
     began = time.monotonic()
+    logs.enter_round(run.run_id, number, planned)
     present = _present(run, grid, config, awaited, patience.seconds)
     awaited = quorum
     if not len(present.allowed):
@@ -252,16 +254,34 @@ def play(run: server_run.ServerRun, grid: Grid, config: Mapping[str, Any], proto
       )
     tries = 0
     run.release(summed)
-    _LOG.info(
-      'Round %d of %d: %d of %d clients came, %.1f seconds.%s',
-      number,
-      planned,
-      len(summed.came),
-      len(present.allowed),
-      time.monotonic() - began,
-      _said_missing(present.missing(cohort, summed.came)),
-    )
+    _say_ended(run, summed.came, present, cohort, time.monotonic() - began)
     empty = 0 if len(summed.came) else empty + 1
+
+
+def _say_ended(
+  run: server_run.ServerRun, came: np.ndarray, present: _Present, announced: np.ndarray, seconds: float
+) -> None:
+  """Logs what a round was that is over."""
+  spent, expected = run.spent(), len(present.allowed)
+  said = logs.facts(
+    event=logs.ROUND,
+    came=len(came),
+    expected=expected,
+    epsilon_reading=spent.reading,
+    epsilon_left=spent.left,
+    seconds=round(seconds, 1),
+  )
+  _LOG.info(
+    'Round %d of %d: %d of %d clients came, %.1f seconds%s.%s',
+    run.server.done,
+    len(run.cohorts),
+    len(came),
+    expected,
+    seconds,
+    spent.said,
+    _said_missing(present.missing(announced, came)),
+    extra=said,
+  )
 
 
 def _present(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 import importlib
+import logging
 import pathlib
 import queue
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 from flwr.common.config import get_fused_config_from_dir
 from flwr.server.run_serverapp import run as run_app
 from flwr.supercore.constant import TaskType
+from flwr.supercore.exit import add_exit_handler
 from flwr.supercore.logger import mirror_output_to_queue
 from flwr.supercore.superexec.executor import ExecutionSpec
 from flwr.supercore.tls import validate_and_resolve_root_certificates
@@ -28,7 +30,9 @@ from quap_tff.flower import server_app
 
 # Its package has a function of this name.
 run_serverapp: Any = importlib.import_module('flwr.superlink.runtime.run_serverapp')
+_LOG = logging.getLogger('flwr')
 _EVALUATE_SECONDS = 600.0
+ENDED = 'The server has ended. When it is started again, flwr run goes on.'
 # What `flwr run --run-config` may change.
 OF_ANYBODY = ('seconds', 'quorum')
 
@@ -56,6 +60,8 @@ def main(folder: str, superlink: str, root_certificates: str, secret_file: str, 
   run_serverapp.get_project_config = lambda _: {'tool': {'flwr': {'app': {'components': {'serverapp': ''}}}}}
   run_serverapp.get_fused_config_from_dir = lambda _, told: config_of(folder, told)
   run_serverapp.run_ = lambda grid, context, **_: run_app(grid, context, '', loaded_server_app=server_app.app)
+  # It is said last: handlers that were added later are called before.
+  add_exit_handler(lambda: _LOG.info(ENDED), run_before_force_exit=True)
   forks.work_for(superlink, forks.Forks(TaskType.SERVER_APP, _work), secret, root_certificates)
 
 

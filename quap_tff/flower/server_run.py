@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 import secrets
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from quap_tff.bundle import bundle_engine
 from quap_tff.bundle import player
 from quap_tff.bundle import simulation
 from quap_tff.bundle import structures
+from quap_tff.common.numbers import rounding
 from quap_tff.flower import messages
 from quap_tff.flower import sums
 from quap_tff.mechanisms.held import guard
@@ -30,6 +31,24 @@ _ID_BYTES = 16
 _NOBODY = np.zeros(0, np.int64)
 # What a certificate says of cohorts that nobody planned: a bundle states the origin of those that a simulation plays.
 _CONNECTED = 'In each round the enrolled clients came whose nodes were connected, and whose budgets paid for it.'
+
+
+class CostSoFar(NamedTuple):
+  """What the rounds so far have cost the client that they cost most.
+
+  Attributes:
+    reading: Its ε in nats, rounded up; None if there is no finite one. It guarantees nothing: the guarantee is that of
+      the plan.
+    left: The least that a client has left of its budget, in ε, rounded down; None if the plan gives no budgets.
+  """
+
+  reading: Optional[float] = None
+  left: Optional[float] = None
+
+  @property
+  def said(self) -> str:
+    """A clause for the log; '' if there is no figure."""
+    return '' if self.reading is None else f', ε so far at most {self.reading:g} (a reading)'
 
 
 class ServerRun:
@@ -125,6 +144,22 @@ class ServerRun:
       self._keep()
     links = self.links() if self.holds_noise else [messages.Link(self.round_num, cohort, _NOBODY)]
     return messages.Announced(self.bundle, self.run_id, tuple(self.models), message, links, least, seconds)
+
+  def spent(self) -> CostSoFar:
+    """What the rounds so far have cost, by the account that the run's summary has."""
+    if self.bundle.plan is None or self.server.ledger is None:
+      return CostSoFar()
+    formal = self.server.report(self.bundle.rounds.cohorts).formal
+    epsilon = formal.epsilon if formal.reading is None else formal.reading.epsilon
+    if epsilon is None or not np.all(np.isfinite(epsilon)):
+      return CostSoFar()
+    reading = float(rounding.up(float(np.max(epsilon))))
+    if not self.bundle.plan.mechanism.facts.is_certified:
+      return CostSoFar(reading)
+    config = self.bundle.plan.guarantee.config
+    budgets = np.asarray(config.own_epsilon or config.epsilon)
+    left = max(0.0, float(np.min(budgets - epsilon)))
+    return CostSoFar(reading, float(rounding.down(left)))
 
   def links(self) -> list[messages.Link]:
     """The messages about all rounds to clients that hold noise."""

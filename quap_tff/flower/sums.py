@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 import numpy as np
 
 from quap_tff.bundle import player
+from quap_tff.flower import logs
 from quap_tff.flower import messages
 
 _LOG = logging.getLogger('flwr')
@@ -75,6 +76,13 @@ def unanswered(taken: float) -> str:
   return f'sent no whole answer in {taken:.1f} seconds.'
 
 
+def say_refused(announced: messages.Announced, node: int, reason: str) -> None:
+  """Logs that a node does not take part. The reason is a clause whose subject is the node."""
+  name = announced.name(node)
+  said = logs.facts(event=logs.REFUSED, node=name)
+  _LOG.warning('Round %d: node %s %s', announced.round_num, name, reason, extra=said)
+
+
 def _trusted(grid: Grid, nodes: Mapping[int, np.ndarray], announced: messages.Announced, opening: Opening) -> Summed:
   """The sum over the nodes that answer.
 
@@ -91,7 +99,7 @@ def _trusted(grid: Grid, nodes: Mapping[int, np.ndarray], announced: messages.An
         raise messages.RefusedRoundError(unanswered(taken))
       answer = messages.answer(replies[node], bundle, announced.round_num, nodes[node])
     except messages.RefusedRoundError as error:
-      _LOG.warning('Round %d: node %s %s', announced.round_num, announced.name(node), error)
+      say_refused(announced, node, str(error))
       continue
     total, came = bundle.merge(total, answer.sums), np.union1d(came, answer.came)
   if len(came) < announced.least:

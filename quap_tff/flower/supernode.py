@@ -10,10 +10,12 @@ ends, and a server inside keeps the process alive without work. Here the process
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import email.utils
 import logging
 import os
+import sys
 import threading
 from typing import Any
 
@@ -27,6 +29,8 @@ from flwr.supernode import fleet_http_connection
 from flwr.supernode.cli import flower_supernode
 from flwr.supernode.fleet_http_client import FleetHttpClient
 import httpx
+
+from quap_tff.flower import logs
 
 _LOG = logging.getLogger('flwr')
 _FAILED = 1
@@ -150,8 +154,21 @@ def _end_with_a_thread(failed: threading.ExceptHookArgs) -> None:
   os._exit(_FAILED)
 
 
+def _begin_log() -> None:
+  """Logs as this process is told, and leaves its other arguments to Flower."""
+  parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+  parser.add_argument('--log-format', choices=logs.LOG_FORMATS, default='text')
+  parser.add_argument('--name', default='')
+  own, sys.argv[1:] = parser.parse_known_args()
+  logs.begin(own.log_format, logs.NODE, own.name)
+
+
 def main() -> None:
-  """Runs `flower-supernode` with the arguments of this process, and never returns."""
+  """Runs `flower-supernode` with the arguments of this process, and never returns.
+
+  `--log-format` and `--name` say how it logs, and as which node.
+  """
+  _begin_log()
   fleet_http_connection.FleetHttpClient = _SayingClient  # type: ignore[misc]
   threading.excepthook = _end_with_a_thread
   try:
