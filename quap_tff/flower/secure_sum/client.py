@@ -23,6 +23,7 @@ from flwr.app import RecordDict
 import numpy as np
 
 from quap_tff.flower import enrolment
+from quap_tff.flower import logs
 from quap_tff.flower import messages
 from quap_tff.flower import node as nodes
 from quap_tff.flower.secure_sum import agreement
@@ -79,7 +80,7 @@ class SecureSum:
       content = self._answered(heading, message, context.state)
       return Message(content, reply_to=message)
     except messages.RefusedRoundError as error:
-      _LOG.error('Refused: %s', error)
+      _LOG.error('Refused: %s', error, extra=logs.facts(event=logs.REFUSED))
       reason = str(error)
     except Exception as error:  # Whatever it is, its text may tell of data.
       self._node.note_failure(error)

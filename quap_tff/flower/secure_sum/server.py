@@ -252,7 +252,7 @@ class _Round:
         answers[node] = read(node, replies[node])
       except (LookupError, TypeError, ValueError) as error:
         said = str(error) if isinstance(error, messages.RefusedRoundError) else f'sent what is no answer: {error}.'
-        _LOG.warning('Round %d: node %s %s', self._announced.round_num, self._announced.name(node), said)
+        sums.say_refused(self._announced, node, said)
     shortfall = '' if least and len(answers) >= least else self._terms.shortfall(answers)
     if shortfall:
       raise _TooFewError(shortfall)

@@ -11,6 +11,7 @@ from flwr.app import RecordDict
 import numpy as np
 
 from quap_tff import plans
+from quap_tff.bundle import bundle_files
 from quap_tff.bundle import player
 from quap_tff.bundle import structures
 from quap_tff.flower import client_app
@@ -35,6 +36,7 @@ class Bundle(player.Bundle):
   def __init__(self, num_clients=10, threshold=0.5, rounds=3, modulus=2**32 - 1):
     config = examples.held(num_clients=num_clients, correlation=correlation.HeldNoise(0.0), threshold=threshold)
     self.plan = plans.Plan.certified(config, [list(range(num_clients))] * rounds)
+    self.rounds = bundle_files.PlannedRounds([np.arange(num_clients)] * rounds)
     self.digest, self._modulus, self.worked = 'ab' * 32, modulus, []
 
   data_type = {'fields': [[name, None] for name in ('client_id', 'answer', 'examples')]}
