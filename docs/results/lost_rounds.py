@@ -8,7 +8,6 @@ gives as its threshold, and otherwise for nobody. Guards, noise and accounts are
 """
 
 import argparse
-from collections.abc import Iterator
 import math
 import os
 import subprocess
@@ -27,15 +26,16 @@ from quap_tff.serving import server as servers
 
 PRESET = 'experiments/presets/digits_secure_sum.flags'
 THRESHOLDS = {'none': None, '2/3': 2 / 3, '1/2': 1 / 2}
-RATES = (0.0, 0.01, 0.05, 0.1)
-SECRET = b'one operator makes the keys of all.'
+RATES = (0.01, 0.05, 0.1)
+SECRET = bytes(32)  # A simulation's keys hide nothing.
 
 
 class Played(NamedTuple):
-  """A run: the share of its rounds that were lost, and the accuracy of its model."""
+  """A run: the share of its rounds that were lost, its model's accuracy, and its clients' noise in clipping norms."""
 
   lost: float
   accuracy: float
+  noise: float
 
 
 def exported(folder: str, threshold: Optional[float], seed: int) -> str:
@@ -75,17 +75,12 @@ class Announcements:
     return {client: self._guards[client].answer_at(self._chain) for client in came.tolist()}
 
 
-def rounds(bundle: quap_tff.Bundle) -> Iterator[tuple[int, np.ndarray]]:
-  """Each round's number, and who is planned for it."""
-  return enumerate(bundle_engine.checked_cohorts(bundle), 1)
-
-
 def played(path: str, threshold: Optional[float], rate: float, seed: int) -> Played:
   """Plays a run with dropouts."""
   bundle, (examples, test) = quap_tff.Bundle(path), simulation.read_clients(f'{path}.npz')
   server = bundle_engine.new_server(bundle_engine.BundleEngine(bundle))
   announcements, coins, lost, planned_rounds = Announcements(server), np.random.default_rng(seed), 0, 0
-  for round_num, planned in rounds(bundle):
+  for round_num, planned in enumerate(bundle_engine.checked_cohorts(bundle), 1):
     announced = announcements.announce(round_num, planned)
     came = announced[coins.random(len(announced)) >= rate]
     least = len(announced) if threshold is None else math.ceil(threshold * len(announced))
@@ -97,7 +92,8 @@ def played(path: str, threshold: Optional[float], rate: float, seed: int) -> Pla
       total = bundle.add(total, bundle.work(data, message))
     server.release(server.computed(*bundle.update(server.state, total), came, announced))
     lost, planned_rounds = lost + (not len(came)), planned_rounds + 1
-  return Played(lost / planned_rounds, bundle.evaluate(server.weights, *test)['accuracy'])
+  accuracy = bundle.evaluate(server.weights, *test)['accuracy']
+  return Played(lost / planned_rounds, accuracy, bundle.plan.held.share_scale)
 
 
 def main() -> None:
@@ -111,11 +107,10 @@ def main() -> None:
   print('| threshold | noise | dropout | rounds lost | accuracy |\n| --- | --- | --- | --- | --- |', flush=True)
   for name, threshold in THRESHOLDS.items():
     paths = {seed: exported(arguments.folder, threshold, seed) for seed in seeds}
-    noise = f'{1 / math.sqrt(threshold or 1):.2f}'
     for rate in RATES:
       runs = [played(path, threshold, rate, seed) for seed, path in paths.items()]
-      lost, accuracy = np.mean(runs, axis=0)
-      print(f'| {name} | {noise} | {rate:.0%} | {lost:.0%} | {accuracy:.1%} |', flush=True)
+      lost, accuracy, noise = np.mean(runs, axis=0)
+      print(f'| {name} | {noise:.2f} | {rate:.0%} | {lost:.0%} | {accuracy:.1%} |', flush=True)
 
 
 if __name__ == '__main__':

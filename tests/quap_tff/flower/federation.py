@@ -157,9 +157,12 @@ class Federation:
     """Makes a node's folder; enrols it at the SuperLink, by `flwr supernode register`, and at the ServerApp."""
     self.make('enrol', name, f'--clients={clients}')
     shutil.copy(self.folder / name / 'enrolment.json', self.folder / 'nodes' / f'{name}.json')
-    register = ['supernode', 'register', str(self.folder / name / 'node_key.pub'), 'test']
+    self.flwr('supernode', 'register', str(self.folder / name / 'node_key.pub'), 'test')
+
+  def flwr(self, *command):
+    """Does as `flwr COMMAND`; raises `click.ClickException` if that fails."""
     with mock.patch.dict(os.environ, self.env):
-      flower_cli.app(register, standalone_mode=False)
+      flower_cli.app(command, standalone_mode=False)
 
   def expect_silence(self, names):
     """A ServerApp of `waiting` does not wait for the nodes in `names`, by the number of the round."""

@@ -95,6 +95,27 @@ def test_enrolled_clients_come_as_they_do_and_those_who_came_are_charged(bundle,
   assert 'clients came whose nodes were connected' in verdict.statement and 'public seed' not in verdict.statement
 
 
+def test_cards_are_read_before_each_round(bundle, keys, tmp_path):
+  """After the first round, a node has another key, and one has left."""
+  run, told = server_run.ServerRun(bundle, str(tmp_path / 'out')), []
+  enrolled = tmp_path / 'enrolled'
+
+  def obtain(grid, nodes, announced, opening):
+    if len(told) == 0:
+      enrolment.new_node(str(tmp_path / 'anew'), CLIENTS[1])
+      shutil.copy(tmp_path / 'anew' / enrolment.CARD, enrolled / '1.json')
+      (enrolled / '3.json').unlink()
+      found = enrolment.Enrolled(str(enrolled)).clients
+      keys[4] = next(key for key, own in found.items() if own[0] == 0)
+    return lone_sum(told).obtain(grid, nodes, announced, opening)
+
+  server_app.play(
+    run, Grid(keys, [[1, 2, 3], [1, 2, 3, 4]]), config_of(tmp_path), sums.Sum('', lambda *_: None, obtain)
+  )
+  assert [sorted(nodes) for nodes in told] == [[1, 2, 3], [2, 4], [2, 4], [2, 4]]
+  assert told[1][4].tolist() == list(range(10))
+
+
 def test_a_client_whose_budget_is_spent_is_not_announced(bundle, keys, tmp_path, monkeypatch):
   run, told = server_run.ServerRun(bundle, str(tmp_path / 'out')), []
   ask = bundle.plan.ask

@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip('flwr', reason='make test-deploy sets up the newest Python that Flower runs on, and Flower.')
 
+import click
 from flwr.proto import fleet_pb2
 import httpx
 
@@ -100,25 +101,43 @@ supernode.main()
 """
 
 
+def _start_supernode(started, name, folder, how=('-m', 'quap_tff.flower.supernode')):
+  """Starts the SuperNode of a node's folder alone."""
+  options = [f'--superlink=127.0.0.1:{started.port}', '--root-certificates=server.pem', '--isolation=process']
+  options += [f'--auth-supernode-private-key={folder}/node_key', '--host=127.0.0.1']
+  started.start(name, 'python', *how, *options, f'--port={federation.free_port()}')
+
+
+@pytest.mark.slow
+def test_a_key_that_is_removed_is_refused_for_good_and_a_new_one_is_taken(tmp_path):
+  with federation.Federation(tmp_path / 'federation') as started:
+    started.start_superlink()
+    started.enrol('a', '0-4')
+    _start_supernode(started, 'a', 'a')
+    node = started.wait_for('a', r'SuperNode ID: (\d+)').group(1)
+    started.flwr('supernode', 'unregister', node, 'test')
+    started.wait_for('a', 'does not take the signature of this node: its key was registered anew or removed')
+    _start_supernode(started, 'again', 'a')
+    started.wait_for('again', 'does not know the key of this node')
+    with pytest.raises(click.ClickException, match='Public key already in use'):
+      started.flwr('supernode', 'register', str(started.folder / 'a' / 'node_key.pub'), 'test')
+    started.enrol('anew', '0-4')
+    _start_supernode(started, 'anew', 'anew')
+    started.wait_for('anew', 'SuperNode ID')
+
+
 @pytest.mark.slow
 def test_a_node_that_is_not_let_in_says_why(tmp_path):
   with federation.Federation(tmp_path / 'federation') as started:
     started.start_superlink()
     started.enrol('a', '0-4')
     started.make('enrol', 'stranger', '--clients=5')
-    program = ['-m', 'quap_tff.flower.supernode']
-
-    def start(name, folder, how=program):
-      options = [f'--superlink=127.0.0.1:{started.port}', '--root-certificates=server.pem', '--isolation=process']
-      options += [f'--auth-supernode-private-key={folder}/node_key', '--host=127.0.0.1']
-      started.start(name, 'python', *how, *options, f'--port={federation.free_port()}')
-
-    start('a', 'a')
+    _start_supernode(started, 'a', 'a')
     started.wait_for('a', 'SuperNode ID')
     shutil.copytree(started.folder / 'a', started.folder / 'copy')
-    start('copy', 'copy')
-    start('stranger', 'stranger')
-    start('late', 'stranger', ['-c', _WITH_ANOTHER_CLOCK])
+    _start_supernode(started, 'copy', 'copy')
+    _start_supernode(started, 'stranger', 'stranger')
+    _start_supernode(started, 'late', 'stranger', ['-c', _WITH_ANOTHER_CLOCK])
     started.wait_for('copy', 'has another connection with the key of this node: a copy of its folder')
     started.wait_for('stranger', 'does not know the key of this node. On the server, run flwr supernode register')
     started.wait_for('late', r'clock of this machine is \d+ seconds behind that of the SuperLink')
