@@ -160,7 +160,7 @@ class Federation:
     self.flwr('supernode', 'register', str(self.folder / name / 'node_key.pub'), 'test')
 
   def flwr(self, *command):
-    """Does as `flwr COMMAND`; raises `click.ClickException` if that fails."""
+    """Does as `flwr COMMAND`; raises an error of its own if that fails."""
     with mock.patch.dict(os.environ, self.env):
       flower_cli.app(command, standalone_mode=False)
 

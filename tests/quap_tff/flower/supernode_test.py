@@ -11,7 +11,6 @@ import pytest
 
 pytest.importorskip('flwr', reason='make test-deploy sets up the newest Python that Flower runs on, and Flower.')
 
-import click
 from flwr.proto import fleet_pb2
 import httpx
 
@@ -119,7 +118,7 @@ def test_a_key_that_is_removed_is_refused_for_good_and_a_new_one_is_taken(tmp_pa
     started.wait_for('a', 'does not take the signature of this node: its key was registered anew or removed')
     _start_supernode(started, 'again', 'a')
     started.wait_for('again', 'does not know the key of this node')
-    with pytest.raises(click.ClickException, match='Public key already in use'):
+    with pytest.raises(Exception, match='Public key already in use'):
       started.flwr('supernode', 'register', str(started.folder / 'a' / 'node_key.pub'), 'test')
     started.enrol('anew', '0-4')
     _start_supernode(started, 'anew', 'anew')
