@@ -150,7 +150,7 @@ def _result(
   counts: np.ndarray,
   settings: Settings,
 ) -> AuditResult:
-  """What all runs prove together; `counts` has the number of rounds that each canary is in."""
+  """The bounds that all runs prove together; `counts` has the number of rounds that each canary is in."""
   scores = np.concatenate([one[0] for one in of_repeats])
   unseen = np.concatenate([one[1] for one in of_repeats])
   heads, mu = np.concatenate(coins), np.concatenate([one[2] for one in of_repeats])
@@ -173,7 +173,7 @@ def _groups(
   delta: float,
   confidence: float,
 ) -> list[dict[str, Any]]:
-  """What each third of the canaries by participation proves; ties are ordered by id."""
+  """The bounds that each third of the canaries by participation proves; ties are ordered by id."""
   groups = []
   for name, members in zip(one_run.GROUPS, np.array_split(np.argsort(counts, kind='stable'), len(one_run.GROUPS))):
     if not members.size:

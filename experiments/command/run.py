@@ -211,7 +211,7 @@ class Run:
     return asked if asked is not None else not withheld
 
   def participation(self, num_clients: int, cohort_seed: Optional[int] = None) -> ParticipationModel:
-    """Who takes part in which round.
+    """The model of who takes part in which round.
 
     Args:
       num_clients: N.

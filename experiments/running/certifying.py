@@ -1,4 +1,4 @@
-"""What a certified run states in its certificate, and whether it could get one. TensorFlow is not loaded here."""
+"""Statements of a certified run in its certificate, and whether it could get one. TensorFlow is not loaded here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the programs of `quap_tff.account` find."""
+"""The findings of the programs of `quap_tff.account`."""
 
 from collections.abc import Iterator, Sequence
 import contextlib
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 
 class Finding(NamedTuple):
-  """What a program found.
+  """The finding of a program.
 
   Attributes:
     text: Tables and sentences for people.

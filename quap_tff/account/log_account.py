@@ -23,7 +23,7 @@ def account_log(
   correlation: correlations.Correlation = correlations.Independent(),
   output_dir: Optional[str] = None,
 ) -> findings.Finding:
-  """What each client of a log has spent, and what the usual accountants say for the same log.
+  """The spending of each client of a log, and the figures of the usual accountants for the same log.
 
   Args:
     log: The path of the log.

@@ -500,7 +500,7 @@ class Gate:
 
   @property
   def content(self) -> bytes:
-    """What `save` writes."""
+    """The content of the file that `save` writes."""
     arrays: dict[str, np.ndarray] = {
       'parameters': np.frombuffer(self._parameters_text.encode(), np.uint8),
       'digests': np.frombuffer(b''.join(self.digests), np.uint8),

@@ -173,7 +173,7 @@ class RunLedger:
 
   @property
   def conditions(self) -> Optional[protection.Conditions]:
-    """What the μ² of this ledger stand for; None if nobody says."""
+    """The conditions under which the μ² of this ledger hold; None if nobody says."""
     return self._conditions
 
   @property

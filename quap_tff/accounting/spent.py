@@ -43,7 +43,7 @@ _COLUMNS = ('formal_epsilon_reading', 'formal_epsilon', 'epsilon')
 def read_spent(
   source: Union[str, os.PathLike, spent_before.SpentBefore], num_clients: Optional[int] = None
 ) -> spent_before.SpentBefore:
-  """What was released about each client in earlier runs: μ_i², and what these runs protected.
+  """The cost to each client of what earlier runs released: μ_i², and what these runs protected.
 
   Args:
     source: A file: a run's `ledger.npz`, the state that `Gate.save` has written, or the `clients.csv` of a certificate
@@ -97,7 +97,7 @@ def claim(source: str, heir: durable.Heir, counters: Optional[str] = None) -> No
 
 
 def keys_of(source: str) -> set[str]:
-  """What names the spending in a file: the id of a state; else digests of the file and, in a certificate, of others."""
+  """Names of the spending in a file: the id of a state; else digests of the file and, in a certificate, of others."""
   if durable.is_state(source):
     return {durable.id_of(source)}
   with open(source, 'rb') as f:
@@ -167,7 +167,7 @@ def _checked_spending(
 
 
 def _read_clients_file(path: str) -> spent_before.SpentBefore:
-  """What a certificate's clients.csv says, under the conditions of the mechanism alongside it."""
+  """The spending in a certificate's clients.csv, under the conditions of the mechanism alongside it."""
   folder = os.path.dirname(path)
   try:
     content = _read_bytes(path)

@@ -40,7 +40,7 @@ class Sums(NamedTuple):
 
 
 class ClientSums(NamedTuple):
-  """What a client sends, whatever its data are.
+  """The values that a client sends, whatever its data are.
 
   Attributes:
     sums: The values that leave the client.

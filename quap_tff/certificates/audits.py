@@ -250,7 +250,7 @@ def _expected(record: Mapping[str, Any], certificate: Mapping[str, Any]) -> dict
 
 
 def _of_certificate(record: Mapping[str, Any], certificate: Mapping[str, Any]) -> dict[str, Any]:
-  """What an audit repeats of its certificate, and its own verdict and digest."""
+  """The facts that an audit repeats of its certificate, and its own verdict and digest."""
   guarantee, issuer = certificate['guarantee'], certificate['issuer']
   return {
     'certificate_sha256': certificate['sha256'],

@@ -128,7 +128,7 @@ def make(content: folders.Content) -> dict[str, Any]:
 
 
 def _public_parts(figures: sentences.Figures) -> dict[str, Any]:
-  """What a certificate says of cohorts that are public."""
+  """The parts of a certificate on cohorts that are public."""
   ledger, config, up = figures.ledger, figures.plan.guarantee.config, sentences.up
   state = ledger.state_dict()
   idle = np.unique(state['clients'][state['weights'] == 0])

@@ -265,7 +265,7 @@ def _bound(certificate: Mapping[str, Any]) -> str:
 
 
 def _spent_in_rounds(certificate: Mapping[str, Any]) -> list[tuple[str, str]]:
-  """What clients have spent in the rounds that ran, where these are public."""
+  """Rows on what clients have spent in the rounds that ran, where these are public."""
   achieved, came = certificate['achieved'], _came(certificate)
   reading, most_rounds = (_READING_OF_COHORTS, 'at most ') if came else (_READING, '')
   most = f'ε = {rounding.up(achieved["epsilon_max"], 6)} (μ = {rounding.up(achieved["mu_max"], 6)})'
@@ -279,7 +279,7 @@ def _spent_in_rounds(certificate: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _spent_by_rate(certificate: Mapping[str, Any]) -> list[tuple[str, str]]:
-  """What clients of each rate spend in all planned rounds, where cohorts are secret."""
+  """Rows on what clients of each rate spend in all planned rounds, where cohorts are secret."""
   achieved, known = certificate['achieved'], certificate['guarantee']['epsilon_if_coins_become_known']
   rows = []
   for one in achieved['rates']:

@@ -170,7 +170,7 @@ def verify(path: str, public_key: Optional[str] = None) -> Verdict:
 
 
 def _scope(audit: Optional[audits.Audit], is_alone: bool) -> str:
-  """What was looked at. `is_alone` says that the certificate's own folder was given."""
+  """A sentence on what was looked at. `is_alone` says that the certificate's own folder was given."""
   if is_alone:
     return (
       f'No audit was looked for. It lies alongside the folder {folders.SUBFOLDER}/, and is read if the folder of the '

@@ -250,7 +250,7 @@ class StateFile:
 
 
 class _Counted(NamedTuple):
-  """What a counter says: the number and the digest of the latest version, and where it lies."""
+  """The content of a counter: the number and the digest of the latest version, and where it lies."""
 
   number: int = 0
   digest: str = _NOTHING

@@ -67,7 +67,7 @@ def collected_by_id(reports: tff.Value) -> tff.Value:
 
 
 def summed_by_id(reports: tff.Value, num_clients: int) -> tff.Value:
-  """What `collected_by_id` gives, for reports of scalars. In a small population a sum makes it.
+  """The result of `collected_by_id`, for reports of scalars. In a small population a sum makes it.
 
   An id that several clients have appears as often, and so does -1, which stands for no id.
 

@@ -232,7 +232,7 @@ class CertifiedMethod(
       self.configure(setting)
 
   def _spent_before(self, setting: base.Setting) -> Optional[accounting.SpentBefore]:
-    """What was released about each client before; None for nothing."""
+    """The cost of what was released about each client before; None for nothing."""
     if self.spent is None or setting.participation is None:  # Facts are asked for before the clients are known.
       return None
     try:

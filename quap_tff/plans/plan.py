@@ -122,7 +122,7 @@ class Plan(run_account.RunAccount):
     return built_process.BuiltProcess(plan, process, None, plan._leaving(process))
 
   def _leaving(self, process: tff.learning.templates.LearningProcess) -> run_account.Leaving:
-    """What leaves clients of a certified plan, checked; empty for another plan."""
+    """The values that leave clients of a certified plan, checked; empty for another plan."""
     if not self.mechanism.facts.is_certified:
       return ()
     leaving = leaving_clients.named_tensors(process.next)

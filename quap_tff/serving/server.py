@@ -353,7 +353,7 @@ class Server:
       self._saved = self.done
 
   def report(self, planned: Optional[Sequence[np.ndarray]] = None) -> reports.Report:
-    """What may be said about the run so far. Of a run that has not come to its end, it is the bound of its plan.
+    """The statements about the run so far. Of a run that has not come to its end, it is the bound of its plan.
 
     Args:
       planned: int[M_t] for each planned round, where the plan itself has no schedule and they are public.

@@ -60,7 +60,7 @@ GROUPS = ('rare', 'middle', 'frequent')
 
 
 class CanaryScores(NamedTuple):
-  """What the scores of some runs with canaries say.
+  """A summary of the scores of some runs with canaries.
 
   Attributes:
     coins: m, how many coins were tossed: canaries times runs.

@@ -26,7 +26,7 @@ planning = lazy.module('quap_tff.mechanisms.certified.planning')
 
 @dataclasses.dataclass(frozen=True)
 class CertifiedConfig(guarantee.PublicCohortsConfig):
-  """What is asked of the certified mechanism with a trusted server, which sees updates and adds the noise.
+  """The configuration of the certified mechanism with a trusted server, which sees updates and adds the noise.
 
   Attributes:
     correlation: How the noise of a round takes back noise of earlier rounds, one of

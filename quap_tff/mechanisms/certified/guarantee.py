@@ -1,4 +1,4 @@
-"""What both certified mechanisms share as values: clipping, budgets and account."""
+"""The values that both certified mechanisms share: clipping, budgets and account."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Settled(NamedTuple):
 
 
 class PlannedRound(NamedTuple):
-  """What a round gives if the schedule is followed.
+  """The outcome of a round if the schedule is followed.
 
   Attributes:
     weights: float32[M_t], the weights of its cohort.
@@ -283,12 +283,12 @@ class GuaranteeConfig(mechanism.Configuration):
 
   @property
   def reserve_for_rounding(self) -> slacks.Slack:
-    """What a run keeps of ε and δ for rounding."""
+    """The share of ε and δ that a run keeps for rounding."""
     return slacks.Slack(integers.RESERVE * self.smallest_epsilon, integers.RESERVE * self.delta)
 
   @property
   def slack_before(self) -> slacks.Slack:
-    """What is kept for rounding in everything that was released before: as much as a run may at most have."""
+    """The share of ε and δ for rounding in all that was released before: as much as a run may at most have."""
     return slacks.Slack() if self.spent_before is None else self.reserve_for_rounding
 
   @property
@@ -319,7 +319,7 @@ class GuaranteeConfig(mechanism.Configuration):
 
 @dataclasses.dataclass(frozen=True)
 class PublicCohortsConfig(GuaranteeConfig):
-  """What is asked of a certified mechanism whose cohorts everyone may know: its state counts who came.
+  """The configuration of a certified mechanism whose cohorts everyone may know: its state counts who came.
 
   Attributes:
     participation: How the participation rates are computed.
@@ -329,7 +329,7 @@ class PublicCohortsConfig(GuaranteeConfig):
 
 
 class Guarantee(mechanism.Configured):
-  """What both certified mechanisms share: a configuration in which nothing is left open, and its account.
+  """The part that both certified mechanisms share: a configuration in which nothing is left open, and its account.
 
   Attributes:
     needed: The fields of the configuration that must be given.
@@ -387,7 +387,7 @@ class Guarantee(mechanism.Configured):
 
   @property
   def prices(self) -> privacy_filter.Prices:
-    """What taking part in a round costs a client if `noise_scale` is 1."""
+    """The price of taking part in a round if `noise_scale` is 1."""
     return privacy_filter.Prices(
       limit=self.config.limit,
       noise_multiplier=self.noise_multiplier,

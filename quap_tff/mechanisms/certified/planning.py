@@ -316,7 +316,7 @@ def round_view(
   round_num: array_types.Numbers,
   client_ids: array_types.Array,
 ) -> weight_rules.RoundView:
-  """What a weight rule gets to know about a round.
+  """The facts that a weight rule gets to know about a round.
 
   Args:
     mechanism: The mechanism.

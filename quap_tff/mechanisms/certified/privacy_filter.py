@@ -43,7 +43,7 @@ _ROUNDED_UP, _CORRELATED_ROUNDED_UP = 1 + 2.0**-50, 1 + 2.0**-36
 
 
 class Prices(NamedTuple):
-  """What taking part costs.
+  """The prices of taking part.
 
   Attributes:
     limit: The largest Σμ² that a client may have, from `limit_of`: one for all, or float64s, one for each client. Of a
@@ -137,7 +137,7 @@ def put(accounts: Accounts, client_ids: array_types.Array, own: Accounts) -> Non
 
 
 def standing(prices: Prices, accounts: Accounts, release: array_types.Numbers) -> Standing:
-  """What the accounts of a round's clients hold before a release.
+  """The state of the accounts of a round's clients before a release.
 
   Args:
     prices: The prices of the round.
@@ -167,7 +167,7 @@ def spend(
   releases_left: array_types.Numbers,
   proposed: array_types.Numbers,
 ) -> tuple[array_types.Array, Accounts]:
-  """What the clients of a round may add, and their accounts after it; elementwise.
+  """The weights that the clients of a round may have, and their accounts after it; elementwise.
 
   A client must be able to pay for the count and for its weight. The weight must be at least `SMALLEST_WEIGHT`, and at
   least `SMALLEST_SHARE` of the weight that the rule asks for. A client that cannot pay adds nothing to the sum or to

@@ -80,7 +80,7 @@ class CertifiedState(NamedTuple):
 
 
 class RoundsInIntegers(mechanism.Rounds):
-  """What the rounds of both certified mechanisms share.
+  """The part that the rounds of both certified mechanisms share.
 
   Attributes:
     core: The mechanism.
@@ -128,7 +128,7 @@ class RoundsInIntegers(mechanism.Rounds):
 
 
 class TrustedRounds(RoundsInIntegers):
-  """What the rounds share in which a trusted server adds the noise."""
+  """The part that rounds share in which a trusted server adds the noise."""
 
   def __init__(self, core: guarantee.Guarantee, specs: mechanism.Specs, layers: Sequence[layers_lib.Layer]):
     super().__init__(core, specs, layers)

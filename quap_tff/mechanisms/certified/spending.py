@@ -1,4 +1,4 @@
-"""What a history costs each client. Live runs, ledgers, gates, logs and certificates all call this one account.
+"""The cost of a history to each client. Live runs, ledgers, gates, logs and certificates all call this one account.
 
 A history is a sequence of rounds (`quap_tff.mechanisms.mechanism.RoundRecord`) under one correlation of the noise. Each
 round charges its clients by the filter's own arithmetic (`privacy_filter.charged`); under noise that clients hold, by

@@ -1,4 +1,4 @@
-"""What clients have spent before a run, together with what the earlier runs protected.
+"""The spending of clients before a run, together with what the earlier runs protected.
 
 A number alone cannot be added to another account: it may be of a server that saw updates, or of no account at all. So
 μ² goes from one run to the next in a `SpentBefore`. All of it is of zero-out and of runs with a finite ε; `accounting`
@@ -68,7 +68,7 @@ class SpentBefore:
     return cls(**{**value, **tuples, 'against': against})
 
   def __add__(self, other: SpentBefore) -> SpentBefore:
-    """What both sets of runs have spent, of the same clients. None of them may count from another one."""
+    """The spending of both sets of runs, of the same clients. None of them may count from another one."""
     against = []
     for count in sorted({number for number, _ in self.against + other.against}):
       own, others = self.against_any(count), other.against_any(count)

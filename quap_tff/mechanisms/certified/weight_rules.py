@@ -20,7 +20,7 @@ from quap_tff.mechanisms.parts import budgets
 
 
 class RoundView(NamedTuple):
-  """What is known of a round's cohort of M clients before it adds anything: participation and constants, but no data.
+  """The facts on a round's cohort of M clients before it adds anything: participation and constants, but no data.
 
   Attributes:
     prices: What taking part costs. Its noise multiplier may be a column of several, [Z, 1].

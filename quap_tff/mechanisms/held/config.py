@@ -61,7 +61,7 @@ _BLOCK = 256
 
 
 class _Plan(NamedTuple):
-  """What is chosen for a decay.
+  """The plan for one decay.
 
   Attributes:
     objective: J.
@@ -80,7 +80,7 @@ class _Plan(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class HeldConfig(guarantee.PublicCohortsConfig):
-  """What is asked of the certified mechanism in which clients hold the noise, and the server sees their sum alone.
+  """The configuration of the certified mechanism in which clients hold the noise, and the server sees their sum alone.
 
   Attributes:
     correlation: How a client takes back its own noise; `HeldNoise(0.0)` for independent noise.
@@ -133,7 +133,7 @@ class HeldConfig(guarantee.PublicCohortsConfig):
 
   @property
   def sums_condition(self) -> str:
-    """What must be true of secure sums for the account to hold against the server, a clause (theorem 5)."""
+    """The condition on secure sums under which the account holds against the server, a clause (theorem 5)."""
     if self.threshold is None:
       return (
         'each secure sum opens for all clients with a weight that were announced for it, or for nobody, and the '

@@ -135,7 +135,7 @@ class PublicPlan:
 
 
 class Chain:
-  """What was announced up to a round, and what follows from it. A value: `then` gives the next one.
+  """All that was announced up to a round, and what follows from it. A value: `then` gives the next one.
 
   Attributes:
     plan: The plan.
@@ -281,7 +281,7 @@ class ClientGuard:
     return self._standing.chain.digest.hex()
 
   def answer(self, round_num: int, cohort: array_types.Ids, came: array_types.Ids) -> Answer:
-    """What goes into the client's data for a round, as its `answer`.
+    """The `answer` that goes into the client's data for a round.
 
     Args:
       round_num: The round t, from 1.
@@ -305,7 +305,7 @@ class ClientGuard:
       self._taken(self._standing.chain.then(round_num, cohort, came), answers=False)
 
   def answer_at(self, chain: Chain) -> Answer:
-    """What `answer` gives, for the last link of a chain that goes on from the client's own."""
+    """The answer to the last link of a chain that goes on from the client's own, as `answer` gives it."""
     with self._remembering():
       return self._taken(chain, answers=True)
 
@@ -372,7 +372,7 @@ class ClientGuard:
 
 
 class _Standing(NamedTuple):
-  """What a guard knows.
+  """The knowledge of a guard.
 
   Attributes:
     chain: All that was announced.
@@ -388,7 +388,7 @@ class _Standing(NamedTuple):
   charged: Optional[held_noise.Account] = None
 
   def after(self, link: Chain, own: int) -> _Standing:
-    """What the guard knows after the next link, which says who came in the round before."""
+    """The knowledge after the next link, which says who came in the round before."""
     before, plan, charged = self.chain, link.plan, self.charged
     answered = before.round_num == self.last_answered > 0
     in_sum = own in link.came

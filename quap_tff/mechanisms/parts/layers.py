@@ -204,7 +204,7 @@ class ModelShape(NamedTuple):
 
 
 class TrainableModel(Protocol):
-  """What a shape is read off: a `tff.learning.models.VariableModel` is one."""
+  """A model whose shape can be read off: a `tff.learning.models.VariableModel` is one."""
 
   @property
   def trainable_variables(self) -> Sequence['tf.Variable']: ...

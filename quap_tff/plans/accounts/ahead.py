@@ -1,4 +1,4 @@
-"""What is refused before a certified run begins, because its certificate would be refused after it."""
+"""Checks that refuse a certified run before it begins, because its certificate would be refused after it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHOICES: Mapping[str, tuple[str, registry.Registry]] = {
 
 
 class CertifiedAccount(Protocol):
-  """What is asked of a plan here, a `run_account.RunAccount` of a certified mechanism."""
+  """The plan that is checked here, a `run_account.RunAccount` of a certified mechanism."""
 
   @property
   def guarantee(self) -> guarantees.Guarantee: ...

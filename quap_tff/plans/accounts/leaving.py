@@ -1,4 +1,4 @@
-"""What leaves clients in a round, compared with what a certified plan's trust allows.
+"""The values that leave clients in a round, compared with what a certified plan's trust allows.
 
 Without a trusted server, that is what the mechanism itself sends, each value once: its report, and the secure sums of
 its contribution. A second value under the name and type of one of these comes from somewhere else, so it is refused.

@@ -11,7 +11,7 @@ from quap_tff.mechanisms.parts import postprocessing
 
 
 class AccountedExtension(Protocol):
-  """What an account asks of a method around the mechanism, a `quap_tff.training.extension.Extension`.
+  """The facts that an account needs of a method around the mechanism, a `quap_tff.training.extension.Extension`.
 
   Attributes:
     name: The method's name, for messages.

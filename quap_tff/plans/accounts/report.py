@@ -1,4 +1,4 @@
-"""What may be said about a run, and the check of who was in a round."""
+"""The statements about a run, and the check of who was in a round."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def checked_cohort(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Report:
-  """What may be said about a run: nominal figures, formal figures, and what is protected.
+  """The statements about a run: nominal figures, formal figures, and what is protected.
 
   Attributes:
     protection: The coverage of the noise, in words.

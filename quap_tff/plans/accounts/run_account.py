@@ -314,7 +314,7 @@ class RunAccount(options_lib.PlanOptions):
 
   @property
   def slack(self) -> slacks.Slack:
-    """What rounding costs, which the formal figures include. Before the model is known, all that is kept for it."""
+    """The cost of rounding, which the formal figures include. Before the model is known, all that is kept for it."""
     return self.core.kept_slack if self.model is None else self.core.slack(sum(self.model.sizes))
 
   @property
@@ -380,7 +380,7 @@ class RunAccount(options_lib.PlanOptions):
 
   @property
   def protection(self) -> accounting.Protection:
-    """What may be said about the released model."""
+    """The statement about the released model."""
     lines = [self.mechanism.facts.note, protections.large_delta(self.mechanism.facts, self.num_clients)]
     exact_uses = self.extension.exact_releases if self.extension is not None else ()
     protection = accounting.describe_protection(self.mechanism.facts, self.model, self.exact_logs, exact_uses)
@@ -472,7 +472,7 @@ class RunAccount(options_lib.PlanOptions):
 
   @property
   def _conditions(self) -> protections.Conditions:
-    """What the μ² of a ledger stand for. It goes along to the next run."""
+    """The conditions under which the μ² of a ledger hold. It goes along to the next run."""
     facts = self.mechanism.facts
     before = self.guarantee.config.spent_before if facts.is_certified else None
     relation = protections.REPLACE_ONE if facts.trust == 'client' else protections.ZERO_OUT
@@ -561,7 +561,7 @@ class RunAccount(options_lib.PlanOptions):
     return dataclasses.replace(self, mechanism=self.mechanism.scaled(scale))
 
   def report(self, ledger: accounting.RunLedger, cohorts: Optional[Sequence[array_types.Ids]] = None) -> reports.Report:
-    """What may be said about a run, given its ledger.
+    """The statements about a run, given its ledger.
 
     Args:
       ledger: The cost of each round; a `ValueError` is raised for the ledger of another plan.
