@@ -101,7 +101,11 @@ def _best_linear(
   low, high = np.quantile(np.concatenate([inside, other]), [0.001, 0.999])
   thresholds = np.linspace(low, high, _THRESHOLDS)
   found = [lower_bounds.bound(lower_bounds.count(inside, other, t), delta, _CAUTION) for t in thresholds]
-  threshold = thresholds[int(np.argmax([one.mu if is_gaussian else one.epsilon_if_independent for one in found]))]
+  if is_gaussian:
+    proved = [bound.mu for bound in found]
+  else:
+    proved = [bound.epsilon_if_independent for bound in found]
+  threshold = thresholds[int(np.argmax(proved))]
   return lambda features: project(features) - threshold
 
 
@@ -132,7 +136,8 @@ def certified(
     reports = dict(client_id=ids, norm=tf.fill([len(cohort)], np.float32(clip)))
     admitted = rounds.admit(state, announced, reports)
     takes_part = target in np.asarray(cohort)
-    update = tf.constant([_EXCESS * clip if present and takes_part else 0.0], tf.float64)
+    size = _EXCESS * clip if present and takes_part else 0.0
+    update = tf.constant([size], tf.float64)
     (scaled,) = rounds.contribution({0: update}, dict(client_id=tf.constant(target, tf.int64)), announced)
     weight = float(announced['weights'][target]) if takes_part else 0.0
     others = (float(tf.reduce_sum(admitted.weights)) - weight) * clip * moves
@@ -280,7 +285,8 @@ def quap(
     seed: For reproducible noise.
     noised: Whether the adversary looks at a critical layer.
   """
-  calls, config = _seeds(seed), dataclasses.replace(config, critical_layers='seen' if noised else 'other')
+  noised_layer = 'seen' if noised else 'other'
+  calls, config = _seeds(seed), dataclasses.replace(config, critical_layers=noised_layer)
   layers = [layers_lib.Layer('seen', (0,), False), layers_lib.Layer('other', (1,), False)]
 
   def rounds_of(draws: int) -> mechanism.Rounds:

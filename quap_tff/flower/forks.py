@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 import time
-from typing import Callable
+from typing import Any, Callable
 
 from flwr.supercore.constant import TaskType
 from flwr.supercore.exit import add_exit_handler
@@ -90,7 +90,11 @@ def work_for(address: str, forks: Forks, secret: bytes, root_certificates: str =
     secret: The secret that the API knows its workers by.
     root_certificates: The certificate of who signed that of the API (PEM); '' for one without TLS.
   """
-  run_superexec.get_executor = lambda *_, **__: forks
+
+  def executor(*_: Any, **__: Any) -> Forks:
+    return forks
+
+  run_superexec.get_executor = executor
   run_superexec.run_superexec(
     address,
     insecure=not root_certificates,

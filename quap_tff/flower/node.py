@@ -269,7 +269,8 @@ def _read(
   if data.endswith('.npz'):
     found = simulation.read_clients(data)[0]
     # Who is at a node must not follow from data: a client without examples adds zero.
-    return {client: found.get(client, []) for client in (found if clients is None else clients)}, unread
+    here = found if clients is None else clients
+    return {client: found.get(client, []) for client in here}, unread
   module, _, function = data.partition(':')
   examples: dict[int, bundle_engine.Examples] = dict.fromkeys(_needed(clients), [])
   read = getattr(importlib.import_module(module), function)

@@ -17,8 +17,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-from typing import Any
+from typing import Any, Callable
 
+from flwr.clientapp import ClientApp
 from flwr.supercore.constant import TaskType
 from flwr.supercore.exit import add_exit_handler
 from flwr.supercore.superexec.executor import ExecutionSpec
@@ -77,6 +78,19 @@ def _try_clients(node: nodes.Node) -> None:
   )
 
 
+def _install_nothing(*_: Any, **__: Any) -> None:
+  """In place of the installation of the app that the server has sent."""
+
+
+def _client_app_loader(**_: Any) -> Callable[..., ClientApp]:
+  """In place of the loader of that app: gives the ClientApp of this installation."""
+
+  def load(*_: Any) -> ClientApp:
+    return client_app.app
+
+  return load
+
+
 def main(config: Mapping[str, Any], options: Sequence[str], logging_options: Sequence[str] = ()) -> None:
   """Runs a node until it is stopped.
 
@@ -93,8 +107,8 @@ def main(config: Mapping[str, Any], options: Sequence[str], logging_options: Seq
   tf.__version__  # noqa: B018  # Loads it, for all forks. Nothing is computed here: threads do not survive a fork.
   _try_clients(known)
   client_app.keep(known)
-  run_clientapp.install_from_fab = lambda *_, **__: None
-  run_clientapp.get_load_client_app_fn = lambda **_: lambda *_: client_app.app
+  run_clientapp.install_from_fab = _install_nothing
+  run_clientapp.get_load_client_app_fn = _client_app_loader
   with socket.socket() as s:
     s.bind(('127.0.0.1', 0))
     port = s.getsockname()[1]

@@ -82,9 +82,11 @@ def sign(content: RecordDict, key: ed25519.Ed25519PrivateKey) -> None:
 
 def check(content: RecordDict, key: ed25519.Ed25519PublicKey) -> None:
   """Raises `RefusedRoundError` unless the operator has signed a message as it is."""
-  signature = content.config_records.get(_RECORD, ConfigRecord()).get(_SIGNATURE, b'')
+  signature = content.config_records.get(_RECORD, ConfigRecord()).get(_SIGNATURE)
+  if not isinstance(signature, bytes):  # None was given, or a value of another type. The empty one is refused, too.
+    signature = b''
   try:
-    key.verify(signature if isinstance(signature, bytes) else b'', _to_sign(content))
+    key.verify(signature, _to_sign(content))
   except InvalidSignature:
     raise messages.RefusedRoundError(
       'The operator whose key this node has did not sign this message, or it was changed on its way. Let the server '

@@ -15,8 +15,10 @@ import pathlib
 import queue
 from typing import Any
 
+from flwr.app import Context
 from flwr.common.config import get_fused_config_from_dir
 from flwr.server.run_serverapp import run as run_app
+from flwr.serverapp import Grid
 from flwr.supercore.constant import TaskType
 from flwr.supercore.exit import add_exit_handler
 from flwr.supercore.logger import mirror_output_to_queue
@@ -56,13 +58,31 @@ def main(folder: str, superlink: str, root_certificates: str, secret_file: str, 
     secret = f.read()
   if evaluate:
     server_app.evaluate_by(own_program.OwnFunction(evaluate, _EVALUATE_SECONDS))
-  run_serverapp.install_from_fab = lambda *_, **__: None
-  run_serverapp.get_project_config = lambda _: {'tool': {'flwr': {'app': {'components': {'serverapp': ''}}}}}
-  run_serverapp.get_fused_config_from_dir = lambda _, told: config_of(folder, told)
-  run_serverapp.run_ = lambda grid, context, **_: run_app(grid, context, '', loaded_server_app=server_app.app)
+  _replace_loading(folder)
   # It is said last: handlers that were added later are called before.
   add_exit_handler(lambda: _LOG.info(ENDED), run_before_force_exit=True)
   forks.work_for(superlink, forks.Forks(TaskType.SERVER_APP, _work), secret, root_certificates)
+
+
+def _replace_loading(folder: str) -> None:
+  """Has Flower run the ServerApp of this installation, with the configuration of `folder`, and install nothing."""
+
+  def install(*_: Any, **__: Any) -> None:
+    pass
+
+  def project_config(_: Any) -> Mapping[str, Any]:
+    return {'tool': {'flwr': {'app': {'components': {'serverapp': ''}}}}}
+
+  def fused_config(_: Any, told: Mapping[str, Any]) -> Mapping[str, Any]:
+    return config_of(folder, told)
+
+  def run(grid: Grid, context: Context, **_: Any) -> Context:
+    return run_app(grid, context, '', loaded_server_app=server_app.app)
+
+  run_serverapp.install_from_fab = install
+  run_serverapp.get_project_config = project_config
+  run_serverapp.get_fused_config_from_dir = fused_config
+  run_serverapp.run_ = run
 
 
 def config_of(folder: str, told: Mapping[str, Any] = {}) -> Mapping[str, Any]:

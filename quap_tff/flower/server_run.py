@@ -107,7 +107,9 @@ class ServerRun:
     Args:
       enrolled: int64[N], all clients that are enrolled. Where no cohorts are planned, these may come.
     """
-    return self._paid(enrolled if self._is_open else np.asarray(self.cohorts[self.server.done], np.int64))
+    if self._is_open:
+      return self._paid(enrolled)
+    return self._paid(np.asarray(self.cohorts[self.server.done], np.int64))
 
   def _paid(self, clients: np.ndarray) -> np.ndarray:
     return np.array(list(self.server.ask(clients)), np.int64) if len(clients) else clients
@@ -200,7 +202,9 @@ class ServerRun:
       for client in np.setdiff1d(cohort, summed.came).tolist():
         total = self.bundle.add(total, self.bundle.work(bundle_engine.no_data(self.bundle, client), message))
     state, metrics = self.bundle.update(self.server.state, total)
-    computed = self.server.computed(state, metrics, cohort, expected if self.holds_noise else None)
+    # A trusted server's noise does not depend on who was announced.
+    announced_to_all = expected if self.holds_noise else None
+    computed = self.server.computed(state, metrics, cohort, announced_to_all)
     self.rounds[done:] = [(announced, summed.came)]
     self._plain = self.bundle.zero().plain
     if len(self.models) == done:
@@ -226,14 +230,9 @@ class ServerRun:
       secure_sum: The protocol that summed what clients sent, see `certificates.About`.
     """
     plan = self.bundle.plan
+    cohorts = '' if plan is None or plan.schedule else _CONNECTED
     return simulation.keep(
-      self.bundle,
-      self.server,
-      self._folder,
-      evaluate,
-      signing_key,
-      secure_sum=secure_sum,
-      cohorts='' if plan is None or plan.schedule else _CONNECTED,
+      self.bundle, self.server, self._folder, evaluate, signing_key, secure_sum=secure_sum, cohorts=cohorts
     )
 
   def _keep(self) -> None:

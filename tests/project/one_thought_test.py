@@ -19,9 +19,9 @@ MAXIMA = {
   # A comprehension or generator inside another one.
   'nested comprehension': 0,
   # `a if b else c` inside an f-string, a comprehension or an argument.
-  'condition inside an expression': 9,
+  'condition inside an expression': 0,
   # `name = lambda …`, which `def` names better.
-  'lambda with a name': 7,
+  'lambda with a name': 0,
   # More than two `*` or `**` in a list, tuple, set or dict.
   'literal of many unpackings': 0,
   # More than `MOST_PARAMETERS`, without self.

@@ -149,7 +149,10 @@ def forget(state: RecordDict) -> None:
 
 def by_name(values: Mapping[int, Any]) -> ConfigRecord:
   """A value of each node as a record, which has texts as names."""
-  return ConfigRecord({str(node): list(value) if isinstance(value, tuple) else value for node, value in values.items()})
+  record = ConfigRecord()
+  for node, value in values.items():
+    record[str(node)] = list(value) if isinstance(value, tuple) else value
+  return record
 
 
 def by_node(record: Mapping[str, Any]) -> dict[int, Any]:
