@@ -46,7 +46,7 @@ _MISSING = frozenset(
 )
 ON = 'tensorflow_federated' in _MISSING
 
-_CODE = ('README.md', 'data/', 'experiments/', 'quap_tff/', 'tests/')
+_CODE = ('README.md', 'data/', 'docs/', 'experiments/', 'quap_tff/', 'tests/')
 
 
 class _Skips(importlib.abc.MetaPathFinder):
