@@ -15,7 +15,7 @@ from tests.quap_tff.flower import federation
 pytestmark = pytest.mark.slow
 
 # A program with a fork that hangs, as one does that receives a message of a SuperNode which has gone.
-_PROGRAM = """
+_PROGRAM = r"""
 import logging, os, signal, time
 from flwr.supercore.constant import TaskType
 from flwr.supercore.exit import add_exit_handler, register_signal_handlers
