@@ -142,7 +142,7 @@ class Soak:
     self._kill(name)
 
   def stop_node(self, name: str) -> None:
-    """A node is told to end."""
+    """Ends a node by a signal."""
     self._kill(name, how=signal.SIGTERM)
 
   def cut_link(self, name: str) -> None:

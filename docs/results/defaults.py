@@ -35,7 +35,7 @@ TABLES = {
   'cancer': (lambda: datasets.load_breast_cancer(return_X_y=True), 30),
   'wine': (lambda: datasets.load_wine(return_X_y=True), 30),
 }
-# What `experiments.tune` is told of the data.
+# The facts that `experiments.tune` needs about the data.
 STATED = {
   't12': ('--shape=12', '--classes=3'),
   't10': ('--shape=10', '--classes=4'),

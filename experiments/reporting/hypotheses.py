@@ -137,7 +137,7 @@ def _verdict(differences: Sequence[Optional[quantity.Quantity]], sign: int) -> s
   for difference in differences:
     if difference is None or difference.half is None:
       return NOT_ENOUGH
-    # A difference no larger than rounding errors is none.
+    # A difference no larger than rounding errors counts as none.
     bounds.append(sign * difference.mean - difference.half > 1e-12)
   return CONFIRMED if all(bounds) else NOT_CONFIRMED
 

@@ -155,7 +155,7 @@ def _end_with_a_thread(failed: threading.ExceptHookArgs) -> None:
 
 
 def _begin_log() -> None:
-  """Logs as this process is told, and leaves its other arguments to Flower."""
+  """Sets up logging by the arguments of this process, and leaves the others to Flower."""
   parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
   parser.add_argument('--log-format', choices=logs.LOG_FORMATS, default='text')
   parser.add_argument('--name', default='')

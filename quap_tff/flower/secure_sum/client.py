@@ -113,7 +113,7 @@ class SecureSum:
       kept, reply = self._collect(kept, asked)
     else:
       reply = self._unmask(kept, asked)
-      # The secrets are of no use after this, and whoever found them later could open the sum of this node.
+      # The secrets are of no use after this, and anyone who found them later could open the sum of this node.
       records.forget(state)
       return reply
     kept.keep(state)

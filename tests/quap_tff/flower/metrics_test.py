@@ -1,4 +1,4 @@
-"""Tests of the metrics: Prometheus is told what forks have logged, and nothing else."""
+"""Tests of the metrics: Prometheus gets the counts that forks have logged, and nothing else."""
 
 import subprocess
 import sys
