@@ -77,8 +77,8 @@ def case(name: str, clients: int, examples: int, batch_size: int, device: str) -
     return
   is_native = name.startswith('tff_worker')
   if name == 'tff_worker' and lazy.ONEDNN_BEFORE is None:
-    # The worker inherits the environment, and is measured as TFF comes. The setting is explicit, because TensorFlow
-    # itself does not look at the variable that makes a processor stand in for one with AVX2 alone.
+    # The worker inherits the environment, and is measured as TFF comes on a processor with these instructions. The
+    # setting is explicit, because TensorFlow does not read ONEDNN_MAX_CPU_ISA when it decides whether oneDNN is on.
     os.environ[lazy.ONEDNN_VARIABLE] = str(int(kernels.starts_onednn()))
   config = runtime.RuntimeConfig(device=device)
   if is_native:

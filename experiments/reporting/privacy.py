@@ -69,7 +69,7 @@ def _object(holder: json_types.JsonView, name: str) -> json_types.JsonView:
 
 
 def _smallest(formal: json_types.JsonView, is_secret: bool) -> json_types.JsonView:
-  """The smallest formal figure; {} if there is none. Amplification counts only where the cohorts are secret."""
+  """The smallest formal figure, or {}. Amplification counts only where the cohorts are secret."""
   figures = formal.get('figures')
   if not isinstance(figures, list):
     return {}

@@ -45,7 +45,7 @@ class Quantity(NamedTuple):
 
 
 def over(values: Iterable[Optional[float]], digits: int = 2, is_bound: bool = False) -> Optional[Quantity]:
-  """The mean of the finite values, x̄ ± t(0.975; n - 1)·s/√n; None if there is none."""
+  """The mean of the finite values, x̄ ± t(0.975; n - 1)·s/√n, or None where no value is finite."""
   known = np.array([value for value in values if value is not None and np.isfinite(value)], float)
   count, half = len(known), None
   if not count:

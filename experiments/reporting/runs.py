@@ -212,7 +212,7 @@ class RunFolder:
 
 
 def _mean(values: Any) -> Optional[float]:
-  """The mean of the finite values; None if there is none."""
+  """The mean of the finite values, or None where no value is finite."""
   known = np.asarray(values, float)
   known = known[np.isfinite(known)]
   return float(known.mean()) if len(known) else None

@@ -13,7 +13,7 @@ _SETS = ('avx', 'avx2', 'avx512f', 'avx512_vnni', 'avx512_bf16', 'amx_bf16')
 # Instructions for bfloat16: Intel's and AMD's, and Arm's.
 _BFLOAT16 = {'avx512_bf16', 'amx_bf16', 'bf16'}
 _STARTS_ONEDNN = {'avx512_vnni', 'avx512_bf16', 'amx_bf16', 'amx_int8', 'amx_tile'}
-# Keeps oneDNN from the instructions beyond a set. With one of `_NARROW`, a processor stands in for one with AVX2 alone.
+# Keeps oneDNN from the instructions beyond a set. By one of `_NARROW`, a processor acts as one with AVX2 alone.
 _LIMIT = 'ONEDNN_MAX_CPU_ISA'
 _NARROW = {'SSE41', 'AVX', 'AVX2'}
 

@@ -50,11 +50,14 @@ def test_a_fork_that_hangs_ends_with_the_program(how, tmp_path):
     stderr=subprocess.STDOUT,
     text=True,
   )
-  said = [process.stdout.readline(), process.stdout.readline()]
-  [fork] = [int(line.split()[1]) for line in said if line.startswith('hangs')]
-  assert federation.is_alive(fork), said
-  os.kill(process.pid, how)
-  rest, _ = processes.finish(process)
-  processes.until(lambda: not federation.is_alive(fork))
+  try:
+    said = [process.stdout.readline(), process.stdout.readline()]
+    [fork] = [int(line.split()[1]) for line in said if line.startswith('hangs')]
+    assert federation.is_alive(fork), said
+    os.kill(process.pid, how)
+    rest, _ = processes.finish(process)
+    processes.until(lambda: not federation.is_alive(fork))
+  finally:
+    process.kill()  # A test that fails leaves no program behind.
   # The fork does nothing of this at its end.
   assert rest.count('the last line') == (how == signal.SIGTERM), rest
