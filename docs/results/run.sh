@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes all runs of docs/results.md but those of `make compare`, and reports. A second call continues them.
 #
-#     DATA=FOLDER docs/results/run.sh tune tune_cifar10             # then put the best pairs into this file
+#     DATA=FOLDER docs/results/run.sh tune tune_cifar10 tune_secret # then put the best pairs into this file
 #     DATA=FOLDER docs/results/run.sh mnist writers femnist cifar10 secret others documents report
 #
 # DATA has mnist.npz, mnist_writers.npz and cifar10.npz. FEMNIST, by default the same folder, has emnist_all.sqlite. RUNS
@@ -101,6 +101,8 @@ each() {  # NORMS METHOD_UP_TO_THE_NORM…: the axis of these methods with each 
 
 rates='--vary=client_optimizer=sgd:learning_rate=0.3|sgd:learning_rate=1|sgd:learning_rate=3'
 
+low_rates='--vary=client_optimizer=sgd:learning_rate=0.1|sgd:learning_rate=0.3|sgd:learning_rate=1'
+
 tuned() {  # FOLDER NORMS NORMS_OF_TFF COHORT_SIZE RATE FIRST_AVERAGED_ROUND FLAG…, on drawings.
   local size="--cohort_size=$4" average="--averaging=tail:start=$6"
   sweep "tune/$1/ours" "$(each "$2" "${ours[@]%% *}")" -- "${@:7}" "$size"
@@ -109,7 +111,35 @@ tuned() {  # FOLDER NORMS NORMS_OF_TFF COHORT_SIZE RATE FIRST_AVERAGED_ROUND FLA
     "--participation=bernoulli:q=$5" --cohort_seed=secret
 }
 
+coins='participation=bernoulli:q=0.3|beta_bernoulli|extreme_imbalance'
+secretly=("${exact[@]}" --cohort_seed=secret)
+
+tuned_coins() {  # FOLDER NORMS AXIS_OF_RATES AXIS_OF_SEEDS FIRST_AVERAGED_ROUND FLAG…: DP-FedAvg under uneven coins.
+  sweep "tune_secret/$1" "$(each "$2" tff_dp_fedavg:clip=)" "$3" "$4" \
+    '--vary=participation=beta_bernoulli|extreme_imbalance' -- "${@:6}" "${secretly[@]}" "--averaging=tail:start=$5"
+}
+
+# FOLDER NORM FIRST_AVERAGED_ROUND NORM/RATE NORM/RATE NORM/RATE FLAG…, with the norm of certified runs with secret
+# cohorts, and a pair of DP-FedAvg for each kind of coins.
+by_coins() {
+  local pair algorithms='' optimizers=''
+  for pair in "${@:4:3}"; do
+    algorithms+="|tff_dp_fedavg:clip=${pair%/*}" optimizers+="|sgd:learning_rate=${pair#*/}"
+  done
+  sweep "secret/$1/theirs" "--vary=algorithm=${algorithms#|};client_optimizer=${optimizers#|};$coins" "$seeds" -- \
+    "${@:7}" "${secretly[@]}" "--averaging=tail:start=$3"
+  sweep "secret/$1/ours" "--vary=$coins" "$seeds" -- "${@:7}" "--algorithm=certified:clip=$2" --cohort_seed=secret
+  sweep "secret/$1/public" "--vary=$coins" "$seeds" -- "${@:7}"
+}
+
+digits_by_coins=(
+  --flagfile=experiments/presets/digits_secure_sum.flags --rounds=20 --eval_every=20 --noclient_metrics
+  --algorithm=certified:clip=0.5
+)
+# A client comes about as often as in 100 rounds of 100 of 900 clients.
+femnist_by_coins=("${femnist[@]}" --rounds=40 --eval_every=40)
 cohorts=(--cohort_size=30 --rounds=60)
+cifar10_by_coins=("${cifar10[@]}" --rounds=60 --algorithm=certified:weights=online,noise=ar1,clip=0.1)
 
 tuned_photographs() {  # FOLDER AXIS AXIS FLAG…, on drawings.
   sweep "tune_cifar10/$1" "$2" "$3" -- "${cifar10[@]}" --dataset=things:copies=1050 "${@:4}"
@@ -135,10 +165,11 @@ extractor() {  # The default features' network.
     python -m experiments.pretrain --public_data=glyphs "--output=$RUNS/extractor" || exit
 }
 
-steps='tune, tune_cifar10, mnist, writers, femnist, cifar10, secret, others, documents or report'
+steps='tune, tune_cifar10, tune_secret, mnist, writers, femnist, cifar10, secret, others, documents or report'
 [ $# -gt 0 ] || { echo "give steps: $steps" >&2; exit 2; }
 for step; do
-  case $step in tune | mnist | writers | femnist | secret | others) extractor ;; tune_cifar10 | cifar10) imagenet ;; esac
+  case $step in tune | tune_secret | mnist | writers | femnist | secret | others) extractor ;; esac
+  case $step in tune_cifar10 | tune_secret | cifar10 | secret) imagenet ;; esac
   case $step in
     tune)
       tuned mnist '0.1 0.15 0.25 0.5' '0.05 0.1 0.25' 30 0.3 46 "${common[@]}" --dataset=glyphs --eval_every=60
@@ -175,23 +206,20 @@ for step; do
         photographs "cohorts$epsilon" 3 'uniform|beta:a=2,b=5' 46 "${cohorts[@]}" "--epsilon=$epsilon"
       done
       ;;
-    secret)  # Cohorts by coins, secret and public. DP-FedAvg has the best of a grid on these digits for each kind.
-      coins='--vary=participation=bernoulli:q=0.3|beta_bernoulli|extreme_imbalance'
-      digits=(--flagfile=experiments/presets/digits_secure_sum.flags --rounds=20 --eval_every=20 --noclient_metrics)
-      secretly=("${exact[@]}" --cohort_seed=secret)
-      average=--averaging=tail:start=16
-      axis='--vary=algorithm=tff_dp_fedavg:clip=0.25|tff_dp_fedavg:clip=0.5|tff_dp_fedavg:clip=1|tff_dp_fedavg:clip=2'
-      sweep tune/digits/secret "$axis" "$rates" '--vary=participation=beta_bernoulli|extreme_imbalance' \
-        '--vary=seed=11|77|500' -- "${digits[@]}" "${secretly[@]}" "$average"
-      axis='--vary=algorithm=tff_dp_fedavg:clip=1|tff_dp_fedavg:clip=0.5|tff_dp_fedavg:clip=0.25'
-      axis+=';client_optimizer=sgd:learning_rate=1|sgd:learning_rate=0.3|sgd:learning_rate=1'
-      sweep secret/digits/theirs "$axis;${coins#--vary=}" "$seeds" -- "${digits[@]}" "${secretly[@]}" "$average"
-      sweep secret/digits/ours "$coins" "$seeds" -- "${digits[@]}" --algorithm=certified:clip=1 --cohort_seed=secret
-      sweep secret/digits/public "$coins" "$seeds" -- "${digits[@]}" --algorithm=certified:clip=0.5
-      sweep secret/mnist/theirs "$coins" "$seeds" -- "${mnist[@]}" "${secretly[@]}" --averaging=tail:start=46 \
-        --algorithm=tff_dp_fedavg:clip=0.25
-      sweep secret/mnist/ours "$coins" "$seeds" -- "${mnist[@]}" --algorithm=certified:clip=0.25 --cohort_seed=secret
-      sweep secret/mnist/public "$coins" "$seeds" -- "${mnist[@]}"
+    tune_secret)  # On drawings; on the digits themselves with other seeds.
+      one=--vary=seed=42
+      tuned_coins mnist '0.1 0.25' "$low_rates" $one 46 "${common[@]}" --dataset=glyphs --eval_every=60
+      tuned_coins femnist '0.5 1' "$rates" $one 31 "${femnist_by_coins[@]}" --dataset=glyphs:classes=62,copies=1400 \
+        --partition=iid --num_clients=900
+      tuned_coins cifar10 '0.1 0.25' "$rates" $one 46 "${cifar10_by_coins[@]}" --dataset=things:copies=1050
+      tuned_coins digits '0.25 0.5 1 2' "$rates" '--vary=seed=11|77|500' 16 "${digits_by_coins[@]}"
+      [ "$SWEEP" = --dry_run ] || python -m experiments.reporting.best "$RUNS/tune_secret" || failed=1
+      ;;
+    secret)
+      by_coins digits 1 16 1/1 0.5/0.3 0.25/1 "${digits_by_coins[@]}"
+      by_coins mnist 0.25 46 0.25/1 0.25/1 0.25/1 "${mnist[@]}"
+      seeds=$few by_coins femnist 1 31 1/3 1/3 1/3 "${femnist_by_coins[@]}"
+      by_coins cifar10 0.1 46 0.1/3 0.1/3 0.1/3 "${cifar10_by_coins[@]}"
       ;;
     others)  # Who pays, FEMNIST's ceilings, ε = 1 with few features, and everybody in each round on other features.
       # Runs without a certificate write clients' accuracies.
@@ -222,8 +250,9 @@ for step; do
       python -m experiments.report "$RUNS"/mnist/*/ "--output_dir=$RUNS/report/mnist" || failed=1
       python -m experiments.report "$RUNS"/{writers,femnist}/*/ "--output_dir=$RUNS/report/handwriting" || failed=1
       python -m experiments.report "$RUNS/cifar10" "--output_dir=$RUNS/report/cifar10" || failed=1
-      python -m experiments.report "$RUNS"/secret/digits/*/ "--output_dir=$RUNS/report/secret_digits" || failed=1
-      python -m experiments.report "$RUNS"/secret/mnist/*/ "--output_dir=$RUNS/report/secret_mnist" || failed=1
+      for data in digits mnist femnist cifar10; do
+        python -m experiments.report "$RUNS/secret/$data"/*/ "--output_dir=$RUNS/report/secret_$data" || failed=1
+      done
       python -m experiments.report "$RUNS"/others/*/ "--output_dir=$RUNS/report/others" || failed=1
       python -m experiments.report "$RUNS/documents" "--output_dir=$RUNS/report/documents" || failed=1
       ;;
