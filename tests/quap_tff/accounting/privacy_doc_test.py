@@ -153,8 +153,6 @@ def test_secret_cohorts():
   [
     ('independent', 'independent'),
     ('ar1:decay=0.5', '`ar1:decay=0.5`'),
-    ('ar1:decay=0.9', '`ar1:decay=0.9`'),
-    ('blt:gain=0.6/0.3,decay=0.9/0.4', '`blt:gain=0.6/0.3,decay=0.9/0.4`'),
     ('blt', '`blt:gain=0.7733,decay=0.5088`'),
     ('banded:bands=3', '`banded:bands=3,gain=0.6976/0.5726`'),
   ],
