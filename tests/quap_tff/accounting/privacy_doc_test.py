@@ -6,7 +6,6 @@ import pathlib
 import numpy as np
 import pytest
 
-from quap_tff import accounting
 from quap_tff.accounting import accountants
 from quap_tff.accounting import history
 from quap_tff.common import registry
@@ -139,13 +138,6 @@ def test_amplification():
   bounds = up_fixed(amplified, 2), up_fixed(_epsilon(math.sqrt(6) / _Z), 2)
   assert f'For z = {up_fixed(_Z, 3)}, 20 rounds and q = 0.3, privacy loss distributions give ε = {bounds[0]} (' in _DOC
   assert f'A client known to have been in 6 of the 20 rounds has ε = {bounds[1]}.' in _DOC
-
-
-@pytest.mark.slow
-def test_secret_cohorts():
-  z = accounting.sampled_noise_multiplier(np.array([0.3]), 60, 3.0, _DELTA)
-  assert f'At (3, 1e-5), for 60 rounds and q = 0.3, this is z = {up_fixed(z, 3)}.' in _DOC
-  assert f'been in 18 of the 60 rounds needs z = {up_fixed(math.sqrt(18) / _MU, 3)}.' in _DOC
 
 
 @pytest.mark.parametrize(
