@@ -8,7 +8,6 @@ import pytest
 
 from quap_tff.accounting import accountants
 from quap_tff.accounting import history
-from quap_tff.common import registry
 from quap_tff.common.lazy import tf
 from quap_tff.common.numbers import rounding
 from quap_tff.common.numbers import slack as slacks
@@ -22,7 +21,6 @@ from quap_tff.mechanisms.noise import integer_noise
 from quap_tff.mechanisms.noise import integers
 from quap_tff.mechanisms.parts import budgets
 from quap_tff.mechanisms.parts import clip_rules
-from quap_tff.mechanisms.parts import postprocessing
 from tests.quap_tff import noise_checks
 
 _ROOT = pathlib.Path(__file__).parents[3]
@@ -138,24 +136,6 @@ def test_amplification():
   bounds = up_fixed(amplified, 2), up_fixed(_epsilon(math.sqrt(6) / _Z), 2)
   assert f'For z = {up_fixed(_Z, 3)}, 20 rounds and q = 0.3, privacy loss distributions give ε = {bounds[0]} (' in _DOC
   assert f'A client known to have been in 6 of the 20 rounds has ε = {bounds[1]}.' in _DOC
-
-
-@pytest.mark.parametrize(
-  'spec, name',
-  [
-    ('independent', 'independent'),
-    ('ar1:decay=0.5', '`ar1:decay=0.5`'),
-    ('blt', '`blt:gain=0.7733,decay=0.5088`'),
-    ('banded:bands=3', '`banded:bands=3,gain=0.6976/0.5726`'),
-  ],
-)
-def test_correlated_noise(spec, name):
-  (noise,) = registry.parse_spec('noise', spec, correlation.FAMILIES).candidates(60, 20, 3)
-  if name.startswith('`'):
-    assert registry.format_spec(spec.partition(':')[0], noise) == name.strip('`')
-  left = noise.published_noise(np.cumsum(postprocessing.Tail(31).shares(60)[::-1])[::-1])
-  own, worst = noise.worst_case(20, 3, 60) / _MU, noise.worst_case(20, 1, 60) / _MU
-  assert f'| {name} | {own:.2f} | {own * left:.2f} | {worst:.2f} | {worst * left:.2f} |' in _DOC
 
 
 def test_the_charge_is_the_one_that_is_written_out():
