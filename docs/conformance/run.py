@@ -34,7 +34,7 @@ VERSION = '0.87.0'
 CONTEXTS = ('tff', 'quap_tff')
 PASSED, SKIPPED, FAILED = 'passed', 'skipped', 'failed'
 
-# Tests that pass in TFF's context and not in ours, with the reason (docs/runtimes.md).
+# Tests that pass in TFF's context and not in ours, with the reason.
 KNOWN = {
   'aggregators/stochastic_discretization_test.py::StochasticDiscretizationExecutionTest.test_discretize_impl_zero_size_'
   'tensor': 'the mean of an empty tensor is NaN, which times 0 is NaN in TensorFlow; the worker makes it 0',
