@@ -147,6 +147,12 @@ def _cases():
 CASES = _cases()
 
 
+@functools.lru_cache(maxsize=None)
+def _plan(name):
+  """The plan of a case. Plans do not change, and some are solved for seconds."""
+  return CASES[name]()
+
+
 # A case for each kind of round, see `_kind_of_round`. To the composer those of the second set are aggregations as
 # that of the method quap is, see `_kind_of_training`.
 _TRAINED = frozenset(
@@ -198,7 +204,7 @@ def _kind_of_training(plan):
 class TestFunctions(mechanisms.FunctionsContract):
   @pytest.fixture(scope='class', params=CASES)
   def plan(self, request):
-    plan = CASES[request.param]()
+    plan = _plan(request.param)
     if not mechanisms.is_lifted(plan):
       pytest.skip('It has a TFF computation of its own.')
     return plan
@@ -208,28 +214,28 @@ class TestFunctions(mechanisms.FunctionsContract):
 class TestInTff(mechanisms.MechanismContract):
   @pytest.fixture(scope='class', params=sorted(_TRAINED))
   def plan(self, request):
-    return CASES[request.param]()
+    return _plan(request.param)
 
 
 @pytest.mark.slow
 class TestLiftedAlone(mechanisms.LiftedContract):
   @pytest.fixture(scope='class', params=sorted(_LIFTED_ALONE))
   def plan(self, request):
-    return CASES[request.param]()
+    return _plan(request.param)
 
 
 @pytest.mark.thorough
 class TestTrained(mechanisms.TrainedContract):
   @pytest.fixture(scope='class', params=sorted(_LIFTED_ALONE))
   def plan(self, request):
-    return CASES[request.param]()
+    return _plan(request.param)
 
 
 @pytest.mark.thorough
 class TestLifted(mechanisms.LiftedContract):
   @pytest.fixture(scope='class', params=sorted(CASES.keys() - _REPRESENTATIVES))
   def plan(self, request):
-    return CASES[request.param]()
+    return _plan(request.param)
 
 
 @pytest.mark.thorough
@@ -249,7 +255,7 @@ class TestMoreThanAnAggregation(mechanisms.TrainedContract):
 @pytest.mark.slow
 @pytest.mark.parametrize('kind_of, names', [(_kind_of_round, _REPRESENTATIVES), (_kind_of_training, _TRAINED)])
 def test_each_kind_has_one_representative(kind_of, names):
-  kinds = {name: kind_of(make()) for name, make in CASES.items()}
+  kinds = {name: kind_of(_plan(name)) for name in CASES}
   chosen = [kinds[name] for name in sorted(names)]
   assert len(set(chosen)) == len(chosen)
   assert not [name for name, kind in kinds.items() if kind not in chosen]
@@ -268,7 +274,7 @@ def _concrete(base):
 
 @pytest.mark.slow
 def test_each_mechanism_has_a_case():
-  found = [make() for make in CASES.values()]
+  found = [_plan(name) for name in CASES]
   kinds = {type(plan.mechanism) for plan in found} | {type(plan.config) for plan in found}
   assert not set(_concrete(mechanism_lib.Mechanism)) - kinds
   assert set(folders.MECHANISMS.values()) <= kinds
