@@ -147,7 +147,7 @@ def _cases():
 CASES = _cases()
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _plan(name):
   """The plan of a case. Plans do not change, and some are solved for seconds."""
   return CASES[name]()
