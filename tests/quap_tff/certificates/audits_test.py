@@ -1,8 +1,10 @@
 """audit.json: what it may say, that it is one certificate's, and that it refutes what it proves wrong."""
 
 import copy
+import json
 import re
 import shutil
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -93,9 +95,10 @@ def _audit(path, **guesses):
   return made.read(path, folders.AUDIT)
 
 
-def _forge(path, record):
-  """Seals another audit."""
-  files.write_json(str(path / folders.AUDIT), certificate_lib.sealed(record))
+def _problems(audit, record):
+  """What is found wrong with another record of an audit, once it is sealed; as its file would be read."""
+  forged = json.loads(files.json_text(certificate_lib.sealed(record)))
+  return audits.audit_problems(forged, audit.certificate)
 
 
 @pytest.fixture(name='run')
@@ -111,6 +114,20 @@ def _run(originals, tmp_path):
 def _audited(run):
   _audit(run)
   return run
+
+
+class _Audit(NamedTuple):
+  """The record of an audit, and the certificate of the run that it is of."""
+
+  record: dict[str, Any]
+  certificate: dict[str, Any]
+
+
+@pytest.fixture(scope='module', name='audit')
+def _of_canaries(originals, tmp_path_factory):
+  path = tmp_path_factory.mktemp('audit') / 'run'
+  shutil.copytree(originals / 'server', path / folders.SUBFOLDER)
+  return _Audit(_audit(path), _certificate(path))
 
 
 @pytest.mark.slow
@@ -242,59 +259,53 @@ _OF_GROUP = {
 
 class TestForgeries:
   @pytest.mark.slow
+  def test_verification_reads_it(self, audited):
+    forged = {**made.read(audited, folders.AUDIT), 'mu_lower_bound': 0.5}
+    files.write_json(str(audited / folders.AUDIT), certificate_lib.sealed(forged))
+    [problem] = made.problems(audited)
+    assert problem.startswith('audit.json: mu_lower_bound: it says 0.5, but the files give')
+
+  @pytest.mark.slow
   @pytest.mark.parametrize('name', _CHANGES)
-  def test_of_the_canaries(self, name, audited):
+  def test_of_the_canaries(self, name, audit):
     changes, words = _CHANGES[name]
-    _forge(audited, {**made.read(audited, folders.AUDIT), **changes})
-    assert [one for one in made.problems(audited) if one.startswith('audit.json') and words in one], made.problems(
-      audited
-    )
+    found = _problems(audit, {**audit.record, **changes})
+    assert [one for one in found if one.startswith('audit.json') and words in one], found
 
   @pytest.mark.slow
   @pytest.mark.parametrize('name', _OF_GAME)
-  def test_of_the_game(self, name, audited):
+  def test_of_the_game(self, name, audit):
     changes, words = _OF_GAME[name]
-    record = made.read(audited, folders.AUDIT)
-    _forge(audited, {**record, 'game': {**record['game'], **changes}})
-    assert [one for one in made.problems(audited) if one.startswith('audit.json') and words in one], made.problems(
-      audited
-    )
+    found = _problems(audit, {**audit.record, 'game': {**audit.record['game'], **changes}})
+    assert [one for one in found if one.startswith('audit.json') and words in one], found
 
   @pytest.mark.slow
   @pytest.mark.parametrize('name', _OF_GROUP)
-  def test_of_a_group(self, name, audited):
+  def test_of_a_group(self, name, audit):
     changes, words = _OF_GROUP[name]
-    record = made.read(audited, folders.AUDIT)
-    first, second, third = record['groups']
-    _forge(audited, {**record, 'groups': [first, {**second, **changes}, third]})
-    assert [one for one in made.problems(audited) if one.startswith('audit.json') and words in one], made.problems(
-      audited
-    )
+    first, second, third = audit.record['groups']
+    found = _problems(audit, {**audit.record, 'groups': [first, {**second, **changes}, third]})
+    assert [one for one in found if one.startswith('audit.json') and words in one], found
 
   @pytest.mark.slow
-  def test_a_key_that_is_missing(self, audited):
-    record = made.read(audited, folders.AUDIT)
-    for holder, names in ((None, list(record)), ('game', list(record['game']))):
+  def test_a_key_that_is_missing(self, audit):
+    for holder, names in ((None, list(audit.record)), ('game', list(audit.record['game']))):
       for name in names:
-        less = copy.deepcopy(record)
+        less = copy.deepcopy(audit.record)
         del (less if holder is None else less[holder])[name]
-        (audited / folders.AUDIT).write_text(
-          files.json_text(certificate_lib.sealed(less) if name != 'sha256' else less)
-        )
-        assert made.problems(audited), name
+        sealed = certificate_lib.sealed(less) if name != 'sha256' else less
+        assert audits.audit_problems(sealed, audit.certificate), name
 
   @pytest.mark.slow
   @pytest.mark.parametrize('game', [[], 'x', 5, True, {}])
-  def test_a_game_that_is_none(self, game, audited):
-    _forge(audited, {**made.read(audited, folders.AUDIT), 'game': game})
-    assert made.problems(audited)
+  def test_a_game_that_is_none(self, game, audit):
+    assert _problems(audit, {**audit.record, 'game': game})
 
   @pytest.mark.slow
   @pytest.mark.parametrize('value', [2.3, True, 'x', [2.3], {'a': 2.3}, None])
-  def test_any_other_value_in_any_place(self, value, audited):
-    record = made.read(audited, folders.AUDIT)
-    honest = audits.audit_problems(record, _certificate(audited))
-    assert not honest
+  def test_any_other_value_in_any_place(self, value, audit):
+    record, certificate = copy.deepcopy(audit.record), audit.certificate
+    assert not audits.audit_problems(record, certificate)
     for holder in (record, record['game']):
       for name, kept in list(holder.items()):
         # Some numbers are measured, and follow from no others.
@@ -305,7 +316,7 @@ class TestForgeries:
         if name == 'game' and value is None:
           continue  # Its tests are counted, and so are its bounds.
         holder[name] = value
-        assert audits.audit_problems(certificate_lib.sealed(record), _certificate(audited)), name
+        assert audits.audit_problems(certificate_lib.sealed(record), certificate), name
         holder[name] = kept
 
   @pytest.mark.slow
@@ -392,12 +403,18 @@ def _secret_original(tmp_path_factory):
   return path
 
 
+@pytest.fixture(scope='module', name='secret_audit')
+def _secret_audit(secret_original, tmp_path_factory):
+  certificate, path = _certificate(secret_original), tmp_path_factory.mktemp('audit')
+  audits.write_audit(str(path), _measured_in_secret(certificate), certificate)
+  return _Audit(made.read(path, folders.AUDIT), certificate)
+
+
 @pytest.fixture(name='secret')
-def _secret(secret_original, tmp_path):
+def _secret(secret_original, secret_audit, tmp_path):
   """The folder of a run with secret cohorts, and its audit."""
   path = shutil.copytree(secret_original, tmp_path / 'secret')
-  certificate = _certificate(path)
-  audits.write_audit(str(path), _measured_in_secret(certificate), certificate)
+  files.write_json(str(path / folders.AUDIT), secret_audit.record)
   return path
 
 
@@ -442,21 +459,21 @@ class TestOfSecretCohorts:
     assert 'that is claimed for this client' in lines[1]
 
   @pytest.mark.parametrize('name', _OF_SECRET)
-  def test_forgeries(self, name, secret):
+  def test_forgeries(self, name, secret_audit):
     changes, words = _OF_SECRET[name]
-    _forge(secret, {**made.read(secret, folders.AUDIT), **changes})
-    assert [one for one in made.problems(secret) if one.startswith('audit.json') and words in one]
+    found = _problems(secret_audit, {**secret_audit.record, **changes})
+    assert [one for one in found if one.startswith('audit.json') and words in one], found
 
   @pytest.mark.parametrize('name', _OF_SECRET_GAME)
-  def test_forgeries_of_the_game(self, name, secret):
+  def test_forgeries_of_the_game(self, name, secret_audit):
     changes, words = _OF_SECRET_GAME[name]
-    record = made.read(secret, folders.AUDIT)
-    _forge(secret, {**record, 'game': {**record['game'], **changes}})
-    assert [one for one in made.problems(secret) if one.startswith('audit.json') and words in one]
+    record = secret_audit.record
+    found = _problems(secret_audit, {**record, 'game': {**record['game'], **changes}})
+    assert [one for one in found if one.startswith('audit.json') and words in one], found
 
   @pytest.mark.parametrize('value', [2.3, True, 'x', [2.3], {'a': 2.3}, None])
-  def test_any_other_value_in_any_place(self, value, secret):
-    record, certificate = made.read(secret, folders.AUDIT), _certificate(secret)
+  def test_any_other_value_in_any_place(self, value, secret_audit):
+    record, certificate = copy.deepcopy(secret_audit.record), secret_audit.certificate
     assert not audits.audit_problems(record, certificate)
     for holder in (record, record['game']):
       for name, kept in list(holder.items()):
@@ -467,6 +484,6 @@ class TestOfSecretCohorts:
         holder[name] = kept
 
   def test_an_audit_of_canaries(self, secret):
-    record = made.read(secret, folders.AUDIT)
-    _forge(secret, {**record, 'canaries': 6, 'canary_clients': [0, 1, 2, 3, 4, 5], 'game': None})
+    forged = {**made.read(secret, folders.AUDIT), 'canaries': 6, 'canary_clients': list(range(6)), 'game': None}
+    files.write_json(str(secret / folders.AUDIT), certificate_lib.sealed(forged))
     assert [one for one in made.problems(secret) if 'is not an audit' in one]
