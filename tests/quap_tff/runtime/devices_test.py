@@ -6,14 +6,10 @@ import pytest
 
 from tests import processes
 
-_PROGRAM = """
+_POOLS = """
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from quap_tff import runtime
-from tests import processes
-from tests.quap_tff.runtime import cases
-from tests.quap_tff.runtime import comparison
 
 pools = tf.config.threading
 runtime.prepare(runtime.RuntimeConfig(device='cpu', num_threads=1))
@@ -21,6 +17,14 @@ print(pools.get_inter_op_parallelism_threads(), pools.get_intra_op_parallelism_t
 pools.set_inter_op_parallelism_threads(2)
 runtime.prepare(runtime.RuntimeConfig(device='cpu', num_threads=1))
 print(pools.get_inter_op_parallelism_threads(), pools.get_intra_op_parallelism_threads())
+"""
+_DEVICES = """
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from quap_tff import runtime
+from tests.quap_tff.runtime import cases
+from tests.quap_tff.runtime import comparison
 
 cpu = tf.config.list_physical_devices('CPU')[0]
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 3)
@@ -41,20 +45,20 @@ print('same')
 """
 
 
-@pytest.fixture(scope='module')
-def printed():
+def _printed(program):
+  """The lines that a program prints."""
   pytest.importorskip('tensorflow_federated')
-  found = processes.run([sys.executable, '-c', _PROGRAM])
+  found = processes.run([sys.executable, '-c', program])
   assert not found.returncode, found.stderr[-2000:]
   return found.stdout.splitlines()
 
 
 @pytest.mark.thorough
 @pytest.mark.slow
-def test_several_devices_give_the_same_bits_as_one(printed):
-  assert printed[2] == 'same'
+def test_several_devices_give_the_same_bits_as_one():
+  assert _printed(_DEVICES) == ['same']
 
 
 @pytest.mark.slow
-def test_each_client_has_one_thread_of_the_pool_unless_the_program_chose(printed):
-  assert printed[:2] == ['1 1', '2 1']
+def test_each_client_has_one_thread_of_the_pool_unless_the_program_chose():
+  assert _printed(_POOLS) == ['1 1', '2 1']
