@@ -85,10 +85,18 @@ def test_a_setting_that_comes_too_late_is_said(monkeypatch):
   assert kernels.late_setting() is None
 
 
+_DESCRIBES = 'from quap_tff.common import kernels; print(kernels.described())'
+
+
 @pytest.mark.slow
 def test_tensorflow_says_what_the_kernels_are():
   pytest.importorskip('tensorflow')
-  code = 'from quap_tff.common import kernels; print(kernels.described())'
-  assert _printed(code, {}).startswith('oneDNN on, ')
-  off = _printed(code, {'TF_ENABLE_ONEDNN_OPTS': '0', 'ONEDNN_MAX_CPU_ISA': 'AVX2'})
+  off = _printed(_DESCRIBES, {'TF_ENABLE_ONEDNN_OPTS': '0', 'ONEDNN_MAX_CPU_ISA': 'AVX2'})
   assert off.startswith('oneDNN off, ') and off.strip().endswith(', ONEDNN_MAX_CPU_ISA=AVX2')
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_tensorflow_says_that_onednn_is_on():
+  pytest.importorskip('tensorflow')
+  assert _printed(_DESCRIBES, {}).startswith('oneDNN on, ')
