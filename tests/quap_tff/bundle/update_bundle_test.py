@@ -123,7 +123,7 @@ class TestUpdate:
 class TestRounds:
   """The same updates as those of clients that train have the same bits in sums, state, metrics and ledger."""
 
-  @pytest.mark.parametrize('held', [False, True])
+  @pytest.mark.parametrize('held', [False, pytest.param(True, marks=pytest.mark.thorough)])
   def test_are_those_of_clients_that_train(self, held, tmp_path):
     model_fn = quap_tff.models.build_model_fn('linear_features', (FEATURES,), CLASSES)
     changes = dict(correlation=correlation.HeldNoise(0.5)) if held else dict(noise_seed=3)
