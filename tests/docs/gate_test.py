@@ -70,6 +70,7 @@ def _run(name, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.thorough  # For half a minute. `make test-deploy` runs it, too.
 def test_flower(tmp_path):
   found, rows = _run('flwr', tmp_path)
   sizes = np.array(list(collections.Counter(number for number, *_ in rows).values()))
