@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
 import math
-from typing import Any, Callable, NamedTuple, Optional, Union
+from typing import Callable, NamedTuple, Optional, Union
 
 import numpy as np
 
@@ -346,9 +346,7 @@ def exact_scale(ledger: run_ledger.RunLedger, epsilon: float, delta: float) -> f
   return float((mu.updates / left).max()) * (1 + _FLOAT32_ROOM)
 
 
-def sampled_noise_multiplier(
-  rates: np.ndarray, rounds: int, epsilon: float, delta: float, guess: Optional[float] = None
-) -> float:
+def sampled_noise_multiplier(rates: np.ndarray, rounds: int, epsilon: float, delta: float) -> float:
   """The least z at which the client of the largest rate spends at most ε at δ in rounds of Poisson sampling.
 
   It follows from public numbers alone, and not from who comes.
@@ -358,7 +356,6 @@ def sampled_noise_multiplier(
     rounds: T >= 1.
     epsilon: ε > 0 in nats, by privacy loss distributions (for a δ too small for them, by Rényi composition).
     delta: Total δ in (0, 1).
-    guess: A number near z, where the search begins, for an answer in less time; None if none is known.
 
   Returns:
     z, larger than the least one by a share of about 1e-6: room for noise multipliers in float32.
@@ -367,48 +364,65 @@ def sampled_noise_multiplier(
     ValueError: If nobody ever takes part, or no noise is enough.
   """
   checks.number('epsilon', epsilon, above=0)
-  target: dict[str, Any] = dict(epsilon=epsilon, delta=delta, rounds=rounds)
   rate = float(np.max(rates))
   if not rate:
     raise ValueError('There is no noise to choose: all participation rates are 0.')
-  name = default_name(histories_lib.History.gaussian(1.0, rounds, rate), delta)
-  if guess is not None:
-    found = _near(guess, rounds, rate, epsilon, delta, name)
-    if found is not None:
-      return found
-  by = get(name)
-  multiplier = solve(**target, sampling_rate=rate).noise_multiplier * (1 + _FLOAT32_ROOM)
+  by = get(default_name(histories_lib.History.gaussian(1.0, rounds, rate), delta))
+  solution = solve(epsilon=epsilon, delta=delta, rounds=rounds, sampling_rate=rate)
+  multiplier = solution.noise_multiplier * (1 + _FLOAT32_ROOM)
   # The library's grid follows the noise, so its ε is not exactly monotonic.
   while by.epsilon(histories_lib.History.gaussian(multiplier, rounds, rate), delta) > epsilon:
     multiplier *= 1 + _FLOAT32_ROOM
   return multiplier
 
 
-def _near(guess: float, rounds: int, rate: float, epsilon: float, delta: float, name: str) -> Optional[float]:
-  """z at which ε is nearly reached and not exceeded, by the secant method in logarithms; None if it does not come near.
+class PlaceOnCurve(NamedTuple):
+  """A noise multiplier, and how ε falls there.
 
-  ε is smaller by a share of about 1e-6, which leaves z room for float32.
+  Attributes:
+    noise_multiplier: z.
+    slope: The derivative of ln ε by ln z.
   """
-  by = get(name)
+
+  noise_multiplier: float
+  slope: float = -1.0
+
+
+def near(guess: PlaceOnCurve, rate: float, rounds: int, epsilon: float, delta: float) -> Optional[PlaceOnCurve]:
+  """The noise multiplier of `sampled_noise_multiplier`, from a number near it and in a part of the time.
+
+  Args:
+    guess: Where the secant method, in logarithms, begins.
+    rate: q in (0, 1].
+    rounds: T >= 1.
+    epsilon: ε > 0 in nats.
+    delta: Total δ in (0, 1).
+
+  Returns:
+    z with an ε that is smaller than the one asked for by a share of about 1e-6, and the slope from the guess to it;
+    None if the search does not come near.
+  """
+  by = get(default_name(histories_lib.History.gaussian(1.0, rounds, rate), delta))
 
   def excess(log_noise: float) -> float:
     reached = by.epsilon(histories_lib.History.gaussian(math.exp(log_noise), rounds, rate), delta)
     return math.log(reached / epsilon) + _FLOAT32_ROOM if reached else -math.inf
 
-  before = math.log(guess)
-  excess_before = excess(before)
-  # As if ε were in proportion to 1/z.
-  now = before + excess_before
-  for _ in range(_MOST_STEPS):
-    if not abs(now - math.log(guess)) < 1:
+  first = before = math.log(guess.noise_multiplier)
+  excess_before, slope, slope_of_first = excess(before), guess.slope, guess.slope
+  for step in range(_MOST_STEPS):
+    if abs(excess_before) < _NEAR:
+      return PlaceOnCurve(math.exp(before), slope_of_first)
+    now = before - excess_before / slope
+    if not abs(now - first) < 1:
       return None
     excess_now = excess(now)
-    if abs(excess_now) < _NEAR:
-      return math.exp(now)
     if excess_now == excess_before:
       return None
     slope = (excess_now - excess_before) / (now - before)
-    before, excess_before, now = now, excess_now, now - excess_now / slope
+    # Later steps are so short that the grid's steps show in their slopes.
+    slope_of_first = slope if not step else slope_of_first
+    before, excess_before = now, excess_now
   return None
 
 

@@ -1,5 +1,6 @@
 """Each client's own account under secret coins (docs/proofs.md, theorem 6): the least noise that its rate needs."""
 
+from collections.abc import Sequence
 import functools
 import math
 from typing import Optional
@@ -56,20 +57,33 @@ def least_noise(rates: np.ndarray, rounds: int, epsilon: float, delta: float) ->
   distinct, index = distinct[::-1], len(distinct) - 1 - index
   if len(distinct) > _MOST_RATES:
     raise ValueError(f'At most {_MOST_RATES} rates are accounted for, found {len(distinct)}. Use `accounted_rates`.')
-  found: list[float] = []
+  places: list[accountants.PlaceOnCurve] = []
   for place, rate in enumerate(distinct.tolist()):
-    guess = _next_on_curve(np.log(distinct[:place]), np.log(found), math.log(rate))
-    found.append(accountants.sampled_noise_multiplier(np.array([rate]), rounds, epsilon, delta, guess))
-  return np.array(found)[index]
+    guess = _next_on_curve(np.log(distinct[:place]), places, math.log(rate))
+    found = accountants.near(guess, rate, rounds, epsilon, delta) if guess else None
+    if not found:
+      found = accountants.PlaceOnCurve(
+        accountants.sampled_noise_multiplier(np.array([rate]), rounds, epsilon, delta),
+        places[-1].slope if places else accountants.PlaceOnCurve(1.0).slope,
+      )
+    places.append(found)
+  return np.array([place.noise_multiplier for place in places])[index]
 
 
-def _next_on_curve(x: np.ndarray, log_values: np.ndarray, at: float) -> Optional[float]:
-  """A guess at the next value, by a parabola through the logarithms of the three before; None if there are not two."""
+def _next_on_curve(
+  x: np.ndarray, places: Sequence[accountants.PlaceOnCurve], at: float
+) -> Optional[accountants.PlaceOnCurve]:
+  """A guess at the next place, by a parabola through the three before, in logarithms; None if there are not two."""
   if len(x) < 2:
     return None
-  last = slice(-3, None)
-  shifted = x[last] - at
-  return math.exp(np.polyfit(shifted, log_values[last], len(shifted) - 1)[-1])
+  log_noise = np.log([place.noise_multiplier for place in places[-3:]])
+  noise = math.exp(_continued(x[-3:] - at, log_noise))
+  return accountants.PlaceOnCurve(noise, _continued(x[-2:] - at, np.array([place.slope for place in places[-2:]])))
+
+
+def _continued(x: np.ndarray, values: np.ndarray) -> float:
+  """The value at 0 of the polynomial through these points."""
+  return float(np.polyfit(x, values, len(x) - 1)[-1])
 
 
 def epsilons(rates: np.ndarray, multipliers: np.ndarray, rounds: int, delta: float) -> np.ndarray:

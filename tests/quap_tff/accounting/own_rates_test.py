@@ -8,6 +8,7 @@ import pytest
 
 from quap_tff import accounting
 from quap_tff.account import __main__ as program
+from quap_tff.accounting import accountants
 from quap_tff.accounting import own_rates
 from quap_tff.common.numbers import rounding
 
@@ -43,13 +44,18 @@ def test_each_client_spends_its_epsilon_at_the_weight_of_its_own_rate():
   assert least[0] == least[2]
 
 
-@pytest.mark.parametrize('guess', [None, 1.42, 1.0, 50.0, 1e-3])
+@pytest.mark.parametrize('guess', [(1.42, -1.3), (1.42, -1.0), (1.0, -1.0)])
 def test_a_guess_changes_the_time_and_not_the_noise(guess):
   least = accounting.sampled_noise_multiplier(np.array([0.1]), 60, 3.0, _DELTA)
-  found = accounting.sampled_noise_multiplier(np.array([0.1]), 60, 3.0, _DELTA, guess)
-  assert abs(found / least - 1) < 3e-6
-  history = accounting.History.gaussian(found, 60, 0.1)
+  found = accountants.near(accountants.PlaceOnCurve(*guess), 0.1, 60, 3.0, _DELTA)
+  assert abs(found.noise_multiplier / least - 1) < 3e-6
+  history = accounting.History.gaussian(found.noise_multiplier, 60, 0.1)
   assert accounting.account(history, _DELTA, ['pld'])['pld'].epsilon <= 3
+
+
+@pytest.mark.parametrize('noise', [50.0, 1e-3])
+def test_a_guess_that_is_far_off_finds_nothing(noise):
+  assert accountants.near(accountants.PlaceOnCurve(noise), 0.1, 60, 3.0, _DELTA) is None
 
 
 @pytest.mark.slow
