@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -37,6 +38,12 @@ def _sums(*mu_squared):
   return accounting.SpentBefore(mu_squared, trust='secure_sum')
 
 
+@pytest.fixture(name='chain', scope='module')
+def _of_independent_noise(tmp_path_factory):
+  """A chain of two runs, which is only to be read."""
+  return _chain(tmp_path_factory.mktemp('chain'), 'independent', 'ledger.npz')
+
+
 def _chain(tmp_path, kind, file):
   """The folder of a first run, and that of a second run that counts from a file of it."""
   first = made.folder(tmp_path / 'first', made.plan(schedule=([0], [0, 1], [0, 2], [0]), **KINDS[kind]))
@@ -46,7 +53,9 @@ def _chain(tmp_path, kind, file):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('file', ['ledger.npz', pytest.param('clients.csv', marks=pytest.mark.thorough)])
-@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize(
+  'kind', [kind if kind in ('online', 'held') else pytest.param(kind, marks=pytest.mark.thorough) for kind in KINDS]
+)
 def test_a_second_run_counts_from_the_first(kind, file, tmp_path, capsys):
   first, second, plan = _chain(tmp_path, kind, file)
   status, lines = made.answer(second, capsys)
@@ -74,9 +83,9 @@ def test_a_second_run_counts_from_the_first(kind, file, tmp_path, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('file', ['ledger.npz', 'clients.csv'])
-def test_a_third_run_counts_from_both(file, tmp_path):
+def test_a_third_run_counts_from_both(file, chain):
   """The files of the second run carry what the first one has spent, also of clients that never came again."""
-  _, second, plan = _chain(tmp_path, 'independent', 'ledger.npz')
+  _, second, plan = chain
   found = np.asarray(accounting.read_spent(second / file, 9).mu_squared)
   expected = accounting.total_mu(made.ledger(plan)).whole ** 2
   assert (found[:7] >= expected * (1 - 1e-8)).all() and (found[:7] <= expected * 1.01 + 1e-8).all()
@@ -106,8 +115,8 @@ def test_a_run_that_ends_early_is_bounded_by_what_is_left(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_other_figures_in_the_second_folder_are_found(tmp_path, capsys):
-  _, second, _ = _chain(tmp_path, 'independent', 'ledger.npz')
+def test_other_figures_in_the_second_folder_are_found(chain, tmp_path, capsys):
+  second = shutil.copytree(chain[1], tmp_path / 'second')
   value = made.read(second, 'mechanism.json')
   value['mechanism']['spent_before']['mu_squared'][1] = 0.0
   (second / 'mechanism.json').write_text(json.dumps(value, indent=1, ensure_ascii=False) + '\n')
@@ -246,7 +255,8 @@ class TestConditions:
       dict(attendance=self.PAIRS, colluders=colluders, **options), self.PAIRS, epsilon=epsilon, **made.HELD
     )
 
-  @pytest.mark.parametrize('file', ['ledger.npz', 'clients.csv'])
+  @pytest.mark.slow
+  @pytest.mark.parametrize('file', [pytest.param('ledger.npz', marks=pytest.mark.thorough), 'clients.csv'])
   def test_colluders_of_the_first_run_count_in_the_second(self, file, tmp_path, capsys):
     first = self._held(2.0, [1])
     folder = made.folder(tmp_path / 'first', first)
@@ -304,6 +314,7 @@ class TestConditions:
     with pytest.raises(ValueError, match='does not say what its run protected'):
       accounting.read_spent(tmp_path / 'one.npz')
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('file', ['ledger.npz', 'clients.csv', 'gate.state'])
   def test_a_trusted_server_in_a_run_without_one(self, file, tmp_path, capsys):
     folder = made.folder(tmp_path / 'first')
@@ -319,6 +330,7 @@ class TestConditions:
     third = accounting.read_spent(path / 'ledger.npz')
     assert third.trust == 'server' and not third.is_ideal
 
+  @pytest.mark.slow
   def test_a_gate_counts_noise_as_ideal(self, tmp_path, capsys):
     (tmp_path / 'first').mkdir()
     gate, path = gate_logs_test._folder(tmp_path / 'first')
