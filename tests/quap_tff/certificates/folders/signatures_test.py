@@ -17,6 +17,7 @@ def _signed(tmp_path):
   return made.folder(tmp_path / 'signed', signing_key=key), key, public
 
 
+@pytest.mark.slow
 def test_a_signed_folder(signed, tmp_path):
   path, _, public = signed
   verdict = certificates.verify(str(path), public)
@@ -35,6 +36,7 @@ def test_a_key_that_cannot_be_read_leaves_no_folder(tmp_path):
   assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_somebody_who_makes_the_whole_folder_anew_cannot_sign_it(signed):
   path, _, public = signed
   signature = (path / folders.SIGNATURE).read_text()
@@ -45,6 +47,7 @@ def test_somebody_who_makes_the_whole_folder_anew_cannot_sign_it(signed):
   assert problem.startswith('certificate.sig is not a signature of certificate.json')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'name, words', [(folders.SIGNATURE, 'certificate.json is not signed'), (folders.PAGE, 'certificate.html is missing')]
 )
@@ -61,14 +64,14 @@ def test_with_a_key_nothing_may_be_missing(name, words, signed):
   'change',
   [
     lambda line: '',
-    lambda line: 'client 7 has the label 3',
+    pytest.param(lambda line: 'client 7 has the label 3', marks=pytest.mark.thorough),
     lambda line: line + 'client 7 has the label 3\n',
-    lambda line: 'client 7 has the label 3\n' + line,
+    pytest.param(lambda line: 'client 7 has the label 3\n' + line, marks=pytest.mark.thorough),
     lambda line: line + '\n',
-    lambda line: line[:-1],
-    lambda line: line[:-1] + '\r\n',
-    lambda line: ' ' + line,
-    lambda line: line[:40] + '\n' + line[40:],
+    pytest.param(lambda line: line[:-1], marks=pytest.mark.thorough),
+    pytest.param(lambda line: line[:-1] + '\r\n', marks=pytest.mark.thorough),
+    pytest.param(lambda line: ' ' + line, marks=pytest.mark.thorough),
+    pytest.param(lambda line: line[:40] + '\n' + line[40:], marks=pytest.mark.thorough),
     lambda line: line[:-4] + 'B' + line[-3:] if line[-4] != 'B' else line[:-4] + 'C' + line[-3:],
     lambda line: base64.b64encode(b'x' * 63).decode() + '\n',
     lambda line: base64.b64encode(b'x' * 65).decode() + '\n',
@@ -83,6 +86,7 @@ def test_junk_in_a_signature_is_refused_with_and_without_a_key(change, signed):
     assert len(found) == 1 and found[0].startswith('certificate.sig'), found
 
 
+@pytest.mark.slow
 def test_another_signature_is_refused_only_with_a_key(signed):
   path, _, public = signed
   (path / folders.SIGNATURE).write_text(base64.b64encode(bytes(64)).decode() + '\n')
