@@ -217,7 +217,7 @@ def test_large_and_small_clients_go_to_the_table(tmp_path, measured, capsys):
   assert said.err.count('round 2 of 20') == 1
 
 
-def test_the_start_is_repeated(tmp_path, monkeypatch, capsys):
+def test_the_start_is_repeated(tmp_path, measured, monkeypatch, capsys):
   starts = iter([(9.0, 600.0), (7.5, 610.0), (7.0, 590.0), (8.0, 600.0), (7.25, 600.0)])
   monkeypatch.setattr(benchmark, '_first_round', lambda: next(starts))
   row = _table(tmp_path / 'cases.csv', 'start')['first_round']
