@@ -57,7 +57,12 @@ def test_in_process_starts_no_process_and_listens_on_no_port():
 
 @pytest.mark.parametrize(
   'kind, count, error',
-  [('native', 1, None), ('native', 1, ValueError), ('workers', 2, None), ('workers', 2, KeyboardInterrupt)],
+  [
+    ('native', 1, None),
+    pytest.param('native', 1, ValueError, marks=pytest.mark.thorough),
+    pytest.param('workers', 2, None, marks=pytest.mark.thorough),
+    ('workers', 2, KeyboardInterrupt),
+  ],
 )
 def test_workers_end_with_the_block(kind, count, error):
   before = _children()
@@ -122,7 +127,9 @@ def _two_workers():
     yield context
 
 
-@pytest.mark.parametrize('name', ['fed_avg_functional', 'local_computations'])
+@pytest.mark.parametrize(
+  'name', [pytest.param('fed_avg_functional', marks=pytest.mark.thorough), 'clipping_factory', 'local_computations']
+)
 def test_two_workers_give_the_single_contexts_result(two_workers, name):
   with tff.framework.get_context_stack().install(two_workers):
     found = cases.CASES[name]()
