@@ -202,7 +202,10 @@ def _kind_of_training(plan):
 
 @pytest.mark.slow
 class TestFunctions(mechanisms.FunctionsContract):
-  @pytest.fixture(scope='class', params=CASES)
+  # The account of those that are trained is compared there.
+  @pytest.fixture(
+    scope='class', params=[pytest.param(name, marks=pytest.mark.thorough if name in _TRAINED else ()) for name in CASES]
+  )
   def plan(self, request):
     plan = _plan(request.param)
     if not mechanisms.is_lifted(plan):
