@@ -52,7 +52,7 @@ def _versions_of_the_diff() -> tuple[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('version', ['before', 'after'])
+@pytest.mark.parametrize('version', [pytest.param('before', marks=pytest.mark.thorough), 'after'])
 def test_the_diff_leads_from_one_program_that_trains_to_another(version: str):
   before, after = _versions_of_the_diff()
   batch = {'x': np.zeros([5, 8, 8, 1], np.float32), 'y': np.zeros([5], np.int32)}

@@ -19,9 +19,6 @@ from tests.experiments import harness
 pytestmark = pytest.mark.slow
 
 
-_FEATURES = pytest.param('features', marks=pytest.mark.thorough)
-
-
 @pytest.fixture(scope='module', name='runs')
 def _runs(library):
   """The folder of a run: with dropout, or with features and a certificate."""
@@ -129,7 +126,7 @@ class TestCommand:
       np.testing.assert_array_equal(found['labels'], expected.argmax(axis=1))
     assert not capsys.readouterr().out
 
-  @pytest.mark.parametrize('mode', ['L', 'RGB', '1'])
+  @pytest.mark.parametrize('mode', ['RGB', *(pytest.param(mode, marks=pytest.mark.thorough) for mode in ('L', '1'))])
   def test_a_picture(self, runs, tmp_path, capsys, mode):
     pixels = np.zeros((8, 8), np.uint8)
     pixels[2:6, 3:5] = 255

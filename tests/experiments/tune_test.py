@@ -140,6 +140,7 @@ def test_fedavg_has_no_norm_no_planned_average_and_no_certificate(tmp_path):
   assert '--tuning' not in (tmp_path / 'tuned.flags').read_text()
 
 
+@pytest.mark.slow
 def test_more_rounds_must_gain_a_point(tmp_path):
   for gain, rounds in ((0.009, 10), (0.011, 20)):
     play = Played(lambda flags: 0.5 + (int(flags['rounds']) > 10) * gain)  # noqa: B023

@@ -29,6 +29,7 @@ def _places(path: pathlib.Path) -> list[str]:
   return [f'{path.relative_to(build_test.ROOT).as_posix()}:{line}' for line in lines]
 
 
+@pytest.mark.slow
 def test_one_file_waits_for_children():
   paths = [path for path in build_test.python_files('tests') if path != build_test.ROOT / 'tests' / 'processes.py']
   places = [place for path in paths for place in _places(path)]

@@ -82,6 +82,7 @@ def _places() -> dict[str, list[str]]:
   return places
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', MAXIMA)
 def test_counts_only_go_down(kind):
   places, maximum = _places()[kind], MAXIMA[kind]

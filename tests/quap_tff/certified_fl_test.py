@@ -87,7 +87,10 @@ def _assert_just_below(found, exact, share):
   np.testing.assert_allclose(found, exact, rtol=share, atol=0)
 
 
-@pytest.mark.parametrize('name', list(_CORRELATIONS))
+@pytest.mark.parametrize(
+  'name',
+  [pytest.param(name, marks=pytest.mark.thorough if name in ('ar1', 'banded') else ()) for name in _CORRELATIONS],
+)
 def test_each_round_is_the_one_that_trains(name):
   """Both play the same cohorts, updates and noise. Integers are equal, and all that is safe to round errs that way."""
   core = _config(correlation=_CORRELATIONS[name], weights=_NineTenths()).to_mechanism()

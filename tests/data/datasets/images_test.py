@@ -171,6 +171,7 @@ class TestDownload:
         socket.setdefaulttimeout(None)
     assert seen == [reading.DOWNLOAD_TIMEOUT_SECONDS] * 2
 
+  @pytest.mark.slow
   def test_a_server_that_never_answers_does_not_hang(self, monkeypatch):
     monkeypatch.setattr(reading, 'DOWNLOAD_TIMEOUT_SECONDS', 0.3)
     with socket.socket() as server:

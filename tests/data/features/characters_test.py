@@ -16,6 +16,7 @@ def drawn(make, classes=40, copies=6, side=28, seed=0):
   return characters.draw(make(classes, rng), copies, side, rng)
 
 
+@pytest.mark.slow
 @both('make', GLYPHS, CHARACTERS)
 def test_drawings_follow_from_the_generator(make):
   x, y = drawn(make)
@@ -26,6 +27,7 @@ def test_drawings_follow_from_the_generator(make):
   assert (x != other[0]).any()
 
 
+@pytest.mark.slow
 @both('make, smallest', (GLYPHS, 8), (CHARACTERS, 14))
 def test_every_drawing_has_ink_and_mostly_paper_and_its_mass_near_the_centre(make, smallest):
   for side in (smallest, 28, 40):

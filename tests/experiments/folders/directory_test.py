@@ -226,7 +226,7 @@ class TestLog:
       after = (tmp_path / 'metrics.csv').stat()
     assert (after.st_ino, after.st_size) == (file, size + 8 * len('2,1.0\r\n'))
 
-  @pytest.mark.parametrize('columns', [{}, {'test': 0.5}])
+  @pytest.mark.parametrize('columns', [pytest.param({}, marks=pytest.mark.thorough), {'test': 0.5}])
   @pytest.mark.parametrize('after', [1, 9])
   @pytest.mark.slow
   def test_a_run_that_was_killed_in_the_middle_of_a_row_has_each_row_once(self, columns, after, tmp_path):

@@ -301,6 +301,7 @@ class TestByFlag:
     names = [plot.name for plot in factory.drawings(sections.by_flag(groups))]
     assert sorted(names) == ['by_alpha', 'by_epsilon']
 
+  @pytest.mark.slow
   def test_a_figure_of_many_lines_has_the_best(self, groups_of):
     runs = [
       {'algorithm': f'fixed_dp:clip={n}', 'epsilon': e, 'accuracy': 0.5 + n / 100} for n in range(1, 11) for e in (3, 6)

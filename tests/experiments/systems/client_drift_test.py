@@ -70,6 +70,7 @@ class TestRefusals:
 
 
 class TestComposition:
+  @pytest.mark.slow
   @pytest.mark.parametrize('base', own.BASES)
   def test_the_mechanism_is_the_base_s(self, base):
     arguments = ['--epsilon=3'] if base != 'fedavg' else []

@@ -103,6 +103,7 @@ class TestBuffer:
     state = _next(process, process.initialize(), [(4, [1, 0], 0)]).state
     np.testing.assert_allclose(_next(process, state, [(4, [1, 0], 3)]).state.released, [0, 0, 0, 0, 1.5, 0])
 
+  @pytest.mark.slow
   def test_nobody_arrives(self, context):
     process = _process(_noised(), 2)
     state = _next(process, process.initialize(), [(4, [1, 0], 0)]).state
@@ -206,6 +207,7 @@ class TestPlan:
     )
     assert list(ledger.rounds) == [2, 1, 0, 0, 0, 0]
 
+  @pytest.mark.slow
   def test_stale_updates_cost_less(self):
     # One version, then two, ..., so the staleness is 0, 1, 2, 3.
     ledger = self._plan(1, stalenesses.Staleness(scale=1e6)).planned_ledger([[0]] * 4)

@@ -147,6 +147,7 @@ class TestPlan:
     assert found[0] == pytest.approx(2 * (1 + 0.5 * math.exp(-2)), rel=1e-6)
     assert found[1] == 0
 
+  @pytest.mark.slow
   def test_each_client_is_charged_for_its_own_noise(self):
     ledger = self._ledger(_config(), [[0], [0, 1]])
     z = {rate: 1 / tradeoff.mu_at_most(2 * (1 + 0.5 * math.exp(-2 * rate)), 1e-5) for rate in (1, 0.5)}

@@ -338,6 +338,7 @@ class TestForgeries:
     (audited / folders.AUDIT).write_text(re.sub('  "', ' "', text), encoding='utf-8')
     assert 'audit.json is written in another way than audits are.' in made.problems(audited)
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('kind', ['folder', 'link'])
   def test_one_that_is_no_file(self, kind, audited):
     (audited / folders.AUDIT).rename(audited / 'elsewhere')
@@ -384,6 +385,7 @@ class TestSignature:
     for found in (made.problems(path), made.problems(path, public)):
       assert 'audit.sig is the signature of an audit that is not there.' in found
 
+  @pytest.mark.slow
   def test_junk_is_refused_without_a_key_too(self, signed):
     path, _ = signed
     with open(path / folders.AUDIT_SIGNATURE, 'a') as f:

@@ -190,6 +190,7 @@ class TestFigures:
     assert stopped['achieved']['is_reading'] and stopped['achieved']['epsilon_max'] < whole['achieved']['epsilon_max']
     assert stopped['guarantee'] == whole['guarantee'] and whole['guarantee']['colluders']
 
+  @pytest.mark.slow
   def test_a_part_of_the_planned_clients_gives_a_reading(self, tmp_path, capsys):
     """A server may have chosen by its releases who stays away. The bound is that of the plan."""
     plan = made.plan(**made.HELD)

@@ -68,6 +68,7 @@ def _refit(path):
 
 
 class TestNobody:
+  @pytest.mark.slow
   @pytest.mark.parametrize('name', ['certified', 'held', 'own_updates'])
   def test_who_changes_nothing_is_not_found_out(self, name, request, capsys):
     path = request.getfixturevalue(name)
@@ -342,6 +343,7 @@ class TestFiles:
     (certified / name).unlink()
     _check_sealed(certified, f'{name} is missing', capsys)
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('name', [_MECHANISM, _SCHEDULE, _LEDGER, _CLIENTS, 'final_model.npz', 'certificate.json'])
   @pytest.mark.parametrize('kind', ['link', 'pipe', 'folder'])
   def test_one_that_is_no_file(self, name, kind, certified, tmp_path, capsys):
@@ -612,6 +614,7 @@ class TestArrays:
     status, lines = made.answer(held, capsys)
     assert (status, lines[0]) == (0, 'VALID'), lines
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('file', [_SCHEDULE, _LEDGER])
   @pytest.mark.parametrize('name', _ARCHIVES)
   def test_of_an_archive(self, name, file, certified, capsys):
@@ -760,6 +763,7 @@ class TestCertificate:
     (certified / folders.CERTIFICATE).write_text(how(text), encoding='utf-8')
     _check(certified, 'certificate.json is', capsys)
 
+  @pytest.mark.slow
   @pytest.mark.parametrize(
     'content',
     [b'', b'[]', b'null', b'{}', b'{"version": 12}', b'{"version": "9"}', b'{"version": 12.0}', b'{"version": true}']

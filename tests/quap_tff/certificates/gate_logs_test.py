@@ -58,6 +58,7 @@ class TestWrite:
     [problem] = made.problems(tmp_path / 'run')
     assert problem.startswith('audit.json is not an audit')
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('num_rounds', [None, 12, 20])
   @pytest.mark.parametrize('correlation', [correlations.Independent(), correlations.Ar1(0.6)])
   def test_is_valid_and_has_the_figures_of_the_gate(self, correlation, num_rounds, tmp_path, capsys):

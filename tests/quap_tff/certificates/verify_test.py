@@ -35,6 +35,7 @@ _STATEMENTS = {
 
 
 class TestAnswers:
+  @pytest.mark.slow
   @pytest.mark.parametrize('name', _STATEMENTS)
   def test_valid(self, name, request, capsys):
     path = request.getfixturevalue(name)
@@ -55,6 +56,7 @@ class TestAnswers:
     finally:
       certified.chmod(0o755)
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('version', [0, 1, 8, 11, 13, 99, -1])
   @pytest.mark.parametrize('name', [folders.CERTIFICATE, folders.MECHANISM])
   def test_another_version(self, name, version, certified, capsys):
@@ -190,12 +192,14 @@ class TestChoicesOfSomebodysProgram:
     assert "mechanism.json names a choice that is not registered here. Unknown weight rule 'half'." in reason
     assert reason.endswith('get the module that does, read it, and give --import=MODULE, which runs its code.')
 
+  @pytest.mark.slow
   def test_it_is_valid_with_the_module(self, folder, capsys):
     self._forget()
     assert verify.main([str(folder), '--import=json', '--import=half_rule']) == 0
     out, err = capsys.readouterr()
     assert out.startswith('VALID\n') and 'Warning: The code of half_rule was run.' in err
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('name, words', [('nowhere', 'No module named'), ('broken_rule', 'ZeroDivisionError')])
   def test_a_module_that_cannot_be_imported(self, name, words, folder, capsys):
     status, (first, reason) = made.answer(folder, capsys, f'--import={name}')

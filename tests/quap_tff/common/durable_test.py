@@ -236,6 +236,7 @@ class _Crash(BaseException):
 class TestCrashes:
   """Wherever a process ends, the state goes on from a version from which nothing was released."""
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('first', [True, False])
   @pytest.mark.parametrize('step', range(12))
   def test_none_locks_out_and_none_is_lost(self, path, monkeypatch, step, first):

@@ -111,6 +111,7 @@ class TestParseSpec:
 
 
 class TestFormatSpec:
+  @pytest.mark.slow
   @given(
     weight=st.floats(-1e6, 1.0),
     size=st.integers(),

@@ -291,7 +291,11 @@ def _visit(block, visitor):
 @pytest.mark.usefixtures('context')
 class TestExecution:
   @pytest.mark.parametrize(
-    'clip, weight_type', [(clip_rules.QuantileEma(quantile=0.0, min_clip=1.0), _ID), (_PREVIOUS_RULES[0], _STRUCT_ID)]
+    'clip, weight_type',
+    [
+      (clip_rules.QuantileEma(quantile=0.0, min_clip=1.0), _ID),
+      pytest.param(_PREVIOUS_RULES[0], _STRUCT_ID, marks=pytest.mark.thorough),
+    ],
   )
   def test_by_hand(self, clip, weight_type):
     # Norms 5 and 1, clipped to 1.
@@ -330,7 +334,7 @@ class TestExecution:
       result = process.next(process.initialize(), [value], [0]).result
       np.testing.assert_allclose([np.linalg.norm(r) for r in result], expected, rtol=1e-6)
 
-  @pytest.mark.parametrize('placement', ['server', 'client'])
+  @pytest.mark.parametrize('placement', ['server', pytest.param('client', marks=pytest.mark.thorough)])
   def test_the_low_bits_of_the_noise_do_not_confirm_a_guess(self, placement):
     """An attacker who knows every other update can subtract a guess of one: the rest must not show that it is right."""
     value_type = tff.to_type([(np.float32, [100, 200])])

@@ -76,7 +76,7 @@ class TestWithClientIds:
     weight = work.next.type_signature.result.result.member.update_weight
     assert weight.compact_representation() == '<client_id=int64,weight=float32>'
 
-  @pytest.mark.parametrize('context', [_in_process, _in_tffs_worker])
+  @pytest.mark.parametrize('context', [_in_process, pytest.param(_in_tffs_worker, marks=pytest.mark.thorough)])
   def test_stock_client_work_under_quap(self, process, context):
     # At w = 0 and rate 0.1 the update is -0.2·y: -0.4 for y = 2; -2 for y = 10, clipped to -1.
     plan = quap_tff.Plan(_config())
@@ -97,7 +97,7 @@ class TestWithClientIds:
       output = process.next(process.initialize(), [linear_model.client(3, 2.0)])
     assert output.metrics['aggregator']['cohort_size'] == 1
 
-  @pytest.mark.parametrize('ids', [[], [1, 2]])
+  @pytest.mark.parametrize('ids', [pytest.param([], marks=pytest.mark.thorough), [1, 2]])
   def test_a_sequence_of_no_id_or_of_two_is_refused(self, process, ids):
     client = {**linear_model.client(1, 2.0), 'client_id': tf.data.Dataset.from_tensor_slices(np.array(ids, np.int64))}
     with _in_process(), pytest.raises(Exception, match='Client ids must lie in'):

@@ -91,7 +91,7 @@ def played(request, context):
   return process, clients, state, process.next(state, clients)
 
 
-@pytest.mark.parametrize('play', [_map_reduce, _distribute_aggregate])
+@pytest.mark.parametrize('play', [_map_reduce, pytest.param(_distribute_aggregate, marks=pytest.mark.thorough)])
 def test_a_round_of_the_form_is_the_round(play, played):
   process, clients, state, expected = played
   found = play(process, state, clients)

@@ -29,6 +29,7 @@ def _held(**changes):
 
 
 class TestNoise:
+  @pytest.mark.slow
   @pytest.mark.parametrize('noise', [correlation.Independent(), correlation.Ar1(), correlation.Banded(3)])
   def test_it_is_that_of_the_same_cohorts_as_a_schedule(self, noise):
     config = _config(correlation=noise, weights=weight_rules.Online())

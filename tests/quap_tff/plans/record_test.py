@@ -81,6 +81,7 @@ def _record(name, cohort, round_num=2, plan=None):
 
 
 class TestCohort:
+  @pytest.mark.slow
   @pytest.mark.parametrize('name', _PLANS)
   def test_that_of_the_round_is_taken_in_any_order(self, name):
     assert sorted(_record(name, [3, 1]).cohort) == [1, 3]

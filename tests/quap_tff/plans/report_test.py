@@ -7,6 +7,7 @@ from tests.quap_tff import examples
 from tests.quap_tff.certificates import made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('changes', [dict(epsilon=2.0), dict(delta=1e-4), dict(num_clients=made.NUM_CLIENTS + 1)])
 def test_the_ledger_of_another_plan_is_refused(changes):
   plan = made.plan()
@@ -18,6 +19,7 @@ def test_the_ledger_of_another_plan_is_refused(changes):
 class TestLargeDelta:
   _SAID = 'Warning: δ = 0.999 is above 1/4, one over the number of clients.'
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('delta, said', [(0.999, True), (0.25, False), (1e-5, False)])
   def test_is_warned_of_once(self, delta, said):
     plan = plans.Plan.certified(examples.guarantee(delta=delta), examples.SCHEDULE)

@@ -317,6 +317,7 @@ class TestEnd:
       servers.Server.of(drawing).certify(**stated)
 
 
+@pytest.mark.thorough  # The first program of README.md is made in this way.
 def test_the_constructor_builds_the_process(tmp_path):
   plan = _plan(noise_seed=None)
   with quap_tff.Server(plan, _MODEL_FN, tmp_path) as run:

@@ -187,6 +187,7 @@ def test_a_plan_that_does_not_know_its_model_is_refused(tmp_path):
   assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_ledger_or_a_model_of_another_run_is_refused(tmp_path):
   plan, other = made.plan(), made.plan(noise_multiplier=9.0)
   for ledger, weights, words in (
@@ -225,6 +226,7 @@ def test_a_certificate_is_removed_with_its_audit_also_after_a_kill(originals, tm
 class TestPlaces:
   """A certificate is found in its own folder, and in that of the run."""
 
+  @pytest.mark.slow
   def test_the_folder_of_a_run(self, originals, tmp_path):
     shutil.copytree(originals / 'server', tmp_path / 'run' / folders.SUBFOLDER)
     alone = certificates.verify(str(originals / 'server'))

@@ -38,7 +38,7 @@ class _OneHot(tree_aggregation.ValueGenerator):
 
 @pytest.mark.slow
 class TestTree:
-  @pytest.mark.parametrize('num_leaves', [1, 5, 8, 13])
+  @pytest.mark.parametrize('num_leaves', [*(pytest.param(one, marks=pytest.mark.thorough) for one in (1, 5, 8)), 13])
   def test_what_tff_releases_follows_from_noised_nodes(self, num_leaves):
     """Cumulative noise of weights B on nodes belongs to the true sums A: B·(node sums) = A, so A + noise = B·nodes."""
     nodes = _nodes(num_leaves)

@@ -186,9 +186,15 @@ def _ratios(game, filtered: _Filter = privacy_filter.spend):
   'game, broken, at_least',
   [
     (_Game(correlation.Independent()), _charges_afterwards, 2.0),
-    (_Game(correlation.Independent(), num_rounds=4, steps=1.0, choices=(1.0, 0.0)), _charges_afterwards, 1.2),
+    pytest.param(
+      *(_Game(correlation.Independent(), num_rounds=4, steps=1.0, choices=(1.0, 0.0)), _charges_afterwards, 1.2),
+      marks=pytest.mark.thorough,
+    ),
     (_Game(_AR1), _drops_the_tail, 2.0),
-    (_Game(_AR1, num_rounds=4, steps=1.0, limit=3.0, choices=(1.0, 0.0)), _drops_the_tail, 2.0),
+    pytest.param(
+      *(_Game(_AR1, num_rounds=4, steps=1.0, limit=3.0, choices=(1.0, 0.0)), _drops_the_tail, 2.0),
+      marks=pytest.mark.thorough,
+    ),
     (_Game(_AR1), _charges_afterwards, 2.0),
     (_Game(_BLT), _drops_the_tail, 2.0),
     (_Game(_BANDED), _drops_the_tail, 2.0),
@@ -222,7 +228,7 @@ def test_no_adversary_gets_past_the_limit_of_several_runs(game):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('noise', [correlation.Independent(), _AR1])
+@pytest.mark.parametrize('noise', [pytest.param(correlation.Independent(), marks=pytest.mark.thorough), _AR1])
 def test_spending_is_a_reading(noise):
   """An adversary stops where the releases say much. At the ε of what was spent by then, δ is too small."""
   delta = np.array([0.02, 0.1])
@@ -264,7 +270,10 @@ def _course(rng, noise, limit, count_cost, filtered=privacy_filter.spend):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('count_cost', [pytest.param(0.0, marks=pytest.mark.thorough), 0.01])
-@pytest.mark.parametrize('noise', [correlation.Independent(), _AR1, _BLT, _BANDED])
+@pytest.mark.parametrize(
+  'noise',
+  [*(pytest.param(one, marks=pytest.mark.thorough) for one in (correlation.Independent(), _BLT)), _AR1, _BANDED],
+)
 def test_on_every_path_what_is_charged_covers_the_dense_covariance(noise, count_cost):
   rng = np.random.default_rng(0)
   nearest = 0.0

@@ -52,7 +52,7 @@ def _calibrated(config, cohorts):
 
 class TestCalibrated:
   @pytest.mark.slow
-  @pytest.mark.parametrize('rounds', [1, 7, pytest.param(20, marks=pytest.mark.slow)])
+  @pytest.mark.parametrize('rounds', [1, 7, pytest.param(20, marks=pytest.mark.thorough)])
   def test_everyone_in_every_round(self, rounds):
     config = _calibrated(_config(), [np.arange(10)] * rounds)
     assert config.noise_multiplier == pytest.approx(math.sqrt(rounds) / _MU, rel=1e-8)

@@ -86,7 +86,9 @@ def test_the_best_ratio_of_signal_to_noise_is_chosen():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('size, dropout', [(30, 0.1), (30, 0.3), (12, 0.1)])
+@pytest.mark.parametrize(
+  'size, dropout', [(30, 0.3), *(pytest.param(size, 0.1, marks=pytest.mark.thorough) for size in (12, 30))]
+)
 def test_with_room_for_dropout_few_rounds_are_refused(size, dropout):
   cohorts = _schedule(100, size, 60)
   config, _ = _planned(cohorts, 100, dropout=dropout)

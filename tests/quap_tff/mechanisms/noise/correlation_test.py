@@ -177,6 +177,7 @@ class TestPrice:
 
 
 class TestSquaredNorms:
+  @pytest.mark.slow
   @pytest.mark.parametrize('choice', _ALL)
   def test_random_schedules(self, choice):
     rng = np.random.default_rng(3)
@@ -243,6 +244,7 @@ class TestExtremeDecays:
 
 
 class TestOverlap:
+  @pytest.mark.slow
   @pytest.mark.parametrize('choice', _ALL)
   @pytest.mark.parametrize('gap', [1, 3, 10])
   def test_is_the_sum_of_inner_products(self, choice, gap):

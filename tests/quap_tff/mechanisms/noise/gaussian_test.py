@@ -65,6 +65,7 @@ class TestAnalytic:
     expected = accountant.get_smallest_gaussian_noise(parameters, num_queries=1, sensitivity=1.0)
     assert _multiplier('analytic', epsilon, delta) == pytest.approx(expected, rel=1e-4)
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('epsilon, delta', [(0.5, 1e-5), (1.0, 1e-5), (4.0, 1e-6)])
   def test_against_privacy_loss_distributions(self, epsilon, delta):
     multiplier = _multiplier('analytic', epsilon, delta)

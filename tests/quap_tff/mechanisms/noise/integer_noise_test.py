@@ -188,7 +188,7 @@ class TestDecide:
   @pytest.mark.slow
   @pytest.mark.parametrize('is_rounded', [True, pytest.param(False, marks=pytest.mark.thorough)])
   @pytest.mark.parametrize(
-    'stddev', [_STDDEVS[0], *(pytest.param(one, marks=pytest.mark.thorough) for one in _STDDEVS[1:-1]), _STDDEVS[-1]]
+    'stddev', [*(pytest.param(one, marks=pytest.mark.thorough) for one in _STDDEVS[:-1]), _STDDEVS[-1]]
   )
   def test_keeps_below_the_threshold_only(self, stddev, is_rounded):
     sampler = integer_noise.Sampler(stddev, is_rounded)
@@ -253,7 +253,7 @@ class TestDistribution:
 
   @pytest.mark.slow
   @pytest.mark.parametrize('is_rounded', [True, pytest.param(False, marks=pytest.mark.thorough)])
-  @pytest.mark.parametrize('shift', [0.0, pytest.param(0.5, marks=pytest.mark.thorough), -0.375])
+  @pytest.mark.parametrize('shift', [*(pytest.param(one, marks=pytest.mark.thorough) for one in (0.0, 0.5)), -0.375])
   def test_probabilities_of_single_values(self, shift, is_rounded):
     stddev, count = 4096.0, 1_000_000
     singles = np.arange(-100, 101)

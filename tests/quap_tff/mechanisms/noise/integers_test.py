@@ -31,6 +31,10 @@ _CORRELATED = [
   Banded(4, (0.9, 0.5, 0.5)),
   Banded(3, (0.7, 0.0)),
 ]
+# One of each family; the others are thorough.
+_ONE_OF_EACH = [
+  one if i % 2 == 0 else pytest.param(one, marks=pytest.mark.thorough) for i, one in enumerate(_CORRELATED)
+]
 _KEY = tf.constant([1, 2, 3, 4], tf.int64)
 
 
@@ -273,7 +277,7 @@ class TestBuffers:
         assert int(n) + b == int(drawn) + fractions.Fraction(float(shift))
 
   @pytest.mark.slow
-  @pytest.mark.parametrize('correlation', _CORRELATED)
+  @pytest.mark.parametrize('correlation', _ONE_OF_EACH)
   def test_times_c_the_noise_is_gaussian(self, correlation):
     grid = integers.Grid(1.0, 2000, correlation, 6)
     buffers, drawn = grid.initial_buffers(), []
@@ -295,10 +299,7 @@ class TestBuffers:
       np.testing.assert_array_equal(eager[0], traced[0])
 
   @pytest.mark.slow
-  @pytest.mark.parametrize(
-    'correlation',
-    [one if i % 2 == 0 else pytest.param(one, marks=pytest.mark.thorough) for i, one in enumerate(_CORRELATED)],
-  )
+  @pytest.mark.parametrize('correlation', _ONE_OF_EACH)
   def test_what_makes_correlated_noise_private(self, correlation, monkeypatch):
     """For two inputs and the same releases, the means of Z_s differ by Σ_k c_k·ΔX_{s-k}, but for rounding.
 
@@ -514,7 +515,8 @@ class TestReleases:
 
   @pytest.mark.slow
   @pytest.mark.parametrize(
-    'correlation', [Ar1(0.0), pytest.param(Ar1(0.9), marks=pytest.mark.thorough), Blt((0.6, 0.3), (0.9, 0.4))]
+    'correlation',
+    [*(pytest.param(Ar1(one), marks=pytest.mark.thorough) for one in (0.0, 0.9)), Blt((0.6, 0.3), (0.9, 0.4))],
   )
   def test_for_any_order_and_any_split_of_the_cohort(self, correlation):
     process = rounds.Process(self._config(correlation), list(self._SIZES))

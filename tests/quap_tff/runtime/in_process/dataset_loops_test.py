@@ -130,6 +130,7 @@ def test_several_state_parts_and_other_arguments(numbers):
   assert sums(numbers, 3) == (3 * sum(numbers), 2.0 ** len(numbers))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('inside', [False, True])
 def test_steps_assign_in_order(inside):
   @tff.tensorflow.computation(_SEQUENCE)

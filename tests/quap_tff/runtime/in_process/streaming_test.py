@@ -124,7 +124,7 @@ def test_what_waits_for_the_clip_is_held(context, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('rule', ['current', 'previous', 'certified_fixed'])
+@pytest.mark.parametrize('rule', ['current', pytest.param('previous', marks=pytest.mark.thorough), 'certified_fixed'])
 def test_number_of_threads_changes_no_bit(context, rule):
   results = []
   for num_threads in (1, 2, 4):
