@@ -37,6 +37,7 @@ from quap_tff.mechanisms.parts import layers
 from quap_tff.training import client_update
 from tests.quap_tff import compiled_loops
 from tests.quap_tff import linear_model
+from tests.quap_tff import remembered_curves
 from tests.quap_tff import rounds as pure_rounds
 from tests.quap_tff.certificates import made
 
@@ -208,6 +209,11 @@ def _own_of(ids, pure):
 
 class _AccountContract:
   """The account of a run, whatever has played it. A subclass has a fixture `run`, of the scope of a class."""
+
+  @pytest.fixture(scope='class', autouse=True)
+  def curves(self):
+    with remembered_curves.used():
+      yield
 
   def test_a_resumed_run_is_the_uninterrupted_one(self, run):
     found = run.replay(2, run.state_before(2))

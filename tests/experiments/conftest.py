@@ -22,6 +22,7 @@ from quap_tff.common import lazy
 from quap_tff.common.lazy import tff
 from tests import light
 from tests.experiments import library as runs
+from tests.quap_tff import remembered_curves
 
 _DRAW = plots.plot_run
 # With what was compiled from it, each takes some 50 MB.
@@ -98,7 +99,7 @@ def _shared():
 # For each module, not once for all of them: tests of other folders that run in this process afterwards share nothing.
 @pytest.fixture(scope='module', autouse=True)
 def _sharing(request):
-  with pytest.MonkeyPatch.context() as monkeypatch:
+  with pytest.MonkeyPatch.context() as monkeypatch, remembered_curves.used():
     monkeypatch.setattr(plots, 'plot_run', _no_plot)
     if not light.ON:
       request.getfixturevalue('shared').use(monkeypatch)
