@@ -84,9 +84,8 @@ def _one_core_per_client(num_threads: int) -> None:
 
   Clients share no data, so running them in parallel scales better than splitting each client's small kernels, and
   threads of both kinds would compete for the cores. A larger pool would hand a client's ops from thread to thread,
-  which costs time. The first setting does not depend on `num_threads`: kernels split their
-  sums by it, and results must not depend on the number of clients that run at once. A value that the program has set
-  itself stays.
+  which costs time. The first setting does not depend on `num_threads`: kernels split their sums by it, and results must
+  not depend on the number of clients that run at once. A value that the program has set itself stays.
   """
   pools = tf.config.threading
   try:
