@@ -128,7 +128,10 @@ def pretrain(
   begin, step_numbers = time.monotonic(), itertools.count(1)
 
   def report(_: int, logs: Mapping[str, float]) -> None:
-    step = next(step_numbers)
+    with (
+      interrupts.held_back()
+    ):  # TensorFlow is nearly always what a signal interrupts, and it would lose the exception.
+      step = next(step_numbers)
     if step % -(-steps // _REPORTS) == 0 or step == steps:
       left = (time.monotonic() - begin) / step * (steps - step)
       progress(f'step {step}/{steps}  accuracy={logs["accuracy"]:.1%}  {left:.0f} s left')

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 
 import numpy as np
 import pytest
@@ -11,9 +12,11 @@ from data.features import maps
 from data.features import public_images
 from experiments import pretrain
 from experiments.command import command_line
+from experiments.command import interrupts
 from quap_tff.common import files
 from quap_tff.common.lazy import tf
 from tests.data import tff_file
+from tests.experiments import harness
 
 FEW = ('--public_data=glyphs:classes=2,copies=10', '--num_features=4', '--epochs=1')
 GLYPHS = ('--public_data=glyphs:classes=4,copies=40,latin=false', '--num_features=8', '--epochs=12')
@@ -103,6 +106,22 @@ class TestCommand:
     assert run(*FEW, f'--output={tmp_path / "glyphs"}') == 130
     assert 'nothing was written' in capsys.readouterr().err
     assert not os.listdir(tmp_path)
+
+  def test_a_signal_that_comes_in_tensorflow_ends_it_after_the_step(self, tmp_path, monkeypatch, capsys):
+    steps = []
+
+    def scaled(images):
+      """Runs while TensorFlow traces, where an exception would be lost."""
+      if not steps:
+        signal.raise_signal(signal.SIGTERM)
+      steps.append(images.shape)
+      return tf.cast(images, tf.float32)[..., tf.newaxis] / 255
+
+    monkeypatch.setattr(pretrain, '_scaled', scaled)
+    monkeypatch.setattr(interrupts, '_SECONDS_UNTIL_AGAIN', 1e6)
+    with harness.signal_handlers_kept():
+      assert run(*FEW, f'--output={tmp_path / "glyphs"}') == 130
+    assert 'nothing was written' in capsys.readouterr().err and len(steps) == 1
 
 
 class TestEpochs:
