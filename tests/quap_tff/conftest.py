@@ -4,6 +4,7 @@ import pytest
 
 from quap_tff import runtime
 from tests import light
+from tests.quap_tff import remembered_curves
 from tests.quap_tff import without_noise
 
 
@@ -16,6 +17,12 @@ def loops():
   from tests.quap_tff import compiled_loops
 
   with compiled_loops.used():
+    yield
+
+
+@pytest.fixture(scope='module', autouse=True)
+def curves():
+  with remembered_curves.used():
     yield
 
 

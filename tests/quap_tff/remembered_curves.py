@@ -1,7 +1,7 @@
 """Within `used()`, an ε that was computed before is not computed again.
 
-Most of the time that a certificate and its verification take is spent on the curves of a few clients. Tests make the
-same folder again and again, and change one thing in it.
+A plan, a certificate and its verification spend most of their time on the curves of a few clients. Tests make the same
+ones again and again, and change one thing in them.
 """
 
 from collections.abc import Iterator

@@ -5,14 +5,7 @@ import shutil
 
 import pytest
 
-from tests.quap_tff import remembered_curves
 from tests.quap_tff.certificates import made
-
-
-@pytest.fixture(scope='module', autouse=True)
-def curves():
-  with remembered_curves.used():
-    yield
 
 
 @pytest.fixture(scope='session', name='originals')
