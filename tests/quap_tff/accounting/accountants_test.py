@@ -415,6 +415,23 @@ class TestSampling:
 
 
 @pytest.mark.slow
+class TestGridOfDistributions:
+  """The step follows from the largest loss, and bounds that cost less spare its divergences without changing it."""
+
+  # By the loss without sampling, by divergences at orders that are integers, and by those at all orders.
+  @pytest.mark.parametrize('z, q, rounds', [(2.0, 0.3, 20), (0.7, 0.01, 1000), (0.5, 0.9, 3000)])
+  def test_the_step_is_that_of_the_largest_loss(self, z, q, rounds):
+    of = history.History.gaussian(z, rounds, q)
+    loss = max(_epsilon('rdp', of, 1e-15), (1 / z) * (1 / z / 2 + 10))
+    fine_enough = min(1e-3, min(1, 1 / z) * q / 50)
+    assert theorems._discretization(of) == max(fine_enough, loss / 2e5)
+
+  def test_few_losses_need_no_divergences(self, monkeypatch):
+    monkeypatch.delattr(theorems, '_rdp_of')
+    assert _epsilon('pld', history.History.gaussian(3.0, 15, 0.25), 1e-5) > 0
+
+
+@pytest.mark.slow
 class TestWhereDistributionsEnd:
   def test_refusals_have_reasons(self):
     found = accountants.account(history.History.gaussian(1.0, 1), 1e-11, ['pld'])['pld']
