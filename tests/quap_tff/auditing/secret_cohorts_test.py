@@ -24,7 +24,7 @@ def _proved(core, target, **changes):
   return distinguisher.play(game, _DRAWS, _DELTA, is_gaussian=False).bound.epsilon_if_independent
 
 
-@pytest.mark.parametrize('target', [0, 4])
+@pytest.mark.parametrize('target', [0, pytest.param(4, marks=pytest.mark.thorough)])
 def test_much_of_the_claim_is_proved_and_no_more(core, target):
   assert 0.8 < _proved(core, target) <= 3
 
