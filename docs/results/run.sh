@@ -114,9 +114,9 @@ tuned() {  # FOLDER NORMS NORMS_OF_TFF COHORT_SIZE RATE FIRST_AVERAGED_ROUND FLA
 coins='participation=bernoulli:q=0.3|beta_bernoulli|extreme_imbalance'
 secretly=("${exact[@]}" --cohort_seed=secret)
 
-tuned_coins() {  # FOLDER NORMS AXIS_OF_RATES AXIS_OF_SEEDS FIRST_AVERAGED_ROUND FLAG…: DP-FedAvg under uneven coins.
-  sweep "tune_secret/$1" "$(each "$2" tff_dp_fedavg:clip=)" "$3" "$4" \
-    '--vary=participation=beta_bernoulli|extreme_imbalance' -- "${@:6}" "${secretly[@]}" "--averaging=tail:start=$5"
+tuned_coins() {  # FOLDER NORMS AXIS_OF_RATES AXIS_OF_SEEDS FIRST_AVERAGED_ROUND FLAG…: DP-FedAvg under each kind.
+  sweep "tune_secret/$1" "$(each "$2" tff_dp_fedavg:clip=)" "$3" "$4" "--vary=$coins" -- "${@:6}" "${secretly[@]}" \
+    "--averaging=tail:start=$5"
 }
 
 # FOLDER NORM FIRST_AVERAGED_ROUND NORM/RATE NORM/RATE NORM/RATE FLAG…, with the norm of certified runs with secret
@@ -206,13 +206,12 @@ for step; do
         photographs "cohorts$epsilon" 3 'uniform|beta:a=2,b=5' 46 "${cohorts[@]}" "--epsilon=$epsilon"
       done
       ;;
-    tune_secret)  # On drawings; on the digits themselves with other seeds.
-      one=--vary=seed=42
-      tuned_coins mnist '0.1 0.25' "$low_rates" $one 46 "${common[@]}" --dataset=glyphs --eval_every=60
-      tuned_coins femnist '0.5 1' "$rates" $one 31 "${femnist_by_coins[@]}" --dataset=glyphs:classes=62,copies=1400 \
-        --partition=iid --num_clients=900
-      tuned_coins cifar10 '0.1 0.25' "$rates" $one 46 "${cifar10_by_coins[@]}" --dataset=things:copies=1050
+    tune_secret)  # On the data themselves, which favours DP-FedAvg, with other seeds.
+      other=--vary=seed=11
       tuned_coins digits '0.25 0.5 1 2' "$rates" '--vary=seed=11|77|500' 16 "${digits_by_coins[@]}"
+      tuned_coins mnist '0.1 0.25' "$low_rates" $other 46 "${mnist[@]}"
+      tuned_coins femnist '0.5 1' "$rates" $other 31 "${femnist_by_coins[@]}"
+      tuned_coins cifar10 '0.1 0.25' "$rates" $other 46 "${cifar10_by_coins[@]}"
       [ "$SWEEP" = --dry_run ] || python -m experiments.reporting.best "$RUNS/tune_secret" || failed=1
       ;;
     secret)
