@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 import functools
 import math
-from typing import Optional
 
 import numpy as np
 
@@ -59,26 +58,23 @@ def least_noise(rates: np.ndarray, rounds: int, epsilon: float, delta: float) ->
     raise ValueError(f'At most {_MOST_RATES} rates are accounted for, found {len(distinct)}. Use `accounted_rates`.')
   places: list[accountants.PlaceOnCurve] = []
   for place, rate in enumerate(distinct.tolist()):
-    guess = _next_on_curve(np.log(distinct[:place]), places, math.log(rate))
-    found = accountants.near(guess, rate, rounds, epsilon, delta) if guess else None
-    if not found:
-      found = accountants.PlaceOnCurve(
-        accountants.sampled_noise_multiplier(np.array([rate]), rounds, epsilon, delta),
-        places[-1].slope if places else accountants.PlaceOnCurve(1.0).slope,
-      )
+    found = None
+    if place > 1:
+      guess = _next_on_curve(np.log(distinct[:place]), places, math.log(rate))
+      found = accountants.near(guess, rate, rounds, epsilon, delta)
+    if found is None:
+      multiplier = accountants.sampled_noise_multiplier(np.array([rate]), rounds, epsilon, delta)
+      found = accountants.PlaceOnCurve(multiplier)
     places.append(found)
   return np.array([place.noise_multiplier for place in places])[index]
 
 
-def _next_on_curve(
-  x: np.ndarray, places: Sequence[accountants.PlaceOnCurve], at: float
-) -> Optional[accountants.PlaceOnCurve]:
-  """A guess at the next place, by a parabola through the three before, in logarithms; None if there are not two."""
-  if len(x) < 2:
-    return None
+def _next_on_curve(x: np.ndarray, places: Sequence[accountants.PlaceOnCurve], at: float) -> accountants.PlaceOnCurve:
+  """A guess at the next place, by a parabola through the last three of at least two, in logarithms."""
   log_noise = np.log([place.noise_multiplier for place in places[-3:]])
-  noise = math.exp(_continued(x[-3:] - at, log_noise))
-  return accountants.PlaceOnCurve(noise, _continued(x[-2:] - at, np.array([place.slope for place in places[-2:]])))
+  slopes = np.array([place.slope for place in places[-2:]])
+  noise, slope = _continued(x[-3:] - at, log_noise), _continued(x[-2:] - at, slopes)
+  return accountants.PlaceOnCurve(math.exp(noise), slope)
 
 
 def _continued(x: np.ndarray, values: np.ndarray) -> float:
