@@ -218,7 +218,7 @@ for step; do
       by_coins digits 1 16 1/1 0.5/0.3 0.25/1 "${digits_by_coins[@]}"
       by_coins mnist 0.25 46 0.25/1 0.25/1 0.25/1 "${mnist[@]}"
       seeds=$few by_coins femnist 1 31 1/3 1/3 1/3 "${femnist_by_coins[@]}"
-      by_coins cifar10 0.1 46 0.1/3 0.1/3 0.1/3 "${cifar10_by_coins[@]}"
+      by_coins cifar10 0.25 46 0.25/1 0.1/1 0.1/3 "${cifar10_by_coins[@]}"
       ;;
     others)  # Who pays, FEMNIST's ceilings, ε = 1 with few features, and everybody in each round on other features.
       # Runs without a certificate write clients' accuracies.
