@@ -128,9 +128,8 @@ def pretrain(
   begin, step_numbers = time.monotonic(), itertools.count(1)
 
   def report(_: int, logs: Mapping[str, float]) -> None:
-    with (
-      interrupts.held_back()
-    ):  # TensorFlow is nearly always what a signal interrupts, and it would lose the exception.
+    # A signal nearly always comes while TensorFlow is on the stack, which would lose the exception. Here it is raised.
+    with interrupts.held_back():
       step = next(step_numbers)
     if step % -(-steps // _REPORTS) == 0 or step == steps:
       left = (time.monotonic() - begin) / step * (steps - step)

@@ -12,6 +12,8 @@ from quap_tff.common import checks
 
 # How many rates are accounted for one by one, and how far others are rounded up at first.
 _MOST_RATES, _STEP = 32, 1e-3
+# Of the slopes of ln ε by ln z that are believed, the one nearest to 0: under much noise it is -1.
+_LEAST_FALL = -0.5
 
 
 def accounted_rates(rates: np.ndarray) -> np.ndarray:
@@ -74,7 +76,8 @@ def _next_on_curve(x: np.ndarray, places: Sequence[accountants.PlaceOnCurve], at
   log_noise = np.log([place.noise_multiplier for place in places[-3:]])
   slopes = np.array([place.slope for place in places[-2:]])
   noise, slope = _continued(x[-3:] - at, log_noise), _continued(x[-2:] - at, slopes)
-  return accountants.PlaceOnCurve(math.exp(noise), slope)
+  # Between rates that are far apart the line of slopes says little, but ε always falls.
+  return accountants.PlaceOnCurve(math.exp(noise), min(slope, _LEAST_FALL))
 
 
 def _continued(x: np.ndarray, values: np.ndarray) -> float:
