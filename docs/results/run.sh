@@ -100,7 +100,6 @@ each() {  # NORMS METHOD_UP_TO_THE_NORM…: the axis of these methods with each 
 }
 
 rates='--vary=client_optimizer=sgd:learning_rate=0.3|sgd:learning_rate=1|sgd:learning_rate=3'
-
 low_rates='--vary=client_optimizer=sgd:learning_rate=0.1|sgd:learning_rate=0.3|sgd:learning_rate=1'
 
 tuned() {  # FOLDER NORMS NORMS_OF_TFF COHORT_SIZE RATE FIRST_AVERAGED_ROUND FLAG…, on drawings.

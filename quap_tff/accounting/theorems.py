@@ -334,9 +334,10 @@ def _discretization(history: histories_lib.History) -> float:
   # The loss of a Gaussian has the mean μ²/2 and the deviation μ; ten of them leave no more than a tail.
   largest_of_one = largest_mu * (largest_mu / 2 + 10)
   fine_enough = min(_USUAL_STEP, _STEP_OF_SPREAD * spread)
-  if max(_at_least_rdp(history, fine_enough * _MOST_STEPS), largest_of_one) / _MOST_STEPS <= fine_enough:
-    return fine_enough
-  return max(fine_enough, max(Rdp().epsilon(history, _TAIL), largest_of_one) / _MOST_STEPS)
+  largest_loss = max(_at_least_rdp(history, fine_enough * _MOST_STEPS), largest_of_one)
+  if largest_loss / _MOST_STEPS > fine_enough:
+    largest_loss = max(Rdp().epsilon(history, _TAIL), largest_of_one)
+  return max(fine_enough, largest_loss / _MOST_STEPS)
 
 
 def _at_least_rdp(history: histories_lib.History, enough: float) -> float:
