@@ -1,17 +1,15 @@
-"""Measures this project and its peers, which take turns, on a quiet machine: about twenty minutes.
+"""Measures this project and its peers, which take turns, on a quiet machine: about 15 minutes.
 
     docs/benchmarks/peers/setup.sh && make build/deploy_venv/.ready
-    python docs/benchmarks/peers/compare.py [--data_dir=DIR] [--output=FILE]
+    python docs/benchmarks/peers/compare.py [--output=FILE]
 
-docs/benchmarks.md says what is compared. With --data_dir (see data/) the published set-ups of FLUTE and of pfl-research
-run as well. Each measurement is a process of its own, and its line is printed and written when it ends. At last come
-the medians over the turns, with half the distance between the quartiles after the sign ±.
+docs/benchmarks.md says what is compared. Each measurement is a process of its own, and its line is printed and written
+when it ends. At last come the medians over the turns, with half the distance between the quartiles after the sign ±.
 """
 
 import argparse
 import collections
 from collections.abc import Sequence
-import csv
 import json
 import os
 import pathlib
@@ -21,7 +19,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from typing import Callable
 
 from experiments import benchmark
@@ -33,8 +30,6 @@ _HERE = pathlib.Path(__file__).absolute().parent
 _ROOT = _HERE.parents[2]
 # To emulate bfloat16 takes minutes a round, in PyTorch as in TensorFlow.
 _DTYPES = ('float32',) if kernels.emulates_bfloat16() else ('float32', 'bfloat16')
-_CIFAR = ['--model=cifar10_cnn', '--clients=50', '--examples=50', '--batch_size=10']
-_CIFAR_ROUNDS = 1500
 _BATCH_SIZE = 32
 _LAYOUTS = ([], ['--channels_last'])
 # QuAP-FL as `experiments.benchmark` has it, except that it clips at the last norm: clients that wait in mid-round
@@ -55,21 +50,16 @@ def main() -> None:
   parser.add_argument(
     '--bundle_python', default=str(_ROOT / 'build' / 'deploy_venv' / 'bin' / 'python'), help='Of a newer TensorFlow.'
   )
-  parser.add_argument('--data_dir', help='Folder with mnist.npz and cifar10.npz, for the published set-ups.')
-  parser.add_argument('--published_only', action='store_true', help='Run nothing but the published set-ups.')
   parser.add_argument('--output', help='Also write the lines to this file.')
   parser.add_argument('--clients', type=int, default=30)
   parser.add_argument('--examples', type=int, default=600)
   parser.add_argument('--rounds', type=int, default=1, help='Timed rounds of each case in a turn.')
   parser.add_argument('--turns', type=int, default=3, help='How often each case is measured.')
-  parser.add_argument('--cifar_rounds', type=int, default=10, help="Rounds of pfl's CIFAR-10 set-up.")
   args = parser.parse_args()
-  if args.published_only and not args.data_dir:
-    parser.error('--published_only needs --data_dir, the folder with the data of the published set-ups.')
   for peer in ('pfl', 'flower'):
     if not _python(args, peer).exists():
       parser.error(f'{_python(args, peer)} is missing: run {_HERE / "setup.sh"} first, or give --environments.')
-  if not args.published_only and not os.path.exists(args.bundle_python):
+  if not os.path.exists(args.bundle_python):
     parser.error(f'{args.bundle_python} is missing: run `make build/deploy_venv/.ready`, or give --bundle_python.')
   rows = []
 
@@ -83,14 +73,11 @@ def main() -> None:
     used = measurement.labels[0]['kernels']
   cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
   keep({'machine': platform.platform(), 'cores': cores, 'load': load, 'kernels': used})
-  if not args.published_only:
-    with tempfile.TemporaryDirectory() as folder:
-      for dtype in _DTYPES:
-        _export(args, os.path.join(folder, dtype), dtype)
-      _run_simulators(args, folder, keep)
-    print(_table(rows))
-  if args.data_dir:
-    _run_published(args, keep)
+  with tempfile.TemporaryDirectory() as folder:
+    for dtype in _DTYPES:
+      _export(args, os.path.join(folder, dtype), dtype)
+    _run_simulators(args, folder, keep)
+  print(_table(rows))
 
 
 def _export(args: argparse.Namespace, path: str, dtype: str) -> None:
@@ -113,14 +100,6 @@ def _run_simulators(args: argparse.Namespace, bundles: str, keep: Callable[[dict
         layouts = [faster[peer, dtype]] if turn else _LAYOUTS
         row, faster[peer, dtype] = _peer(args, peer, [*workload, f'--dtype={dtype}'], layouts)
         keep({'turn': turn, **row})
-
-
-def _run_published(args: argparse.Namespace, keep: Callable[[dict], None]) -> None:
-  keep(_preset('flute_lr_mnist', args.data_dir))
-  few = [f'--stop_after={args.cifar_rounds + 1}', f'--eval_every={_CIFAR_ROUNDS}']
-  keep(_extrapolated(_preset('pfl_cifar10_iid', args.data_dir, few)))
-  row, _ = _peer(args, 'pfl', [*_CIFAR, f'--rounds={args.cifar_rounds}'], _LAYOUTS)
-  keep(_extrapolated({**row, 'case': 'pfl_cifar10_iid in pfl'}))
 
 
 def _python(args: argparse.Namespace, peer: str) -> pathlib.Path:
@@ -165,28 +144,6 @@ def _peer(
     command = [python, script]
   tried = [(_last_json(_run([*command, *arguments, *layout], OMP_NUM_THREADS='1')), layout) for layout in layouts]
   return max(tried, key=lambda row_and_layout: row_and_layout[0]['samples_per_second'])
-
-
-def _preset(name: str, data_dir: str, arguments: list[str] = ()) -> dict:
-  """A run of a preset: the seconds of the whole command, and of its rounds."""
-  with tempfile.TemporaryDirectory() as folder:
-    flags = [f'--flagfile=experiments/presets/{name}.flags', f'--data_dir={data_dir}', f'--output_dir={folder}/run']
-    begin = time.perf_counter()
-    summary = _last_json(_run([sys.executable, '-m', 'experiments.train', *flags, '--progress=none', *arguments]))
-    seconds = time.perf_counter() - begin
-    with open(f'{folder}/run/metrics.csv', newline='', encoding='utf-8') as f:
-      rounds = [float(row['seconds']) for row in csv.DictReader(f)]
-  return {
-    'case': name,
-    'seconds': seconds,
-    'seconds_per_round': statistics.median(rounds[1:]),
-    'rounds': len(rounds),
-    'test_accuracy': summary.get('test_accuracy'),
-  }
-
-
-def _extrapolated(row: dict) -> dict:
-  return {**row, 'hours_for_1500_rounds_extrapolated': row['seconds_per_round'] * _CIFAR_ROUNDS / 3600}
 
 
 def _figure(repetitions: Sequence[float], digits: str) -> str:

@@ -66,7 +66,7 @@ def serve(grid: Grid, context: Context) -> None:
   strategy = _Timed()
   strategy.start(
     grid,
-    initial_arrays=ArrayRecord(workload.build(_ARGS.model, _ARGS.channels_last).state_dict()),
+    initial_arrays=ArrayRecord(workload.build(_ARGS.channels_last).state_dict()),
     num_rounds=_ARGS.rounds + 1,
     train_config=ConfigRecord(vars(_ARGS)),
   )

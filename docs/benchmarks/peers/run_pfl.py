@@ -46,7 +46,7 @@ def main() -> None:
   logging.disable(logging.WARNING)
   torch.manual_seed(0)  # All processes begin with the same model, and take the same cohorts apart.
   np.random.seed(0)
-  network = workload.build(args.model, args.channels_last)
+  network = workload.build(args.channels_last)
   model = PyTorchModel(
     model=network,
     local_optimizer_create=torch.optim.SGD,
@@ -56,7 +56,7 @@ def main() -> None:
   distributed = get_framework_module().distributed
   if distributed.world_size > 1:
     torch.set_num_threads(1)
-  data = workload.tensors(args.clients, args.examples, args.model, args.channels_last)
+  data = workload.tensors(args.clients, args.examples, args.channels_last)
 
   turns = itertools.cycle(range(args.clients))
   dataset = FederatedDataset(lambda i: Dataset(list(data[i]), user_id=str(i)), lambda: next(turns))
@@ -71,7 +71,7 @@ def main() -> None:
     backend=SimulatedBackend(training_data=dataset, val_data=dataset, postprocessors=[]),
     model=model,
     model_train_params=NNTrainHyperParams(
-      local_num_epochs=1, local_learning_rate=workload.LEARNING_RATES[args.model], local_batch_size=args.batch_size
+      local_num_epochs=1, local_learning_rate=workload.LEARNING_RATE, local_batch_size=args.batch_size
     ),
     model_eval_params=NNEvalHyperParams(local_batch_size=1000),
     callbacks=[stopwatch],

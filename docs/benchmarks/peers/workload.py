@@ -10,13 +10,12 @@ import torch
 from torch import nn
 
 CLASSES = 10
-LEARNING_RATES = {'mnist_cnn': 0.005, 'cifar10_cnn': 0.1, 'logistic_regression': 0.03}
-SHAPES = {'mnist_cnn': (28, 28, 1), 'cifar10_cnn': (32, 32, 3), 'logistic_regression': (28, 28, 1)}
+LEARNING_RATE = 0.005
+SHAPE = (28, 28, 1)
 
 
 def arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
   """The flags that both scripts share, parsed. Their defaults are those of `experiments.benchmark`."""
-  parser.add_argument('--model', default='mnist_cnn', choices=sorted(SHAPES))
   parser.add_argument('--clients', type=int, default=30, help='Clients in each round.')
   parser.add_argument('--examples', type=int, default=600, help='Examples of each client.')
   parser.add_argument('--batch_size', type=int, default=32)
@@ -35,7 +34,6 @@ def report(peer: str, version: str, args: argparse.Namespace, seconds: list[floa
       {
         'case': f'{peer}_{args.dtype}',
         'version': version,
-        'model': args.model,
         'channels_last': args.channels_last,
         'samples_per_second': args.clients * args.examples / median,
         'seconds_per_round': median,
@@ -49,26 +47,21 @@ def report(peer: str, version: str, args: argparse.Namespace, seconds: list[floa
 class Model(nn.Module):
   """The network, with the two methods that pfl asks of a model."""
 
-  def __init__(self, name: str):
+  def __init__(self):
     super().__init__()
-    height, _, channels = SHAPES[name]
-    if name == 'logistic_regression':
-      self.layers = nn.Sequential(nn.Flatten(), nn.Linear(height * height * channels, CLASSES))
-    else:
-      side = (height - 4) // 2
-      self.layers = nn.Sequential(
-        nn.Conv2d(channels, 32, 3),
-        nn.ReLU(),
-        nn.Conv2d(32, 64, 3),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Dropout(0.25),
-        nn.Flatten(),
-        nn.Linear(64 * side * side, 128),
-        nn.ReLU(),
-        nn.Dropout(0.5),
-        nn.Linear(128, CLASSES),
-      )
+    self.layers = nn.Sequential(
+      nn.Conv2d(1, 32, 3),
+      nn.ReLU(),
+      nn.Conv2d(32, 64, 3),
+      nn.ReLU(),
+      nn.MaxPool2d(2),
+      nn.Dropout(0.25),
+      nn.Flatten(),
+      nn.Linear(64 * 12 * 12, 128),
+      nn.ReLU(),
+      nn.Dropout(0.5),
+      nn.Linear(128, CLASSES),
+    )
 
   def forward(self, x: torch.Tensor) -> torch.Tensor:
     return self.layers(x)
@@ -83,18 +76,18 @@ class Model(nn.Module):
     return {}
 
 
-def build(name: str, channels_last: bool) -> Model:
-  """The named model."""
-  model = Model(name)
+def build(channels_last: bool) -> Model:
+  """The model, with its weights in one of PyTorch's layouts."""
+  model = Model()
   return model.to(memory_format=torch.channels_last) if channels_last else model
 
 
-def tensors(number: int, examples: int, model: str, channels_last: bool) -> list[tuple[torch.Tensor, torch.Tensor]]:
-  """Random images float32[examples, channels, height, width] and labels int64[examples] of each client."""
+def tensors(number: int, examples: int, channels_last: bool) -> list[tuple[torch.Tensor, torch.Tensor]]:
+  """Random images float32[examples, 1, height, width] and labels int64[examples] of each client."""
   rng = np.random.default_rng(0)
   layout = torch.channels_last if channels_last else torch.contiguous_format
   result = []
   for _ in range(number):
-    x = torch.from_numpy(rng.random((examples, *SHAPES[model]), np.float32)).permute(0, 3, 1, 2)
+    x = torch.from_numpy(rng.random((examples, *SHAPE), np.float32)).permute(0, 3, 1, 2)
     result.append((x.contiguous(memory_format=layout), torch.from_numpy(rng.integers(0, CLASSES, examples))))
   return result
