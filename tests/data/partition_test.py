@@ -109,7 +109,7 @@ def test_as_many_clients_as_examples_gives_each_one():
 @pytest.mark.parametrize(
   'spec, num_clients, message',
   [
-    ('iid', 11, 'found 11 clients and only 10 examples'),
+    ('iid', 11, r'found 11 clients and only 10 examples\. Give a smaller --num_clients\.'),
     ('iid', 0, 'num_clients must be an integer at least 1, found 0'),
     ('iid', 2.0, 'num_clients must be an integer'),
     ('dirichlet:alpha=0', 2, 'dirichlet alpha must be a finite number at least 0.001'),

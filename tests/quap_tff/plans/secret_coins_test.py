@@ -6,6 +6,7 @@ import pytest
 import quap_tff
 from quap_tff import accounting
 from quap_tff.accounting import own_rates
+from quap_tff.common.numbers import slack
 from quap_tff.common.numbers import tradeoff
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import layers
@@ -50,6 +51,12 @@ def test_a_report_names_relation_amplification_and_what_is_left_if_coins_become_
   assert 'neighbours: add or remove one client' in text and 'each client by its own rate' in text
   left = secret_coins.epsilon_if_known(plan.secret, plan.slack)
   assert left == pytest.approx(tradeoff.epsilon_of(known, _DELTA), rel=1e-3) and left > 3
+
+
+def test_what_rounding_costs_is_taken_off_delta_and_added_to_epsilon(plan):
+  found = secret_coins.epsilons(plan.secret, slack.Slack(0.25, _DELTA / 2))
+  expected = own_rates.epsilons(plan.secret.rates, plan.secret.own_multipliers, _ROUNDS, _DELTA / 2) + 0.25
+  np.testing.assert_array_equal(found, expected)
 
 
 def test_the_report_is_that_of_all_planned_rounds_wherever_a_run_ends(plan):

@@ -283,6 +283,12 @@ class TestMemory:
     with pytest.raises(guard.RefusedError, match='not after round 4'):
       first.answer(3, [0, 1], _SCHEDULE[1])
 
+  def test_a_round_in_which_it_has_no_part_is_remembered(self, plan, path):
+    own = _told(_guard(plan, memory=path), 3)
+    again = _guard(plan, memory=path)
+    assert again.digest == own.digest
+    assert again.answer(4, _SCHEDULE[3], _SCHEDULE[2])['last_round'] == 2
+
   def test_it_is_written_before_the_answer(self, plan, path, monkeypatch):
     own = _told(_guard(plan, memory=path), 1)
     monkeypatch.setattr(os, 'replace', lambda *_: (_ for _ in ()).throw(OSError('No space left on device')))

@@ -363,6 +363,9 @@ class TestDiscreteness:
     added = 2 * 3 * 2 * math.atanh(held_noise._theta_error(2 / 1.2**2))
     assert of(3).epsilon - of(2).epsilon == pytest.approx(added, rel=1e-5)
 
+  def test_delta_pays_for_the_tail_also_where_the_grid_is_fine(self):
+    assert 1e-3 * 2.0**-30 < _slack(0.0, 1e-3, 2.0**20).delta < 1.001e-3 * 2.0**-30
+
   @pytest.mark.parametrize('steps, coordinates', [(0.2, 1), (5.0, 1000)])
   def test_too_few_steps(self, steps, coordinates):
     with pytest.raises(ValueError, match='too few steps'):
