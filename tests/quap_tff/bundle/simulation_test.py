@@ -184,6 +184,18 @@ def _arrays(sums):
   return [np.asarray(leaf) for leaf in tf.nest.flatten([sums.plain, sums.secure])]
 
 
+def test_a_secure_sum_is_a_remainder(held, clients):
+  found = quap_tff.Bundle(held)
+  message, total, cohort = found.prepare(found.initialize()), found.zero(), found.rounds.cohorts[0]
+  answers = guarded_clients.GuardedClients(found.plan, b'0' * 32).answers(1, cohort)
+  data = simulation.read_clients(clients)[0]
+  for client in cohort.tolist():
+    own = bundle_engine.client_data(found, client, data[client], answers=answers)
+    total = found.add(total, found.work(own, message))
+  sums, moduli = tf.nest.flatten(total.secure), tf.nest.flatten(found.modulus)
+  assert sums and all((one >= 0).all() and (one < modulus).all() for one, modulus in zip(sums, moduli))
+
+
 def test_what_is_wrong_with_all_still_ends_the_round(held, clients):
   found = quap_tff.Bundle(held)
   data = {'client_id': np.int64(2), 'examples': simulation.read_clients(clients)[0][2]}
