@@ -83,6 +83,17 @@ def test_what_was_not_drawn_by_coins_is_refused(draw, words, tmp_path):
   assert words in found and 'Coins give something as extreme with a probability of at most' in found
 
 
+@pytest.mark.parametrize('share, words', [(1.01, ''), (0.5, 'as extreme with a probability of at most 0.0005.')])
+def test_all_tests_share_the_level(share, words, tmp_path, monkeypatch):
+  log = _log(tmp_path, _fixed_size(np.random.default_rng(0)))
+  tests = coins._tests(coins._seen(log), 0.1)
+  # All tests find what one of so many finds with this probability by chance.
+  evidence = float(np.log(share * coins.LEVEL / len(tests)))
+  monkeypatch.setattr(coins, '_tests', lambda seen, rate: [(evidence, text) for _, text in tests])
+  found = coins.Coins.of(log, 0.1).contradiction
+  assert found.endswith(words) and bool(found) == bool(words)
+
+
 def test_a_smaller_rate_than_that_of_the_log_is_refused(tmp_path):
   came = np.random.default_rng(0).random((200, 1000)) < 20_154 / 200_000
   assert 'participations, where about 14,000 are expected' in _refused(tmp_path, came, 0.07)
