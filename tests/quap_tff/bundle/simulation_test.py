@@ -80,6 +80,15 @@ def test_a_run_that_is_stopped_says_so(bundle, clients, tmp_path):
   assert not quap_tff.certificates.verify(str(tmp_path / 'run')).problems
 
 
+def test_a_run_without_a_round_has_tested_nothing(bundle, tmp_path):
+  found = quap_tff.Bundle(bundle)
+  server = bundle_engine.new_server(bundle_engine.BundleEngine(found))
+  summary = simulation.keep(found, server, str(tmp_path / 'run'), lambda weights: {'accuracy': 0.5})
+  assert (summary['rounds'], summary['test_accuracy']) == (0, 0.5) and 'no_certificate' not in summary
+  certificate = json.loads((tmp_path / 'run' / 'certificate' / 'certificate.json').read_text())
+  assert certificate['issuer']['tests'] == 0
+
+
 def test_an_interrupted_run_keeps_whole_rounds(bundle, clients, monkeypatch):
   found, lines = quap_tff.Bundle(bundle), []
   attempt = found.attempt
@@ -185,15 +194,21 @@ def _arrays(sums):
 
 
 def test_a_secure_sum_is_a_remainder(held, clients):
-  found = quap_tff.Bundle(held)
-  message, total, cohort = found.prepare(found.initialize()), found.zero(), found.rounds.cohorts[0]
+  found, examples_of = quap_tff.Bundle(held), simulation.read_clients(clients)[0]
+  message, cohort = found.prepare(found.initialize()), found.rounds.cohorts[0]
   answers = guarded_clients.GuardedClients(found.plan, b'0' * 32).answers(1, cohort)
-  data = simulation.read_clients(clients)[0]
+  sent, total = [], found.zero()
   for client in cohort.tolist():
-    own = bundle_engine.client_data(found, client, data[client], answers=answers)
-    total = found.add(total, found.work(own, message))
-  sums, moduli = tf.nest.flatten(total.secure), tf.nest.flatten(found.modulus)
-  assert sums and all((one >= 0).all() and (one < modulus).all() for one, modulus in zip(sums, moduli))
+    data = bundle_engine.client_data(found, client, examples_of[client], answers=answers)
+    sent.append(found.work(data, message))
+    total = found.add(total, sent[-1])
+  assert len(sent) > 1
+  wrapped = False
+  for modulus, leaf, *parts in zip(*map(tf.nest.flatten, [found.modulus, total.secure, *(one.secure for one in sent)])):
+    whole = np.sum(parts, axis=0)
+    np.testing.assert_array_equal(leaf, whole % modulus)
+    wrapped = wrapped or bool(np.any(whole >= modulus))
+  assert wrapped
 
 
 def test_what_is_wrong_with_all_still_ends_the_round(held, clients):

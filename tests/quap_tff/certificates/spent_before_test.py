@@ -10,6 +10,8 @@ import pytest
 
 import quap_tff
 from quap_tff import accounting
+from quap_tff.accounting import spent as spents
+from quap_tff.common import durable
 from quap_tff.common import files
 from quap_tff.common.numbers import tradeoff
 from quap_tff.mechanisms.certified import config as configs
@@ -79,6 +81,16 @@ def test_a_second_run_counts_from_the_first(kind, file, tmp_path, capsys):
   assert any('taken from the issuer' in one for one in certificate['assumptions'])
   rows = [line.split(',') for line in (second / 'clients.csv').read_text().splitlines()[1:]]
   assert (rows[0][1], float(rows[0][2]) > 2.9) == ('2', True)  # Its rounds in this run, and the ε of both.
+
+
+@pytest.mark.slow
+def test_the_files_of_a_certificate_have_one_heir(chain, tmp_path):
+  folder, counters = chain[0], str(tmp_path / 'counters')
+  one, other = (durable.Heir(name, f'runs/{name}') for name in ('one', 'other'))
+  spents.claim(str(folder / 'ledger.npz'), one, counters)
+  with pytest.raises(ValueError, match='runs/one counts from it already'):
+    spents.claim(str(folder / 'clients.csv'), other, counters)
+  spents.claim(str(folder / 'clients.csv'), one, counters)
 
 
 @pytest.mark.slow

@@ -156,6 +156,8 @@ class TestOrder:
       run.play(_examples(run.ask()))
     assert run.done == 2
     run.close()
+    with servers.Server.of(engine, tmp_path) as again:
+      assert again.done == 2  # The whole round is on disk.
     with _played(engine, tmp_path) as again:
       _same(_played(engine), again)
 

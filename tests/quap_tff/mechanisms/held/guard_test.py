@@ -77,6 +77,15 @@ class TestAnswer:
     assert len({digest(came) for came in ([0, 1, 2], [0, 1], [0, 2])}) == 3
     assert _told(_guard(plan), 2).digest == _told(_guard(plan, 1), 2).digest == digest([0, 1, 2])
 
+  def test_a_client_who_came_is_not_taken_for_one_who_is_announced(self, plan):
+    digests = set()
+    for cohort, came in (([1, 2], [0]), ([2], [0, 1])):
+      own = _guard(plan, 5)
+      own.follow(1, [0, 1], [])
+      own.follow(2, cohort, came)
+      digests.add(own.digest)
+    assert len(digests) == 2
+
   def test_a_key_is_32_bytes_or_four_integers(self, plan):
     key = np.frombuffer(_KEY, np.int64)
     of = lambda key, plan=plan, client=0: _noise_key(guard.ClientGuard(plan, client, key))
