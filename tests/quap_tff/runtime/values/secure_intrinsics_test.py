@@ -203,6 +203,23 @@ def test_a_sum_that_would_wrap_around_is_refused(context, name):
   total(cohort[:1])
 
 
+def test_a_wrap_in_either_part_of_a_cohort_is_kept(context):
+  member = tff.FederatedType(np.int32, tff.CLIENTS)
+  plain = secure_intrinsics.in_plain(tff.federated_computation(lambda x: _modular(x, 7), member))
+  merges = []
+
+  def visit(block):
+    if isinstance(block, tff.framework.Call) and getattr(block.function, 'uri', '') == 'federated_aggregate':
+      merges.append(block.argument[3])
+    return block, False
+
+  tff.framework.transform_postorder(plain.to_building_block(), visit)
+  merge = tff.framework.ConcreteComputation.from_building_block(merges[0])
+  for wraps in ((1, 0), (0, 1), (2, 3)):
+    one, other = (([np.int32(5)], [np.int32(count)]) for count in wraps)
+    assert np.asarray(tff.structure.flatten(merge(one, other))).tolist() == [10, sum(wraps)]
+
+
 @pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize('kind', [pytest.param('native', marks=pytest.mark.thorough), 'workers'])
