@@ -378,6 +378,12 @@ class TestDropoutInTraining:
     np.testing.assert_array_equal(first, self.update(model_fn))
     assert (first != self.update(model_fn, client_id=5)).any()
 
+  def test_masks_do_not_draw_the_numbers_of_shuffles(self):
+    own = seeds.initial_seed(1, 'client_update')
+    order = client_update.shuffled_order(own, tf.constant(32), 1)
+    keys = seeds.integers(seeds.fold_in(own, client_update._DROPOUT), [1, 32])
+    assert (order != tf.reshape(tf.argsort(keys, axis=1, stable=True), [-1])).numpy().any()
+
   def test_each_step_has_its_own_mask(self):
     # All examples equal and nothing learned: gradients of two steps differ by their masks only.
     seen = []
