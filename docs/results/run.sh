@@ -100,6 +100,7 @@ each() {  # NORMS METHOD_UP_TO_THE_NORM…: the axis of these methods with each 
 }
 
 rates='--vary=client_optimizer=sgd:learning_rate=0.3|sgd:learning_rate=1|sgd:learning_rate=3'
+lowest_rates='--vary=client_optimizer=sgd:learning_rate=0.3|sgd:learning_rate=1'
 low_rates='--vary=client_optimizer=sgd:learning_rate=0.1|sgd:learning_rate=0.3|sgd:learning_rate=1'
 
 tuned() {  # FOLDER NORMS NORMS_OF_TFF COHORT_SIZE RATE FIRST_AVERAGED_ROUND FLAG…, on drawings.
@@ -118,8 +119,8 @@ tuned_coins() {  # FOLDER NORMS AXIS_OF_RATES AXIS_OF_SEEDS FIRST_AVERAGED_ROUND
     "--averaging=tail:start=$5"
 }
 
-# FOLDER NORM FIRST_AVERAGED_ROUND NORM/RATE NORM/RATE NORM/RATE FLAG…, with the norm of certified runs with secret
-# cohorts, and a pair of DP-FedAvg for each kind of coins.
+# FOLDER NORM/RATE FIRST_AVERAGED_ROUND NORM/RATE NORM/RATE NORM/RATE FLAG…, with the pair of certified runs with secret
+# cohorts, and one of DP-FedAvg for each kind of coins.
 by_coins() {
   local pair algorithms='' optimizers=''
   for pair in "${@:4:3}"; do
@@ -127,7 +128,8 @@ by_coins() {
   done
   sweep "secret/$1/theirs" "--vary=algorithm=${algorithms#|};client_optimizer=${optimizers#|};$coins" "$seeds" -- \
     "${@:7}" "${secretly[@]}" "--averaging=tail:start=$3"
-  sweep "secret/$1/ours" "--vary=$coins" "$seeds" -- "${@:7}" "--algorithm=certified:clip=$2" --cohort_seed=secret
+  sweep "secret/$1/ours" "--vary=$coins" "$seeds" -- "${@:7}" "--algorithm=certified:clip=${2%/*}" \
+    "--client_optimizer=sgd:learning_rate=${2#*/}" --cohort_seed=secret
   sweep "secret/$1/public" "--vary=$coins" "$seeds" -- "${@:7}"
 }
 
@@ -209,15 +211,15 @@ for step; do
       other=--vary=seed=11
       tuned_coins digits '0.25 0.5 1 2' "$rates" '--vary=seed=11|77|500' 16 "${digits_by_coins[@]}"
       tuned_coins mnist '0.1 0.25' "$low_rates" $other 46 "${mnist[@]}"
-      tuned_coins femnist '0.5 1' "$rates" $other 31 "${femnist_by_coins[@]}"
+      tuned_coins femnist '0.5 1' "$lowest_rates" $other 31 "${femnist_by_coins[@]}"
       tuned_coins cifar10 '0.1 0.25' "$rates" $other 46 "${cifar10_by_coins[@]}"
       [ "$SWEEP" = --dry_run ] || python -m experiments.reporting.best "$RUNS/tune_secret" || failed=1
       ;;
     secret)
-      by_coins digits 1 16 1/1 0.5/0.3 0.25/1 "${digits_by_coins[@]}"
-      by_coins mnist 0.25 46 0.25/1 0.25/1 0.25/1 "${mnist[@]}"
-      seeds=$few by_coins femnist 1 31 1/3 1/3 1/3 "${femnist_by_coins[@]}"
-      by_coins cifar10 0.25 46 0.25/1 0.1/1 0.1/3 "${cifar10_by_coins[@]}"
+      by_coins digits 1/1 16 1/1 0.5/0.3 0.25/1 "${digits_by_coins[@]}"
+      by_coins mnist 0.25/1 46 0.25/1 0.25/1 0.25/1 "${mnist[@]}"
+      seeds=$few by_coins femnist 1/0.3 31 1/0.3 1/0.3 1/1 "${femnist_by_coins[@]}"
+      by_coins cifar10 0.25/1 46 0.25/1 0.1/1 0.1/3 "${cifar10_by_coins[@]}"
       ;;
     others)  # Who pays, FEMNIST's ceilings, ε = 1 with few features, and everybody in each round on other features.
       # Runs without a certificate write clients' accuracies.

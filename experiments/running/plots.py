@@ -27,7 +27,7 @@ ticker = lazy.module('matplotlib.ticker')
 backend_agg = lazy.module('matplotlib.backends.backend_agg')
 
 _DPI = 130
-_PERCENT_TICKS = (0, 20, 40, 60, 70, 80, 90, 95, 97, 98, 99, 99.5, 99.8)
+_PERCENT_TICKS = (0, 20, 40, 60, 70, 80, 85, 90, 95, 97, 98, 99, 99.5, 99.8)
 # A column that a certified run's plot has in addition to those of metrics.csv: the largest ε of any client so far.
 SPENT = 'epsilon_spent'
 

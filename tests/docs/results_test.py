@@ -2,8 +2,10 @@
 
 import csv
 import importlib.util
+import itertools
 import pathlib
 import re
+import sys
 
 import pytest
 
@@ -11,6 +13,7 @@ from experiments.running import plots
 
 DOCS = pathlib.Path(__file__).absolute().parents[2] / 'docs'
 PAGE = (DOCS / 'results.md').read_text(encoding='utf-8')
+FILES = ('equal_epsilon.csv', 'coins.csv')
 
 
 def _tables():
@@ -23,16 +26,17 @@ def _csv(name):
     return list(csv.reader(f))
 
 
-def _script(name):
-  spec = importlib.util.spec_from_file_location(name, DOCS / 'results' / f'{name}.py')
+def _script(file):
+  name = f'docs_results_{file}'
+  spec = importlib.util.spec_from_file_location(name, DOCS / 'results' / f'{file}.py')
   module = importlib.util.module_from_spec(spec)
+  sys.modules[name] = module  # Where a dataclass looks for the names in its annotations.
   spec.loader.exec_module(module)
   return module
 
 
 def test_accuracies_at_equal_epsilon():
-  header, *rows = _csv('equal_epsilon.csv')
-  rows = [dict(zip(header, row)) for row in rows]
+  rows = [dict(zip(header, row)) for header, *rows in map(_csv, FILES) for row in rows]
   found = {
     (row['epsilon'], row['dataset'], row['participation'], row['method']): f'{row["accuracy"]} ± {row["half_interval"]}'
     for row in rows
@@ -47,7 +51,7 @@ def test_accuracies_at_equal_epsilon():
       dataset = named or dataset
       cells = {(epsilon, dataset, participation, line[0]): line[place] for line in lines}
       shown.update({key: cell for key, cell in cells.items() if cell != '–'})
-  assert shown == {key: found[key] for key in shown} and len(shown) > 80
+  assert shown == {key: found[key] for key in shown} and len(shown) > 110
   # Of what the page leaves out, there is nothing at this ε.
   assert {key for key in found if key[0] == '3'} == {key for key in shown if key[0] == '3'}
 
@@ -63,8 +67,9 @@ def test_runs_become_the_rows_of_their_datasets_and_the_others_stay(tmp_path, mo
   # It asks for pandas, which the other tests do without.
   factory = importlib.import_module('tests.experiments.reporting.factory')
   before = _csv('equal_epsilon.csv')
-  monkeypatch.setattr(table, 'FILE', tmp_path / 'equal_epsilon.csv')
-  with open(table.FILE, 'w', newline='', encoding='utf-8') as f:
+  monkeypatch.setattr(table, 'FOLDER', tmp_path)
+  file = tmp_path / 'equal_epsilon.csv'
+  with open(file, 'w', newline='', encoding='utf-8') as f:
     csv.writer(f).writerows(before)
   runs = {
     'certified:weights=online,noise=ar1,clip=1': dict(certified_epsilon=3.0, share_of_ceiling=0.5),
@@ -77,8 +82,8 @@ def test_runs_become_the_rows_of_their_datasets_and_the_others_stay(tmp_path, mo
   factory.write_run(
     tmp_path / 'runs' / 'alone', algorithm='tff_dp_ftrl:clip=1', dataset='cifar10', covers='released model'
   )
-  assert table.main(['table', str(tmp_path / 'runs')]) == 0
-  with open(table.FILE, newline='', encoding='utf-8') as f:
+  assert table.main(['table', 'equal_epsilon', str(tmp_path / 'runs')]) == 0
+  with open(file, newline='', encoding='utf-8') as f:
     rows = list(csv.reader(f))
   others = [row for row in before if row[0] != 'CIFAR-10']
   assert sorted(row for row in rows if row[0] != 'CIFAR-10') == sorted(others)
@@ -92,14 +97,36 @@ def test_runs_become_the_rows_of_their_datasets_and_the_others_stay(tmp_path, mo
   assert 'Left out: tff_dp_ftrl' in said.err
 
 
+def test_runs_by_coins_are_told_apart_by_who_knows_the_cohorts(tmp_path, monkeypatch):
+  table = _script('table')
+  factory = importlib.import_module('tests.experiments.reporting.factory')
+  monkeypatch.setattr(table, 'FOLDER', tmp_path)
+  (tmp_path / 'coins.csv').write_text(','.join(table.COLUMNS) + '\n')
+  runs = {
+    'certified:weights=online,noise=ar1,clip=1': dict(certified_epsilon=3.0, cohort_seed='42'),
+    'certified:clip=1': dict(certified_epsilon=3.0, cohort_seed='secret'),
+    'tff_dp_fedavg:clip=1': dict(covers='released model', epsilon_max=3.0, cohort_seed='secret'),
+  }
+  for (number, (algorithm, facts)), seed in itertools.product(enumerate(runs.items()), range(3)):
+    setting = dict(algorithm=algorithm, epsilon=3.0, participation='beta_bernoulli:a=2,b=5', seed=seed)
+    factory.write_run(tmp_path / 'runs' / f'{number}-{seed}', accuracy=0.8 + seed / 100, **setting, **facts)
+  assert table.main(['table', 'coins', str(tmp_path / 'runs')]) == 0
+  with open(tmp_path / 'coins.csv', newline='', encoding='utf-8') as f:
+    rows = [(row['participation'], row['method']) for row in csv.DictReader(f)]
+  methods = ['Certified, public', 'Certified, secret', "TFF's DP-FedAvg, secret"]
+  assert rows == [('Beta(2,5) coins', method) for method in methods]
+
+
 def test_the_figure_shows_each_pattern_and_each_method_has_a_look_of_its_own():
   pytest.importorskip('matplotlib', reason='The figures are drawn with it.')
   figures = _script('figures')
-  rows = [row for row in _csv('equal_epsilon.csv') if row[2] == figures.EPSILON]
-  assert {row[3] for row in rows} >= set(figures.METHODS)
-  # A place beyond them would have the look of another.
-  assert len(set(figures.METHODS)) == len(figures.METHODS) <= len(plots.COLOURS)
-  for dataset, patterns in figures.PANELS.items():
-    assert {row[1] for row in rows if row[0] == dataset} == set(patterns)
+  for shown in figures.ROWS:
+    rows = shown.rows()
+    assert {row['method'] for row in rows} == set(shown.methods)
+    # A place beyond the looks would have the look of another.
+    places = set(shown.methods.values())
+    assert len(places) == len(shown.methods) and max(places) < len(plots.COLOURS)
+    for dataset, patterns in shown.panels.items():
+      assert {row['participation'] for row in rows if row['dataset'] == dataset} == set(patterns)
   for page in (PAGE, (DOCS.parent / 'README.md').read_text(encoding='utf-8')):
     assert 'results/accuracy.png' in page
