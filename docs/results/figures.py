@@ -63,7 +63,7 @@ ROWS = (
     },
   ),
   Row(
-    title='Each client comes by a coin of its own rate, which is secret but for the black points',
+    title='Each client comes by a coin; coins are public for the black points, and secret for the others',
     file='coins',
     methods={'Certified, public': 0, 'Certified, secret': 2, "TFF's DP-FedAvg, secret": 6},
     panels={dataset: COINS for dataset in ('8×8 digits', 'MNIST', 'FEMNIST stand-in', 'CIFAR-10')},

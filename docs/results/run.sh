@@ -100,7 +100,7 @@ each() {  # NORMS METHOD_UP_TO_THE_NORM…: the axis of these methods with each 
 }
 
 rates='--vary=client_optimizer=sgd:learning_rate=0.3|sgd:learning_rate=1|sgd:learning_rate=3'
-lowest_rates='--vary=client_optimizer=sgd:learning_rate=0.3|sgd:learning_rate=1'
+two_rates='--vary=client_optimizer=sgd:learning_rate=0.3|sgd:learning_rate=1'
 low_rates='--vary=client_optimizer=sgd:learning_rate=0.1|sgd:learning_rate=0.3|sgd:learning_rate=1'
 
 tuned() {  # FOLDER NORMS NORMS_OF_TFF COHORT_SIZE RATE FIRST_AVERAGED_ROUND FLAG…, on drawings.
@@ -211,7 +211,7 @@ for step; do
       other=--vary=seed=11
       tuned_coins digits '0.25 0.5 1 2' "$rates" '--vary=seed=11|77|500' 16 "${digits_by_coins[@]}"
       tuned_coins mnist '0.1 0.25' "$low_rates" $other 46 "${mnist[@]}"
-      tuned_coins femnist '0.5 1' "$lowest_rates" $other 31 "${femnist_by_coins[@]}"
+      tuned_coins femnist '0.5 1' "$two_rates" $other 31 "${femnist_by_coins[@]}"
       tuned_coins cifar10 '0.1 0.25' "$rates" $other 46 "${cifar10_by_coins[@]}"
       [ "$SWEEP" = --dry_run ] || python -m experiments.reporting.best "$RUNS/tune_secret" || failed=1
       ;;
