@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Makes all runs of docs/results.md but those of `make compare`, and reports. A second call continues them.
 #
-#     DATA=FOLDER docs/results/run.sh tune tune_cifar10 tune_secret # then put the best pairs into this file
-#     DATA=FOLDER docs/results/run.sh mnist writers femnist cifar10 secret others documents report
+#     DATA=FOLDER docs/results/run.sh tune tune_unipen tune_cifar10 tune_secret # then put the best pairs into this file
+#     DATA=FOLDER docs/results/run.sh mnist writers femnist unipen cifar10 secret others documents report
 #
-# DATA has mnist.npz, mnist_writers.npz and cifar10.npz. FEMNIST, by default the same folder, has emnist_all.sqlite. RUNS
+# DATA has mnist.npz, mnist_writers.npz, unipen62.npz and cifar10.npz. FEMNIST, by default the same folder, has emnist_all.sqlite. RUNS
 # gets the runs. FEATURES replaces the features of handwriting, and SWEEP=--dry_run only lists the runs, once the
 # features' networks are there. The active environment is the project's.
 set -u
@@ -49,6 +49,8 @@ femnist=(
   --flagfile=experiments/presets/femnist_certified_correlated.flags "--features=$FEATURES" "--data_dir=$FEMNIST"
   --eval_every=100
 )
+characters=("${common[@]}" --cohort_size=74 --eval_every=60)
+unipen=("${characters[@]}" "--data_dir=$DATA" --dataset=unipen)
 cifar10=(
   --flagfile=experiments/presets/cifar10_certified_imagenet.flags "--data_dir=$DATA"
   "--features=pretrained:path=$RUNS/lite0,size=256,centred=true" --eval_every=60
@@ -186,6 +188,19 @@ for step; do
     writers) dataset writers 2 'uniform|beta:a=2,b=5' 54 0.100186 46 "${writers[@]}" ;;
     femnist)  # Other seeds have other test writers, whose features take minutes.
       seeds=$few dataset femnist 3 'uniform|beta:a=2,b=5' 100 0.111111 76 "${femnist[@]}"
+      ;;
+    tune_unipen)  # As many clients of drawings.
+      characters+=(--dataset=glyphs:classes=62,copies=1350 --partition=iid --num_clients=246)
+      sweep tune_unipen/ours "$(each '0.25 0.5 1' "${ours[0]%% *}")" -- "${characters[@]}"
+      sweep tune_unipen/theirs "$(each '0.1 0.25 0.5' "${theirs[@]%% *}")" "$rates" -- "${characters[@]}" \
+        "${exact[@]}" --averaging=tail:start=46
+      [ "$SWEEP" = --dry_run ] || python -m experiments.reporting.best "$RUNS/tune_unipen" || failed=1
+      ;;
+    unipen)
+      patterns='--vary=participation=uniform|beta:a=2,b=5'
+      sweep unipen/ours "$(chosen 4 "${ours[0]}")" "$patterns" "$few" -- "${unipen[@]}"
+      sweep unipen/theirs "$(chosen 4 "${theirs[@]}")" "$patterns" "$few" -- "${unipen[@]}" \
+        "${exact[@]}" --averaging=tail:start=46
       ;;
     tune_cifar10)
       our_methods=("${our_photographs[@]%% *}") their_methods=("${their_photographs[@]%% *}")
