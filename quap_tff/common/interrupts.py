@@ -14,7 +14,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
-  """Holds the signals back until the block has ended well; they are handled then, as they would have been.
+  """Holds the signals back until the block has ended, also by an error; they are handled then, as they would have been.
 
   In another thread than the main one nothing is done: Python handles signals in the main thread alone. Signals that are
   ignored, or that end the process without Python, stay as they are.
@@ -39,5 +39,5 @@ def held_back() -> Iterator[None]:
   finally:
     for signum, handler in handlers.items():
       signal.signal(signum, handler)
-  for signum in came:
-    handlers[signum](signum, None)
+    for signum in came:
+      handlers[signum](signum, None)

@@ -243,8 +243,8 @@ def _bill(
   squared = xp.square(arrays.cast(prices.noise_multiplier, np.float64))
   left = xp.maximum(arrays.cast(releases_left, np.float64), 0.0)
   unit, by_sum = prices.correlation.price(left)
-  # The first summand has the shape of the accounts, which the result needs also where there are no sums.
-  cross = 0.0 * before.left
+  # It has the shape of the accounts, also where there are no sums.
+  cross = xp.zeros_like(before.left)
   for factor, own in zip(by_sum, before.sums):
     cross = cross + factor * own
   return _Bill(squared, unit, cross, before.sums)

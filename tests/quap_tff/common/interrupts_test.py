@@ -36,6 +36,15 @@ def test_the_handler_is_back_after_an_error(handled):
   assert events == [signum]
 
 
+def test_a_signal_is_not_lost_by_an_error(handled):
+  signum, events = handled
+  with pytest.raises(ZeroDivisionError), interrupts.held_back():
+    signal.raise_signal(signum)
+    events.append('held back')
+    1 / 0
+  assert events == ['held back', signum]
+
+
 def test_in_another_thread_nothing_is_held_back(handled):
   signum, _ = handled
   before, found = signal.getsignal(signum), []
