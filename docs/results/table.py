@@ -28,6 +28,7 @@ DATASETS = {
   'mnist': 'MNIST',
   'mnist_writers': 'MNIST, real writers',
   'femnist': 'FEMNIST stand-in',
+  'unipen': 'UNIPEN',
   'cifar10': 'CIFAR-10',
 }
 
@@ -84,7 +85,13 @@ COMPARISONS = {
       'tff_dp_fedavg_adaptive': "TFF's adaptive clip",
     },
     secret_methods={'tff_dp_fedavg': 'DP-FedAvg, secret cohorts, amplified'},
-    tables=((('MNIST', 'FEMNIST stand-in'), 3), (('MNIST, real writers',), 3), (('CIFAR-10',), 3), (('CIFAR-10',), 6)),
+    tables=(
+      (('MNIST', 'FEMNIST stand-in'), 3),
+      (('MNIST, real writers',), 3),
+      (('UNIPEN',), 3),
+      (('CIFAR-10',), 3),
+      (('CIFAR-10',), 6),
+    ),
   ),
   'coins': _Comparison(
     patterns={
@@ -134,6 +141,9 @@ def _print_table(rows: pd.DataFrame, epsilon: int) -> None:
 
 def main(argv: list[str]) -> int:
   """Writes the file NAME.csv, `argv[1]`, from the runs in the folders `argv[2:]`; returns the exit status."""
+  if len(argv) < 3 or argv[1] not in COMPARISONS:
+    print(f'Give a file, {" or ".join(COMPARISONS)}, and folders of runs: {" ".join(argv[1:])!r}.', file=sys.stderr)
+    return 2
   comparison, file = COMPARISONS[argv[1]], FOLDER / f'{argv[1]}.csv'
   groups, _ = report.read_groups(argv[2:])
   found = [_row(comparison, group) for group in groups]
