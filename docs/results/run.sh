@@ -192,7 +192,7 @@ for step; do
     tune_unipen)  # As many clients of drawings.
       characters+=(--dataset=glyphs:classes=62,copies=1350 --partition=iid --num_clients=246)
       sweep tune_unipen/ours "$(each '0.25 0.5 1' "${ours[0]%% *}")" -- "${characters[@]}"
-      sweep tune_unipen/theirs "$(each '0.1 0.25 0.5' "${theirs[@]%% *}")" "$rates" -- "${characters[@]}" \
+      sweep tune_unipen/theirs "$(each '0.05 0.1 0.25' "${theirs[@]%% *}")" "$rates" -- "${characters[@]}" \
         "${exact[@]}" --averaging=tail:start=46
       [ "$SWEEP" = --dry_run ] || python -m experiments.reporting.best "$RUNS/tune_unipen" || failed=1
       ;;
