@@ -15,18 +15,18 @@ RUNS=${RUNS:-runs/frontier} FEMNIST=${FEMNIST:-$DATA} SWEEP=${SWEEP:---parallel=
 FEATURES=${FEATURES:-pretrained:path=$RUNS/extractor,size=128,centred=true}
 
 # Each line has a method up to its clipping norm, and the best norm and rate of the step `tune` for MNIST, real writers
-# and the FEMNIST stand-in.
+# and the FEMNIST stand-in, and of `tune_unipen`.
 ours=(
-  'certified:weights=online,noise=ar1,clip= 0.25/1 0.5/1 1/1'
+  'certified:weights=online,noise=ar1,clip= 0.25/1 0.5/1 1/1 0.5/1'
   'certified:trust=secure_sum,noise=held,clip= 0.15/1 0.5/1 1/1'
   'certified:weights=spend_evenly,noise=independent,clip= 0.15/1 0.5/1 0.5/1'
   'certified:weights=worst_case,noise=banded:bands=3,clip= 0.25/1 0.5/1 0.5/1'
   'certified:weights=worst_case,noise=blt,clip= 0.1/1 0.25/1 0.5/1'
 )
 theirs=(
-  'tff_dp_ftrl:clip= 0.05/1 0.25/1 0.25/1'
-  'tff_dp_fedavg:clip= 0.1/1 0.25/1 0.25/3'
-  'tff_dp_fedavg_adaptive:initial_clip= 0.05/1 0.1/1 1/0.3'
+  'tff_dp_ftrl:clip= 0.05/1 0.25/1 0.25/1 0.1/1'
+  'tff_dp_fedavg:clip= 0.1/1 0.25/1 0.25/3 0.25/1'
+  'tff_dp_fedavg_adaptive:initial_clip= 0.05/1 0.1/1 1/0.3 0.05/0.3'
 )
 secret=('tff_dp_fedavg:clip= 0.25/1 0.5/1 1/3')
 
@@ -168,10 +168,11 @@ extractor() {  # The default features' network.
     python -m experiments.pretrain --public_data=glyphs "--output=$RUNS/extractor" || exit
 }
 
-steps='tune, tune_cifar10, tune_secret, mnist, writers, femnist, cifar10, secret, others, documents or report'
+steps='tune, tune_unipen, tune_cifar10, tune_secret, mnist, writers, femnist, unipen, cifar10, secret, others, documents'
+steps+=' or report'
 [ $# -gt 0 ] || { echo "give steps: $steps" >&2; exit 2; }
 for step; do
-  case $step in tune | tune_secret | mnist | writers | femnist | secret | others) extractor ;; esac
+  case $step in tune | tune_unipen | tune_secret | mnist | writers | femnist | unipen | secret | others) extractor ;; esac
   case $step in tune_cifar10 | tune_secret | cifar10 | secret) imagenet ;; esac
   case $step in
     tune)
@@ -263,7 +264,7 @@ for step; do
       ;;
     report)
       python -m experiments.report "$RUNS"/mnist/*/ "--output_dir=$RUNS/report/mnist" || failed=1
-      python -m experiments.report "$RUNS"/{writers,femnist}/*/ "--output_dir=$RUNS/report/handwriting" || failed=1
+      python -m experiments.report "$RUNS"/{writers,femnist,unipen}/*/ "--output_dir=$RUNS/report/handwriting" || failed=1
       python -m experiments.report "$RUNS/cifar10" "--output_dir=$RUNS/report/cifar10" || failed=1
       for data in digits mnist femnist cifar10; do
         python -m experiments.report "$RUNS/secret/$data"/*/ "--output_dir=$RUNS/report/secret_$data" || failed=1

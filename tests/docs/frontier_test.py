@@ -54,8 +54,9 @@ def _imagenet(tmp_path):
 def test_the_sweeps_are_right_and_have_the_seeds(call, monkeypatch, imagenet):
   del imagenet
   monkeypatch.chdir(harness.REPOSITORY)
-  tunings = 'tune', 'tune_cifar10', 'tune_secret'
-  status, calls = call(*tunings, 'mnist', 'writers', 'femnist', 'cifar10', 'secret', 'others', 'documents', 'report')
+  tunings = 'tune', 'tune_unipen', 'tune_cifar10', 'tune_secret'
+  compared = 'mnist', 'writers', 'femnist', 'unipen', 'cifar10', 'secret'
+  status, calls = call(*tunings, *compared, 'others', 'documents', 'report')
   assert status == 0
   seeds, bases = collections.defaultdict(set), {}
   for _, module, *arguments in calls:
@@ -76,9 +77,9 @@ def test_the_sweeps_are_right_and_have_the_seeds(call, monkeypatch, imagenet):
   for (dataset, epsilon, _), found in seeds.items():
     counts[dataset, epsilon].add(len(found))
   five = (('mnist', 3.0), ('mnist_writers', 3.0), ('cifar10', 3.0), ('cifar10', 6.0), ('digits', 3.0))
-  assert counts == {**dict.fromkeys(five, {5}), ('femnist', 3.0): {3}}
+  assert counts == {**dict.fromkeys(five, {5}), ('femnist', 3.0): {3}, ('unipen', 3.0): {3}}
   assert [module for _, module, *_ in calls if module != 'experiments.sweep'] == [
-    *['experiments.reporting.best'] * 3,
+    *['experiments.reporting.best'] * 4,
     *['experiments.report'] * 9,
   ]
 
@@ -102,7 +103,7 @@ def test_a_failed_sweep_does_not_stop_the_others_and_an_interrupt_does(call):
 
 @pytest.mark.parametrize('name, column', [('mnist', 0), ('femnist', 2)])
 def test_the_comparison_has_the_pairs_of_this_file(name, column):
-  lines = re.findall(r"'(\S+clip=) (\S+) (\S+) (\S+)'", _FILE.read_text(encoding='utf-8'))
+  lines = re.findall(r"'(\S+clip=) (\S+) (\S+) ([^\s']+)", _FILE.read_text(encoding='utf-8'))
   *rows, (of_secret, *secret) = lines[:9]  # Those of photographs come after.
   pairs = {method: tuple(map(float, cells[column].split('/'))) for method, *cells in rows}
   found = [pairs[method] for method in (*compare._OURS, *compare._THEIRS)]
