@@ -4,9 +4,9 @@
 #     DATA=FOLDER docs/results/run.sh tune tune_unipen tune_cifar10 tune_secret # then put the best pairs into this file
 #     DATA=FOLDER docs/results/run.sh mnist writers femnist unipen cifar10 secret others documents report
 #
-# DATA has mnist.npz, mnist_writers.npz, unipen62.npz and cifar10.npz. FEMNIST, by default the same folder, has emnist_all.sqlite. RUNS
-# gets the runs. FEATURES replaces the features of handwriting, and SWEEP=--dry_run only lists the runs, once the
-# features' networks are there. The active environment is the project's.
+# DATA has mnist.npz, mnist_writers.npz, unipen62.npz and cifar10.npz. FEMNIST, by default the same folder, has
+# emnist_all.sqlite. RUNS gets the runs. FEATURES replaces the features of handwriting, and SWEEP=--dry_run only lists
+# the runs, once the features' networks are there. The active environment is the project's.
 set -u
 shopt -s nullglob
 cd "$(dirname "$0")/../.." || exit

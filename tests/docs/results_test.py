@@ -117,6 +117,12 @@ def test_runs_by_coins_are_told_apart_by_who_knows_the_cohorts(tmp_path, monkeyp
   assert rows == [('Beta(2,5) coins', method) for method in methods]
 
 
+@pytest.mark.parametrize('arguments', [[], ['coins'], ['bogus', 'runs']])
+def test_a_table_of_nothing_is_refused_in_words(arguments, capsys):
+  assert _script('table').main(['table', *arguments]) == 2
+  assert 'Give a file, equal_epsilon or coins, and folders of runs' in capsys.readouterr().err
+
+
 def test_the_figure_shows_each_pattern_and_each_method_has_a_look_of_its_own():
   pytest.importorskip('matplotlib', reason='The figures are drawn with it.')
   figures = _script('figures')
