@@ -7,9 +7,9 @@ call goes on. NAME is a row, by default each. The grid measures the defaults; no
 the accuracies of seeds 1, 2 and 3: by default, of certified runs also as `experiments.tune` chooses, and at the best
 point of the grid.
 
-defaults.csv has what it found on 30 November 2026, by one call for each row, on two cores of an AMD EPYC with AVX-512
-that were shared with other work, with Python 3.11.7, TensorFlow 2.14.1, TFF 0.87.0 and scikit-learn 1.7.2. MNIST's
-figures are of the day before: its grid was not measured.
+defaults.csv has what it found on 30 November 2026, by one call for each row (MNIST's runs were shared out to four
+processes), on two cores of an AMD EPYC with AVX-512 that were shared with other work, with Python 3.11.7, TensorFlow
+2.14.1, TFF 0.87.0 and scikit-learn 1.7.2.
 """
 
 from __future__ import annotations
