@@ -191,9 +191,9 @@ for step; do
       seeds=$few dataset femnist 3 'uniform|beta:a=2,b=5' 100 0.111111 76 "${femnist[@]}"
       ;;
     tune_unipen)  # As many clients of drawings.
-      characters+=(--dataset=glyphs:classes=62,copies=1350 --partition=iid --num_clients=246)
-      sweep tune_unipen/ours "$(each '0.25 0.5 1' "${ours[0]%% *}")" -- "${characters[@]}"
-      sweep tune_unipen/theirs "$(each '0.05 0.1 0.25' "${theirs[@]%% *}")" "$rates" -- "${characters[@]}" \
+      drawn=("${characters[@]}" --dataset=glyphs:classes=62,copies=1350 --partition=iid --num_clients=246)
+      sweep tune_unipen/ours "$(each '0.25 0.5 1' "${ours[0]%% *}")" -- "${drawn[@]}"
+      sweep tune_unipen/theirs "$(each '0.05 0.1 0.25' "${theirs[@]%% *}")" "$rates" -- "${drawn[@]}" \
         "${exact[@]}" --averaging=tail:start=46
       [ "$SWEEP" = --dry_run ] || python -m experiments.reporting.best "$RUNS/tune_unipen" || failed=1
       ;;
